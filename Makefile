@@ -1,0 +1,53 @@
+# One list of commands, used by people and CI alike. Every target sets up what it needs.
+.PHONY: setup demo test unit lint types protos imports bench docs clean help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+help:
+	@echo "make setup   .venv with the package, examples and development tools; redis-server where missing"
+	@echo "make demo    set up, then train a digit classifier on an emulated unequal cluster (about a minute)"
+	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
+	@echo "make unit    the fast tests only (under a minute)"
+	@echo "make bench   the speed figures, side by side in one run"
+
+setup: $(STAMP)
+	@PYTHON=$(BIN)/python scripts/ensure-redis
+
+$(STAMP): pyproject.toml requirements.lock
+	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing the package, examples and development tools into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[cli,examples,reflection,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/hetpipe demo
+
+test: setup lint types imports protos
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+unit: setup
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes"
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+imports: $(STAMP)
+	@$(BIN)/lint-imports --no-logo
+
+protos: $(STAMP)
+	@PYTHON=$(BIN)/python scripts/protos --check
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

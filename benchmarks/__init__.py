@@ -1,0 +1,1 @@
+"""Speed, measured side by side in one run: medians and ratios, never single absolute times."""

@@ -1,0 +1,88 @@
+"""`make bench`: every figure of docs/benchmarks.md, measured side by side in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks import allocation, pipeline, planner, protocol, simulator, wire
+
+ROUNDS = 5
+
+
+def _say(title: str, figures: Mapping[str, Any]) -> None:
+    sys.stdout.write(f"\n{title}\n{json.dumps(figures, indent=1, ensure_ascii=False)}\n")
+    sys.stdout.flush()
+
+
+def _pipeline() -> None:
+    rates = pipeline.measure(ROUNDS)
+    _say("(a) pipeline runtime, samples per second", {n: round(statistics.median(r), 2) for n, r in rates.items()})
+    _say("    ratios (of each round, then the median)", pipeline.ratios(rates))
+
+
+def _wire() -> None:
+    one, four = wire.measure(ROUNDS, 1), wire.measure(ROUNDS, 4)
+    for streams, found in ((1, one), (4, four)):
+        speeds = {name: round(wire.TOTAL_BYTES / statistics.median(s) / 1e9, 2) for name, s in found.items()}
+        _say(f"(b) 256 MiB to and from one shard, {streams} stream(s), GB/s", speeds)
+        _say("    relative to one raw socket", wire.ratios(found, one))
+        _say(f"    relative to {streams} raw socket(s)", wire.ratios(found, found))
+
+
+def _protocol() -> None:
+    runs = [protocol.measure() for _ in range(ROUNDS)]
+    fractions = ("of ideal", "plain loops, of ideal", "of plain loops")
+    title = "(c) protocol overhead, 4 virtual workers × 4 stages of 50 ms"
+    _say(f"{title}, each run", {name: [run[name] for run in runs] for name in fractions})
+    _say("    medians", {name: statistics.median(run[name] for run in runs) for name in fractions})
+    _say("(d) peak resident MiB per process, largest of its role", runs[-1]["peak resident MiB"])
+
+
+def _simulator() -> None:
+    title = f"simulator, {simulator.NUM_STAGES} stages × {simulator.NUM_WAVES} waves, twice the job each time"
+    _say(title, simulator.measure())
+
+
+def _allocation() -> None:
+    title = f"`auto` for a model of {allocation.NUM_LAYERS} layers, twice the cluster each time"
+    _say(title, allocation.measure())
+
+
+def _planner() -> None:
+    for title, figures in planner.measure(ROUNDS):
+        _say(title, figures)
+
+
+PARTS = {
+    "pipeline": _pipeline,
+    "wire": _wire,
+    "protocol": _protocol,
+    "simulator": _simulator,
+    "allocation": _allocation,
+    "planner": _planner,
+}
+
+
+def main(
+    parts: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PARTS)}; all without one.")] = None,
+) -> None:
+    """Measure every figure of docs/benchmarks.md, or some parts, and print medians and ratios."""
+    unknown = sorted(set(parts or ()) - set(PARTS))
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    sys.stdout.write(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, medians of {ROUNDS}\n")
+    for name in parts or PARTS:
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    typer.run(main)

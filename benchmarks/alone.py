@@ -1,0 +1,71 @@
+"""A pipeline without parameter traffic: answers the stage's synchroniser from memory, for one virtual worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetpipe.pipeline.synchroniser import Listener
+from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
+from hetpipe.spec.requests import Blocks
+from hetpipe.spec.sync import DataSpec, Progress
+from hetpipe.sync.records import BarrierRecord, JoinRecord, PublishRecord
+from hetpipe.sync.segment import first_progress
+from hetpipe.weights.flat import BufferPool, FlatBuffer
+
+
+class AloneSynchroniser:
+    """w^(0) is what the stage began with, and nothing newer is ever published before the end (D = ∞)."""
+
+    def __init__(self, data: DataSpec, pool: BufferPool, first: FlatBuffer, num_waves: int) -> None:
+        self.pushed_bytes = 0
+        self.pulled_bytes = 0
+        self._data = data
+        self._pool = pool
+        self._first = first
+        self._num_waves = num_waves
+        self.listener: Listener | None = None
+
+    def begin(self, listener: Listener) -> None:
+        """Publish the start and announce the end."""
+        self.listener = listener
+        listener.on_records(
+            (
+                JoinRecord(0, VirtualWorkerIndex(0), Incarnation(0), Clock(0)),
+                BarrierRecord(1, Clock(self._num_waves), "end", 0),
+                PublishRecord(2, Clock(0), (Clock(0),)),
+            )
+        )
+
+    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
+        """Forget it."""
+        del blocks
+        if update is not None:
+            self._pool.release(update)
+        if wave + 1 == self._num_waves and self.listener is not None:
+            self.listener.on_records((PublishRecord(3, Clock(self._num_waves), (Clock(self._num_waves),)),))
+
+    def fetch(self, clock: Clock, *, ahead: bool) -> None:
+        """The first weights, whichever clock is asked for."""
+        del ahead
+        assert self.listener is not None, "begin first"
+        self.listener.on_fetched(clock, self._pool.take().copy_(self._first))
+
+    def hold(self, switch: int) -> tuple[Clock, Clock]:
+        """Always the start."""
+        del switch
+        return Clock(0), Clock(self._num_waves)
+
+    def progress(self) -> Progress:
+        """The start."""
+        return first_progress(self._data)
+
+    def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
+        """One virtual worker has nobody to exchange with."""
+        raise NotImplementedError
+
+    def report_checkpoint(self, clock: Clock, path: Path) -> bool:
+        """Forget it."""
+        return True
+
+    def drain(self, *, deadline_seconds: float) -> None:
+        """Nothing is under way."""

@@ -1,0 +1,82 @@
+"""How fast is the simulator itself, and how does it grow with the job?"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from hetpipe.planner.costs import Costs
+from hetpipe.planner.shard_bytes import place_bytes
+from hetpipe.simulator.options import SimulationOptions
+from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.simulator.simulate import simulate
+from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node
+from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.profile import LayerProfile, Profile
+
+NUM_STAGES = 4
+NUM_LAYERS = 16
+NUM_WAVES = 100
+MINIBATCHES_PER_WAVE = 4
+#: Doubled from run to run.
+SIZES = (16, 32, 64, 128, 256)
+
+_KINDS = ("fast", "slow")
+_MIB = 1 << 20
+
+
+def measure() -> dict[str, Any]:
+    """Virtual workers → events, seconds and events per second of one simulation of `NUM_WAVES` waves."""
+    found: dict[str, Any] = {}
+    for num_workers in SIZES:
+        plan, costs = _job(num_workers)
+        options = SimulationOptions(staleness=1, minibatches=NUM_WAVES * MINIBATCHES_PER_WAVE)
+        begun = time.perf_counter()
+        result = simulate(plan, costs, options)
+        seconds = time.perf_counter() - begun
+        found[f"{num_workers} virtual workers"] = {
+            "events": result.num_events,
+            "seconds": round(seconds, 2),
+            "events per second": round(result.num_events / seconds),
+        }
+    return found
+
+
+def _job(num_workers: int) -> tuple[SimulatedPlan, Costs]:
+    """One node per virtual worker, whose stages are spread over two nodes of unequal devices; a shard on each node."""
+    source = random.Random(0)
+    layers = tuple(
+        LayerProfile(
+            name=f"layer{index}",
+            parameter_bytes=_MIB,
+            activation_bytes=0,
+            output_bytes=_MIB,
+            forward_ms={kind: source.uniform(1, 2) for kind in _KINDS},
+            backward_ms={kind: source.uniform(2, 4) for kind in _KINDS},
+        )
+        for index in range(NUM_LAYERS)
+    )
+    cluster = Cluster(
+        device_types={kind: DeviceType(memory_bytes=1 << 34) for kind in _KINDS},
+        nodes=tuple(Node(name=f"n{i}", devices=(_KINDS[i % 2],) * NUM_STAGES) for i in range(num_workers)),
+        links=Links(
+            intra_node=LinkSpec(bandwidth_bytes_per_second=15.75e9, latency_seconds=1e-5),
+            inter_node=LinkSpec(bandwidth_bytes_per_second=7e9, latency_seconds=1e-5),
+        ),
+    )
+    profile = Profile(version=1, model="benchmark", batch_size=32, input_bytes=_MIB, layers=layers)
+    workers = []
+    per = NUM_LAYERS // NUM_STAGES
+    for vw in range(num_workers):
+        # Neighbours swap half of their devices.
+        hosts = [vw if stage < NUM_STAGES // 2 else vw ^ 1 for stage in range(NUM_STAGES)]
+        workers.append(
+            tuple(
+                SimulatedStage(DeviceId(f"n{host}/{stage}"), _KINDS[host % 2], per * stage, per * (stage + 1))
+                for stage, host in enumerate(hosts)
+            )
+        )
+    shards = tuple(node.name for node in cluster.nodes)
+    placed = place_bytes(profile, shards=shards, placement="round_robin")
+    return SimulatedPlan(tuple(workers), MINIBATCHES_PER_WAVE, placed), Costs(profile, cluster)

@@ -1,0 +1,309 @@
+"""(b) 256 MiB to and from one shard over loopback, against raw TCP sockets in the same run: one stream, and four.
+
+The shard is a process of its own, as in real life, and so is the raw receiver. *Transport alone* streams the same
+chunks to a method that forgets them. *Whole push* ends when the clock is published: staged, checked finite, committed,
+applied. Four streams split the same bytes over four stages' pushes or pulls at once.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import socket
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import grpc
+import torch
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.observe.history import NullHistory
+from hetpipe.ps.chunks import ChunkReceiver, RunMap, chunks
+from hetpipe.ps.server import ShardServer
+from hetpipe.rpc.channel import open_channel
+from hetpipe.rpc.method import service_handler
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
+from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.spec.ids import (
+    Clock,
+    Incarnation,
+    JobId,
+    LayerIndex,
+    ShardIndex,
+    StageIndex,
+    Term,
+    VirtualWorkerIndex,
+    Wave,
+)
+from hetpipe.spec.plan import SlicePlan, TensorSpec
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
+from hetpipe.sync.segment import first_progress
+from hetpipe.weights.allocator import keep_freed_memory
+from hetpipe.weights.flat import FlatBuffer, FlatLayout
+
+TOTAL_BYTES = 256 * 1024 * 1024
+DISCARD = "benchmarks.Discard"
+SOCKET_READ_BYTES = 4 * 1024 * 1024
+#: Waves that the emulated virtual workers may commit; more than any run needs.
+_PLENTY = 1_000_000
+
+
+def serve_shard(pipe: Connection) -> None:
+    """A shard's process: serves until the pipe says stop."""
+    keep_freed_memory()
+    torch.set_num_threads(2)
+    server = Server(ServerConfig(num_threads=32))
+    shards = ShardServer(lambda _config: NullHistory())
+    add_shard_service(server, shards)
+
+    def discard(messages: Iterator[bytes], _: grpc.ServicerContext) -> bytes:
+        return str(sum(len(message) for message in messages)).encode()
+
+    server.add(DISCARD, service_handler(DISCARD, {"Push": grpc.stream_unary_rpc_method_handler(discard)}))
+    server.on_stop(shards.stop)
+    pipe.send(server.start())
+    pipe.recv()
+    server.stop()
+
+
+def serve_socket(pipe: Connection) -> None:
+    """The raw peer: per connection, takes bytes into a buffer of their size, or sends them."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    pipe.send(listener.getsockname()[1])
+    with ThreadPoolExecutor(8) as pool:
+        while True:
+            connection, _ = listener.accept()
+            pool.submit(_raw_peer, connection)
+
+
+def _raw_peer(connection: socket.socket) -> None:
+    with connection:
+        length = int.from_bytes(connection.recv(8), "little")
+        buffer = memoryview(bytearray(length))
+        while command := connection.recv(1):
+            if command == b"p":
+                _receive(connection, buffer)
+                connection.sendall(b"k")
+            else:
+                connection.sendall(buffer)
+
+
+def _receive(connection: socket.socket, buffer: memoryview) -> None:
+    done = 0
+    while done < len(buffer):
+        done += connection.recv_into(buffer[done : done + SOCKET_READ_BYTES])
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One of the streams that share the bytes: its slices and memory."""
+
+    requester: Requester
+    headers: tuple[SliceHeader, ...]
+    runs: RunMap
+    buffer: FlatBuffer
+
+
+class Bench:
+    """One shard, one raw peer, and what is measured between them. Seconds per operation, by name."""
+
+    def __init__(self, num_streams: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        keep_freed_memory()
+        self._pipe, theirs = context.Pipe()
+        self._shard_process = context.Process(target=serve_shard, args=(theirs,), daemon=True)
+        self._shard_process.start()
+        address = self._pipe.recv()
+        raw_pipe, raw_theirs = context.Pipe()
+        self._raw_process = context.Process(target=serve_socket, args=(raw_theirs,), daemon=True)
+        self._raw_process.start()
+        self._streams = num_streams
+        self._pool = ThreadPoolExecutor(num_streams)
+        lane_bytes = TOTAL_BYTES // num_streams
+        port = raw_pipe.recv()
+        self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_streams)]
+        for connection in self._sockets:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(lane_bytes.to_bytes(8, "little"))
+        self._configure(address)
+        self._lanes = [self._lane(index, lane_bytes) for index in range(num_streams)]
+        self._shards = [GrpcShard(address, ShardIndex(0)) for _ in range(num_streams)]
+        channels = [open_channel(address) for _ in range(num_streams)]
+        self._discards = [channel.stream_unary(f"/{DISCARD}/Push", _as_is, _as_is) for channel in channels]
+        self._wave = 0
+        self._start()
+
+    def _configure(self, address: str) -> None:
+        """One virtual worker of `num_streams` stages, each with an equal share of the parameters."""
+        elements = TOTAL_BYTES // 4 // self._streams
+        slices = tuple(
+            SlicePlan(TensorSpec(f"p{i}", (elements,), "float32"), LayerIndex(i), ShardIndex(0), 0, elements)
+            for i in range(self._streams)
+        )
+        data = DataSpec(_PLENTY, 1, 0, 1, None)
+        ShardControl(address).configure(
+            ShardConfig(
+                job_id=JobId("bench"),
+                term=Term(1),
+                shard=ShardIndex(0),
+                num_shards=1,
+                clock_shard_address=address,
+                membership=Membership({VirtualWorkerIndex(0): self._streams}),
+                slices=slices,
+                sync=SyncSpec(minibatches_per_wave=1, staleness=1, deterministic=True),
+                data=data,
+                checkpoint_every_waves=None,
+                checkpoint_keep=1,
+                run_dir=tempfile.mkdtemp(),
+                progress=first_progress(data),
+            )
+        )
+        self._clock = GrpcClock(address, job_id=JobId("bench"), term=Term(1))
+
+    def _lane(self, index: int, lane_bytes: int) -> Lane:
+        elements = lane_bytes // 4
+        requester = Requester(JobId("bench"), Term(1), VirtualWorkerIndex(0), Incarnation(0), StageIndex(index))
+        headers = (SliceHeader(f"p{index}", 0, elements, "float32"),)
+        buffer = FlatBuffer(FlatLayout([(f"p{index}", (elements,), "float32")]), torch.device("cpu"))
+        buffer.views[f"p{index}"].fill_(1e-3)
+        return Lane(requester, headers, RunMap(headers, [0]), buffer)
+
+    def _start(self) -> None:
+        for shard, lane in zip(self._shards, self._lanes, strict=True):
+            shard.push(PushHeader(lane.requester, None, lane.headers), chunks(lane.buffer, lane.runs))
+            self._clock.join(lane.requester, "")
+            self._clock.initialized(lane.requester)
+        self._wait_for(0)
+
+    def _wait_for(self, clock: int) -> None:
+        """Until `clock` is published; by following the log, as stages do."""
+        from hetpipe.sync.records import PublishRecord
+
+        for records in self._clock.follow(0):
+            if any(isinstance(record, PublishRecord) and record.clock >= clock for record in records):
+                return
+
+    def close(self) -> None:
+        """End both peers."""
+        self._pipe.send("stop")
+        self._shard_process.join(5)
+        for process in (self._shard_process, self._raw_process):
+            process.kill()
+
+    # -- what is timed -------------------------------------------------------------------------------------------------
+
+    def _side_by_side(self, work: Callable[[int], None]) -> float:
+        started = SYSTEM_CLOCK.monotonic()
+        list(self._pool.map(work, range(self._streams)))
+        return SYSTEM_CLOCK.monotonic() - started
+
+    def raw_push(self) -> float:
+        """The bytes into the raw peer's memory."""
+
+        def work(index: int) -> None:
+            self._sockets[index].sendall(b"p")
+            self._sockets[index].sendall(self._lanes[index].buffer.memory())
+            self._sockets[index].recv(1)
+
+        return self._side_by_side(work)
+
+    def raw_pull(self) -> float:
+        """The bytes from the raw peer into this process's memory."""
+
+        def work(index: int) -> None:
+            self._sockets[index].sendall(b"g")
+            _receive(self._sockets[index], self._lanes[index].buffer.memory())
+
+        return self._side_by_side(work)
+
+    def transport(self) -> float:
+        """The chunks through gRPC, to a method that forgets them."""
+
+        def work(index: int) -> None:
+            lane = self._lanes[index]
+            self._discards[index](chunks(lane.buffer, lane.runs), timeout=60)
+
+        return self._side_by_side(work)
+
+    def push(self) -> dict[str, float]:
+        """A whole wave: staged on the shard, then committed and applied until the clock is published."""
+        for lane in self._lanes:
+            lane.buffer.views[next(iter(lane.buffer.views))].fill_(1e-3)
+        started = SYSTEM_CLOCK.monotonic()
+
+        def work(index: int) -> None:
+            lane = self._lanes[index]
+            header = PushHeader(lane.requester, Wave(self._wave), lane.headers)
+            self._shards[index].push(header, chunks(lane.buffer, lane.runs))
+
+        staged = self._side_by_side(work)
+        for lane in self._lanes:
+            blocks = ((self._wave,),) if lane.requester.stage == 0 else None
+            self._clock.staged(lane.requester, Wave(self._wave), blocks)
+        self._wave += 1
+        self._wait_for(self._wave)
+        whole = SYSTEM_CLOCK.monotonic() - started
+        return {"push: staged and checked": staged, "push: whole": whole}
+
+    def pull(self) -> float:
+        """The newest published weights."""
+
+        def work(index: int) -> None:
+            lane = self._lanes[index]
+            receiver = ChunkReceiver(lane.buffer, lane.runs)
+            for chunk in self._shards[index].pull(PullHeader(lane.requester, Clock(self._wave), lane.headers)):
+                receiver.write(chunk)
+            receiver.finish()
+
+        return self._side_by_side(work)
+
+
+def _as_is(message: bytes) -> bytes:
+    return message
+
+
+def measure(rounds: int, num_streams: int) -> dict[str, list[float]]:
+    """Seconds per operation; the first round warms up and is not counted."""
+    bench = Bench(num_streams)
+    seconds: dict[str, list[float]] = {}
+    try:
+        for number in range(rounds + 1):
+            found = {"raw push": bench.raw_push(), "transport": bench.transport(), **bench.push()}
+            found |= {"raw pull": bench.raw_pull(), "pull": bench.pull()}
+            if number:
+                for name, value in found.items():
+                    seconds.setdefault(name, []).append(value)
+    finally:
+        bench.close()
+    return seconds
+
+
+def ratios(seconds: dict[str, list[float]], raw: dict[str, list[float]]) -> dict[str, float]:
+    """Speed relative to the raw sockets `raw`: medians of round-by-round ratios."""
+
+    def relative(name: str, direction: str) -> float:
+        return round(statistics.median(b / a for a, b in zip(seconds[name], raw[direction], strict=True)), 3)
+
+    return {
+        "transport": relative("transport", "raw push"),
+        "staged": relative("push: staged and checked", "raw push"),
+        "whole push": relative("push: whole", "raw push"),
+        "pull": relative("pull", "raw pull"),
+    }
+
+
+if __name__ == "__main__":
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    one, four = measure(rounds, 1), measure(rounds, 4)
+    for streams, found in ((1, one), (4, four)):
+        rates = {name: round(TOTAL_BYTES / statistics.median(v) / 1e9, 2) for name, v in found.items()}
+        against = {"one raw socket": ratios(found, one), f"{streams} raw sockets": ratios(found, found)}
+        sys.stdout.write(json.dumps({"streams": streams, "GB/s": rates, "relative to": against}, indent=1) + "\n")

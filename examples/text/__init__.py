@@ -1,0 +1,1 @@
+"""A byte-level GPT on text that every Python carries."""

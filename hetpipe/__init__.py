@@ -1,0 +1,34 @@
+"""Train one PyTorch model on the unequal GPUs you already have.
+
+The public names load on first use, so that processes that need no torch do not import it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetpipe.api import minibatch as minibatch
+    from hetpipe.api import train as train
+    from hetpipe.coordinator.client import Client as Client
+    from hetpipe.errors import HetpipeError as HetpipeError
+    from hetpipe.spec.job import Job as Job
+
+__version__ = "0.1.0"
+
+__all__ = ["Client", "HetpipeError", "Job", "minibatch", "train"]
+
+_HOMES = {
+    "Client": "hetpipe.coordinator.client",
+    "HetpipeError": "hetpipe.errors",
+    "Job": "hetpipe.spec.job",
+    "minibatch": "hetpipe.api",
+    "train": "hetpipe.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hetpipe' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,254 @@
+"""The agent: registers its node's devices, carries out the coordinator's commands, tells what became of them.
+
+Four threads: `run` itself, which starts the children and so must be the process's main thread (`Child`); the heartbeat;
+one that reads commands; one that sends news. They share nothing but queues.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetpipe.agent.children import Children, Programs
+from hetpipe.agent.outbox import Batch, Outbox
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.coordinator.membership import Hooks, Membership
+from hetpipe.errors import HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
+from hetpipe.observe.log import get_logger
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.spec.commands import InspectCommand, NumberedCommand, StartStageCommand, StopJobCommand
+from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole, Registration
+from hetpipe.spec.run import AgentDevice
+
+_log = get_logger(__name__)
+
+#: Leases without an answer after which the coordinator counts as lost.
+LOST_AFTER_LEASES = 2.0
+
+#: Longest pause of the main loop: how late the loss of the coordinator may be noticed.
+_LOOP_SECONDS = 0.2
+
+#: Pause after a call that failed.
+_RETRY_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """How an agent runs."""
+
+    node: str
+    """Name of the node, unique in the cluster; the agent's id."""
+    host: str
+    """Address under which other nodes reach this one."""
+    pid: int
+    coordinator: str
+    """`HOST:PORT`."""
+    devices: tuple[AgentDevice, ...]
+    environment: Mapping[str, str]
+    """The children's, before the agent's additions."""
+    exit_with_coordinator: bool = False
+    """End with an error when the coordinator is lost, instead of waiting for it to come back."""
+    start_seconds: float = 30.0
+    """How long to wait for a coordinator that is not there yet."""
+    programs: Programs = field(default_factory=Programs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A command and the registration it was given under; None: from the heartbeat."""
+
+    registration: Registration | None
+    numbered: NumberedCommand
+
+
+class Agent:
+    """One agent. `run` it once; `stop` may be called from any thread and from a signal handler."""
+
+    def __init__(self, config: AgentConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Prepare everything; nothing is started or connected.
+
+        Raises:
+            UserError: the coordinator's address is malformed.
+        """
+        self._config = config
+        self._clock = clock
+        self._id = AgentId(config.node)
+        self._client = CoordinatorClient(config.coordinator, clock=clock)
+        self._outbox = Outbox(clock)
+        self._children = Children(
+            tell=self._outbox.put, environment=config.environment, clock=clock, programs=config.programs
+        )
+        self._membership = Membership(
+            self._client,
+            MemberInfo(MemberRole.AGENT, MemberId(config.node), config.host, config.pid, devices=config.devices),
+            hooks=Hooks(
+                jobs=self._children.jobs,
+                last_command=self._last_command,
+                on_ended_jobs=self._jobs_ended,
+                on_registered=self._registered,
+                on_replaced=self._was_replaced,
+            ),
+            clock=clock,
+        )
+        #: Orders for the main loop; None wakes it.
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        #: Number of the last command carried out, and the registration it was given under.
+        self._done = (Registration(""), 0)
+        #: Set by a new registration: what runs was started under the old one.
+        self._registered_anew = threading.Event()
+        self._coordinator_lost = False
+        #: Why nobody wants this agent any more; None while somebody does.
+        self._replaced: MemberReplaced | None = None
+
+    @property
+    def registered(self) -> Lease:
+        """The terms of the newest registration."""
+        return self._membership.lease
+
+    def stop(self) -> None:
+        """Let `run` end its children, leave and return, or let `start` give up."""
+        self._stopping.set()
+        self._membership.cancel_start()
+        self._orders.put(None)
+
+    def start(self) -> None:
+        """Register and start the threads. Once, before `run`.
+
+        Raises:
+            HetpipeError: the coordinator did not take the registration.
+        """
+        self._membership.start(wait_seconds=self._config.start_seconds)
+        for target, name in ((self._watch_commands, "commands"), (self._send_news, "news")):
+            threading.Thread(target=target, name=name, daemon=True).start()
+
+    def run(self) -> None:
+        """Work until `stop`, then end all children and leave.
+
+        Raises:
+            PeerUnreachable: the coordinator is lost, and the agent is to end with it.
+            MemberReplaced: another process has registered under this node's name.
+        """
+        try:
+            while not self._stopping.is_set():
+                self._look_after_coordinator()
+                self._obey_next()
+        finally:
+            self._stopping.set()
+            # First the outbox, so that nobody takes the end of the children for their failure.
+            self._outbox.close()
+            self._children.stop_all()
+            if self._coordinator_lost:
+                self._membership.abandon()
+            else:
+                self._membership.close()
+            self._client.close()
+
+    # -- the main loop ---------------------------------------------------------------------------------------------
+
+    def _obey_next(self) -> None:
+        try:
+            order = self._orders.get(timeout=_LOOP_SECONDS)
+        except queue.Empty:
+            return
+        if order is None or self._stopping.is_set():
+            return
+        if order.registration is None:
+            self._obey(order.numbered)
+        elif order.registration == self.registered.registration and order.numbered.sequence > self._last_command():
+            self._obey(order.numbered)
+            self._done = (order.registration, order.numbered.sequence)
+
+    def _last_command(self) -> int:
+        """Number of the last command carried out under the newest registration."""
+        registration, sequence = self._done
+        return sequence if registration == self.registered.registration else 0
+
+    def _obey(self, numbered: NumberedCommand) -> None:
+        match numbered.command:
+            case InspectCommand() as inspect:
+                self._children.inspect(inspect)
+            case StartStageCommand() as start:
+                self._children.start_stage(start)
+            case StopJobCommand(job_id=job_id):
+                self._children.stop_job(job_id)
+
+    def _look_after_coordinator(self) -> None:
+        """End the children when nobody waits for them any more."""
+        if self._replaced is not None:
+            raise self._replaced
+        if self._registered_anew.is_set():
+            self._registered_anew.clear()
+            self._children.stop_all()
+        limit = LOST_AFTER_LEASES * self._membership.lease.lease_seconds
+        silent = self._membership.silent_seconds
+        if silent <= limit:
+            self._coordinator_lost = False
+            return
+        if self._coordinator_lost:
+            return
+        self._coordinator_lost = True
+        sentence = (
+            f"the coordinator at {self._config.coordinator} has not answered agent {self._config.node} for "
+            f"{silent:.1f} s; all its stage processes were ended"
+        )
+        _log.error("coordinator_lost", sentence=sentence)
+        self._children.stop_all()
+        if self._config.exit_with_coordinator:
+            raise PeerUnreachable(sentence)
+
+    # -- other threads ---------------------------------------------------------------------------------------------
+
+    def _registered(self, lease: Lease) -> None:
+        self._outbox.restart(lease.registration)
+        self._registered_anew.set()
+        self._orders.put(None)
+
+    def _was_replaced(self, error: MemberReplaced) -> None:
+        self._replaced = error
+        self._orders.put(None)
+
+    def _jobs_ended(self, jobs: Sequence[JobId]) -> None:
+        for job_id in jobs:
+            self._orders.put(_Order(None, NumberedCommand(0, StopJobCommand(job_id))))
+
+    def _watch_commands(self) -> None:
+        registration, received = self._membership.lease.registration, 0
+        while not self._stopping.is_set():
+            current = self._membership.lease.registration
+            if current != registration:
+                registration, received = current, 0
+            try:
+                for numbered in self._client.watch_commands(self._id, registration, after=received):
+                    received = numbered.sequence
+                    self._orders.put(_Order(registration, numbered))
+            except HetpipeError as error:
+                self._pause_after(error)
+
+    def _send_news(self) -> None:
+        while not self._stopping.is_set():
+            batch = self._outbox.take(timeout_seconds=_LOOP_SECONDS)
+            if batch is not None:
+                self._send(batch)
+
+    def _send(self, batch: Batch) -> None:
+        try:
+            self._client.report(self._id, batch.registration, batch=batch.number, news=batch.news)
+        except (Unavailable, UnknownMember) as error:
+            self._pause_after(error)
+        except HetpipeError:
+            # Sending it again would be refused again.
+            _log.exception("news_refused", batch=batch.number)
+            self._outbox.confirm(batch)
+        else:
+            self._outbox.confirm(batch)
+
+    def _pause_after(self, error: HetpipeError) -> None:
+        if isinstance(error, UnknownMember):
+            self._membership.beat_soon()
+        if not self._stopping.is_set():
+            _log.info("call_failed", error=type(error).__name__, reason=str(error))
+            self._stopping.wait(_RETRY_SECONDS)

@@ -1,0 +1,56 @@
+"""What every child of an agent does first and last: die with the agent, read one line, report on a descriptor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+from hetpipe.agent.parent_death import follow_parent
+
+
+def read_first_line() -> bytes:
+    """The configuration on standard input, byte by byte so that nothing after it is taken."""
+    line = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) and byte != b"\n":
+        line += byte
+    return bytes(line)
+
+
+class ReportPipe:
+    """Writes one line per report to the descriptor the agent gave. Thread-safe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def write(self, line: str) -> None:
+        """Send one line; an agent that is gone is no error, the process ends anyway."""
+        data = line.encode() + b"\n"
+        with self._lock:
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                return
+
+
+def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:
+    """Run a child's `main` with its report pipe and its first line; never returns.
+
+    SIGTERM ends it at once: what counts is on the shards and on disk.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    parser = argparse.ArgumentParser(description="Started by an agent; not for people.")
+    parser.add_argument("--report-fd", type=int, required=True)
+    pipe = ReportPipe(parser.parse_args().report_fd)
+    first_line = read_first_line()
+    follow_parent(signal.SIGKILL, lambda: os._exit(1))
+    status = main(pipe, first_line)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads blocked in the network must not hold the process up

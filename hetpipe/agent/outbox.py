@@ -1,0 +1,122 @@
+"""News on their way to the coordinator, in numbered batches.
+
+A batch keeps its number and content until it is confirmed, so that one whose answer was lost counts once. While the
+coordinator is away the outbox stays small: of a stage's progress and waits only the newest is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from hetpipe.clock import Clock
+from hetpipe.spec.commands import AgentNews, StageNews
+from hetpipe.spec.members import Registration
+from hetpipe.spec.run import StageProgress, StageWaiting
+
+#: Longest time that news wait for company, in seconds.
+BATCH_SECONDS = 0.5
+
+#: Most news in one batch.
+MAX_BATCH = 200
+
+#: Most news that wait; beyond it the oldest are dropped. A stage has few that cannot be replaced by newer ones.
+MAX_WAITING = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What goes out together."""
+
+    registration: Registration
+    number: int
+    """1, 2, … within the registration."""
+    news: tuple[AgentNews, ...]
+
+
+class Outbox:
+    """The news of one agent. Any thread may put; one thread takes and confirms."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: list[AgentNews] = []
+        #: When the oldest of the waiting came; meaningless when none waits.
+        self._oldest = 0.0
+        self._urgent = False
+        self._closed = False
+        self._registration = Registration("")
+        self._last_number = 0
+        self._unconfirmed: Batch | None = None
+
+    def put(self, news: AgentNews) -> None:
+        """Add news; progress and waits of a stage replace the earlier ones that still wait."""
+        with self._changed:
+            if _replaceable(news):
+                self._waiting = [old for old in self._waiting if not _replaces(news, old)]
+            else:
+                self._urgent = True
+            if not self._waiting:
+                self._oldest = self._clock.monotonic()
+            self._waiting = [*self._waiting[-(MAX_WAITING - 1) :], news]
+            self._changed.notify_all()
+
+    def take(self, *, timeout_seconds: float) -> Batch | None:
+        """The batch to send: the unconfirmed one again, or a new one once it is due; None when nothing is.
+
+        Urgent news (anything but progress and waits) are due at once, others after `BATCH_SECONDS`.
+        """
+        deadline = self._clock.monotonic() + timeout_seconds
+        with self._changed:
+            while not self._closed:
+                if self._unconfirmed is not None:
+                    return self._unconfirmed
+                now = self._clock.monotonic()
+                due = self._oldest + BATCH_SECONDS if self._waiting else deadline
+                if self._waiting and (self._urgent or now >= due):
+                    return self._new_batch()
+                if now >= deadline:
+                    return None
+                self._changed.wait(min(due, deadline) - now)
+        return None
+
+    def confirm(self, batch: Batch) -> None:
+        """The coordinator has `batch`."""
+        with self._changed:
+            if self._unconfirmed is batch:
+                self._unconfirmed = None
+
+    def restart(self, registration: Registration) -> None:
+        """A new registration: what waits was for the old one and interests nobody, and numbers begin again."""
+        with self._changed:
+            self._registration = registration
+            self._waiting = []
+            self._urgent = False
+            self._unconfirmed = None
+            self._last_number = 0
+
+    def close(self) -> None:
+        """Wake `take`, which gives nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _new_batch(self) -> Batch:
+        self._last_number += 1
+        taken, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+        self._urgent = self._urgent and bool(self._waiting)
+        self._unconfirmed = Batch(self._registration, self._last_number, tuple(taken))
+        return self._unconfirmed
+
+
+def _replaceable(news: AgentNews) -> bool:
+    return isinstance(news, StageNews) and isinstance(news.report, StageProgress | StageWaiting)
+
+
+def _replaces(new: AgentNews, old: AgentNews) -> bool:
+    return (
+        isinstance(new, StageNews)
+        and isinstance(old, StageNews)
+        and new.key == old.key
+        and type(new.report) is type(old.report)
+    )

@@ -1,0 +1,208 @@
+"""Builds one stage from its `StageConfig`: the user's code, the layers of its stage, weights, data, and its runner.
+
+What differs between a stage in its own process and one in a test's thread comes in as `Wiring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.link.policy import Link
+from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.timeline import NullTimeline, TimelineWriter
+from hetpipe.pipeline.callables import build_datasets, build_model, load_loss, load_metrics
+from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
+from hetpipe.pipeline.checkpoint import CheckpointReader, copy_exactly
+from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.runner import StageRunner
+from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
+from hetpipe.ps.client import ShardClient
+from hetpipe.ps.manifest import checkpoint_dir, read_manifest, verify_file
+from hetpipe.ps.transport import ClockTransport, ShardTransport
+from hetpipe.schedule.catalogue import order_named
+from hetpipe.spec.ids import Clock
+from hetpipe.spec.job import Job
+from hetpipe.spec.requests import Requester
+from hetpipe.spec.run import StageConfig, StageReport
+from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.weights.optimizer import WaveOptimizer
+from hetpipe.weights.wave import WaveWeights
+
+#: Longest wait of a stage for anything.
+STALL_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What surrounds a stage."""
+
+    shards: Sequence[ShardTransport]
+    clock_shard: ClockTransport
+    upstream: Link | None
+    downstream: Link | None
+    history: HistoryWriter
+    report: Callable[[StageReport], None]
+    timeline: TimelineWriter = field(default_factory=NullTimeline)
+    clock: TimeSource = SYSTEM_CLOCK
+    guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    emulator: Emulator | None = None
+    """Replaces the device's own emulation; for tests."""
+    stall_seconds: float = STALL_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """What the user's callables made for this stage, before anything is connected."""
+
+    layers: tuple[Layer, ...]
+    data: StageData
+    loss: Any
+
+
+def identity_of(config: StageConfig) -> StageIdentity:
+    """Which stage this is."""
+    workers = config.plan.virtual_workers
+    return StageIdentity(config.vw, config.stage, config.incarnation, len(workers[config.vw].stages), len(workers))
+
+
+def requester_of(config: StageConfig) -> Requester:
+    """How this stage names itself to shards."""
+    return Requester(config.plan.job_id, config.plan.term, config.vw, config.incarnation, config.stage)
+
+
+def load_user_code(config: StageConfig) -> UserCode:
+    """Import the user's code and cut out this stage.
+
+    Raises:
+        CallableError: something of it cannot be used.
+    """
+    job = Job.model_validate(config.job)
+    import_path = Path(config.import_path)
+    torch.manual_seed(job.seed)
+    chain = chain_of(build_model(job, import_path))
+    identity = identity_of(config)
+    stage = config.plan.stage(config.vw, config.stage)
+    train = evaluation = None
+    if identity.is_first or identity.is_last:
+        train, evaluation = build_datasets(job, import_path)
+    num_samples = len(train) if train is not None else 0
+    loss = load_loss(job, import_path) if identity.is_last else None
+    metrics = {"loss": loss, **load_metrics(job, import_path)} if loss is not None else {}
+    return UserCode(
+        chain[stage.first_layer : stage.last_layer],
+        StageData(job.data_spec(num_samples), train, evaluation, metrics),
+        loss,
+    )
+
+
+def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient, Clock]:
+    """Connect a stage; on the first virtual worker, its part of the first weights is pushed already.
+
+    Returns:
+        The runner, the shard client (close it after the run), and the clock to start from.
+    """
+    job = Job.model_validate(config.job)
+    identity = identity_of(config)
+    device = torch.device(config.device.torch_device)
+    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
+    pool = BufferPool(_layout(code.layers), device)
+    rho = pool.take().zero_()
+    optimizer = WaveOptimizer(job.optimizer.name, job.optimizer.arguments, rho)
+    start = _restore(config, code.layers, optimizer)
+    inbox = Inbox(wiring.upstream, wiring.downstream, start)
+    client = ShardClient(
+        requester_of(config),
+        config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
+        pool,
+        shards=wiring.shards,
+        clock_shard=wiring.clock_shard,
+        listener=inbox,
+        clock=wiring.clock,
+        timeline=wiring.timeline,
+    )
+    client.start()
+    if identity.vw == 0:
+        first = _first_weights(pool, code.layers)
+        client.push_first_weights(first)
+        pool.release(first)
+    forget_weights(code.layers)
+    sync = job.sync_spec()
+    parts = StageParts(
+        identity=identity,
+        sync=sync,
+        layers=code.layers,
+        compute=compute,
+        emulator=wiring.emulator
+        or Emulator(
+            config.device,
+            wiring.clock,
+            seed=job.seed + 1000 * config.vw + config.stage,
+            emulation=config.emulation,
+        ),
+        weights=WaveWeights(pool, optimizer, rho, sync.minibatches_per_wave),
+        pool=pool,
+        order=order_named(job.schedule),
+        data=code.data,
+        upstream=wiring.upstream,
+        downstream=wiring.downstream,
+        synchroniser=client,
+        history=wiring.history,
+        timeline=wiring.timeline,
+        report=wiring.report,
+        clock=wiring.clock,
+        checkpoint_dir=lambda clock: checkpoint_dir(Path(config.run_dir), clock),
+        guard=wiring.guard,
+        stall_seconds=wiring.stall_seconds,
+    )
+    return StageRunner(parts, inbox), client, start
+
+
+def _layout(layers: Sequence[Layer]) -> FlatLayout:
+    tensors = []
+    for layer in layers:
+        for local, name in layer.parameters.items():
+            parameter = layer.module.get_parameter(local)
+            tensors.append((name, tuple(parameter.shape), dtype_name(parameter.dtype)))
+    return FlatLayout(tensors)
+
+
+def _first_weights(pool: BufferPool, layers: Sequence[Layer]) -> FlatBuffer:
+    weights = pool.take()
+    for layer in layers:
+        for local, name in layer.parameters.items():
+            weights.views[name].copy_(layer.module.get_parameter(local).detach())
+    return weights
+
+
+def _restore(config: StageConfig, layers: Sequence[Layer], optimizer: WaveOptimizer) -> Clock:
+    """Load weights, buffers and optimizer state of this stage; returns the clock of the checkpoint, or 0.
+
+    Raises:
+        CheckpointError: it is damaged or of another model.
+    """
+    if config.restore is None:
+        return Clock(0)
+    folder = Path(config.restore)
+    manifest = read_manifest(folder)
+    for file in manifest.files:
+        verify_file(folder, file)
+    shared = CheckpointReader(folder / f.name for f in manifest.files if f.name.startswith("vw-0-"))
+    own = CheckpointReader(folder / f.name for f in manifest.files if f.name.startswith(f"vw-{config.vw}-"))
+    for layer in layers:
+        for local, name in layer.parameters.items():
+            copy_exactly(layer.module.get_parameter(local), shared.tensor(f"weights/{name}"), name)
+        for local, name in layer.frozen.items():
+            copy_exactly(layer.module.get_parameter(local), shared.tensor(f"buffers/{name}"), name)
+        for local, name in layer.buffers.items():
+            copy_exactly(layer.module.get_buffer(local), shared.tensor(f"buffers/{name}"), name)
+        optimizer.load_state(own.optimizer_state(layer.parameters.values()))
+    return manifest.progress.clock

@@ -1,0 +1,155 @@
+"""`hetpipe.train` and `hetpipe.minibatch`: the system from a Python program."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, random
+
+from hetpipe.cli.interrupts import Interrupts
+from hetpipe.cli.requests import JobSource, new_run
+from hetpipe.cli.result import LossRange, Staleness, Traffic, TrainResult
+from hetpipe.cli.run_folder import RunFolder
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.training import Training
+from hetpipe.cli.view import CallbackView, LineView, SilentView, View
+from hetpipe.pipeline.callables import build_train_data
+from hetpipe.pipeline.data import read_minibatch
+from hetpipe.spec.events import JobEvent, JobState
+from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.spec.job import Job, load_job
+from hetpipe.sync.division import Block
+from hetpipe.sync.segment import first_progress, planned_segments
+
+__all__ = ["LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "minibatch", "train"]
+
+#: How `train` shows what it does: `lines` on standard error, a `live` table there (needs the extra `cli`), `none`, or
+#: a function that is called with every event, in the thread of `train`.
+Progress = Literal["lines", "live", "none"] | Callable[[JobEvent], None]
+
+
+def train(
+    job: JobSource | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    coordinator: str | None = None,
+    progress: Progress = "lines",
+    **overrides: object,
+) -> TrainResult:
+    """Train a job to its end, like the command `hetpipe train`.
+
+    User code is imported from the current folder first, in processes of its own: what the job names must be importable,
+    not only defined in the running program. Ctrl-C in the main thread stops the run at a barrier with a checkpoint and
+    then raises `KeyboardInterrupt`; a second one stops it at once.
+
+    Args:
+        job: a job file, a mapping like its content, or a `Job`; may be left out with `resume`.
+        run_dir: folder for the run, new or empty; by default `runs/NAME-TIME`.
+        resume: folder of the run to go on with, from its newest checkpoint.
+        coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run.
+        progress: how to show what happens.
+        overrides: keys of the job to change: `epochs=2, sync={"D": 4}`.
+
+    Returns:
+        What came of it; `result.run_dir` is the folder of the run.
+
+    Raises:
+        UserError: the job (`JobError`, with every mistake), what it names, or an argument cannot be used.
+        JobFailed: the run broke off; the message names who died or failed, and how to resume. Other errors of
+            `hetpipe.errors` when their cause is known better: `NonFiniteUpdate`, `PeerUnreachable`.
+        KeyboardInterrupt: it was stopped by Ctrl-C.
+    """
+    shell = Shell()
+    request = new_run(job, overrides, resume=_path(resume), coordinator=coordinator, shell=shell)
+    folder = RunFolder.create(_path(run_dir), name=request.job.name, clock=shell.clock)
+    view = _view(progress, request.job.name, shell)
+    # Ctrl-C only: what SIGTERM means to a program is the program's own affair.
+    with Interrupts([signal.SIGINT]) as interrupts:
+        try:
+            end = Training(request, folder, shell, view=view, interrupts=interrupts).run()
+        finally:
+            view.close()
+    if end.state is JobState.FINISHED and end.result is not None:
+        return end.result
+    if end.interrupted:
+        raise KeyboardInterrupt("; ".join(end.sentences))
+    raise end.exception()
+
+
+def minibatch(job: JobSource, vw: int, p: int) -> tuple[Tensor | tuple[Tensor, ...], Any]:
+    """Exactly the tensors that minibatch `p` of virtual worker `vw` has in an undisturbed run of `job`.
+
+    The data set is made anew by each call; nothing is kept. torch's random state is left as it was.
+
+    Args:
+        job: a job file, a mapping like its content, or a `Job`. User code is imported from the current folder first.
+        vw: 0 ≤ vw < `workers.count`.
+        p: 1, 2, …
+
+    Returns:
+        The inputs (one tensor, or a tuple where samples have several) and the target, [batch …] each.
+
+    Raises:
+        LookupError: there is no such minibatch: `p` lies behind the end, or numbering skips it because its wave was
+            short (the next wave begins at the next multiple of N), or there is no such virtual worker.
+        JobError, CallableError: the job or what it names cannot be used.
+    """
+    checked = load_job(job)
+    with random.fork_rng(devices=[]):
+        dataset = build_train_data(checked, Path.cwd())
+        block = _block(checked, len(dataset), vw, p)
+        batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p))
+    return (batch.inputs[0] if len(batch.inputs) == 1 else batch.inputs), batch.target
+
+
+def _block(job: Job, num_samples: int, vw: int, p: int) -> Block:
+    """The sample indices of a minibatch."""
+    count, n = job.num_workers, job.sync.minibatches_per_wave
+    if not 0 <= vw < count:
+        raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")
+    if p < 1:
+        raise LookupError(f"there is no minibatch {p}; minibatches are numbered from 1")
+    data = job.data_spec(num_samples)
+    last = 0
+    for segment, blocks in planned_segments(
+        first_progress(data),
+        data,
+        members=[VirtualWorkerIndex(index) for index in range(count)],
+        minibatches_per_wave=n,
+        checkpoint_every_waves=job.checkpoint.every_waves,
+    ):
+        dealt = blocks[VirtualWorkerIndex(vw)]
+        first = segment.start * n + 1
+        if p < first + len(dealt):
+            return dealt[p - first]
+        last = first + len(dealt) - 1 if dealt else last
+        following = segment.end * n + 1
+        if p < following:
+            raise LookupError(
+                f"virtual worker {vw} has no minibatch {p}: numbering skips from {last}, the last one before the "
+                f"barrier at clock {segment.end} ({segment.reason}), to {following}"
+            )
+    raise LookupError(f"virtual worker {vw} has no minibatch {p}: the last one of the run is {last}")
+
+
+def _view(progress: Progress, name: str, shell: Shell) -> View:
+    match progress:
+        case "lines":
+            return LineView(sys.stderr, shell.clock)
+        case "live":
+            from hetpipe.cli.live import LiveView  # needs rich
+
+            return LiveView(sys.stderr, name=name, clock=shell.clock)
+        case "none":
+            return SilentView()
+        case callback:
+            return CallbackView(callback)
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

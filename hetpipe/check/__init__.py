@@ -1,0 +1,13 @@
+"""The independent history checker (`wsp.md` §7): judges a run by what it wrote, and imports nothing that it judges.
+
+The formulas are written here a second time on purpose; only `hetpipe.errors` is shared. Start at `checker`; one file
+judges one concern: `replay` the decision log, `versions` the weights of each minibatch, `lanes` the work of each stage,
+`shards` waves and pulls, `samples` the ledger, `terms` the terms.
+"""
+
+from __future__ import annotations
+
+from hetpipe.check.checker import check_events, check_run
+from hetpipe.check.report import Counts, Kind, Report, Violation
+
+__all__ = ["Counts", "Kind", "Report", "Violation", "check_events", "check_run"]

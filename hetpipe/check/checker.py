@@ -1,0 +1,164 @@
+"""The checker itself: replay the decisions, judge every other line by them, report.
+
+How to think about it: the decision log is replayed first, because it gives the run its only global order. Everything
+else is then judged line by line against that timeline, which needs no order between processes beyond what the lines
+themselves can prove: a time is compared only with a time of the same host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetpipe.check.events import Apply, Damage, Event, Pass, Pull, Staged, Step, Used
+from hetpipe.check.facts import Facts, Layout, read_facts
+from hetpipe.check.lanes import LaneJudge
+from hetpipe.check.reading import read_history
+from hetpipe.check.replay import Replay, decisions_in_order
+from hetpipe.check.report import Counts, Findings, Kind, Report
+from hetpipe.check.samples import SampleJudge
+from hetpipe.check.shards import ShardJudge
+from hetpipe.check.terms import TermJudge
+from hetpipe.check.timeline import Timeline
+from hetpipe.check.versions import VersionJudge
+
+
+def check_run(run_dir: Path, *, require_complete: bool = False) -> Report:
+    """Judge the run in `run_dir` by its public history.
+
+    A run that was killed is judged as far as it went. With `require_complete`, not having reached an end or a stop is a
+    violation of its own.
+
+    Raises:
+        UserError: the folder is no run, or its files cannot be read.
+    """
+    history = read_history(run_dir)
+    return check_events(
+        history.events,
+        read_facts(run_dir),
+        damage=history.damage,
+        unknown_events=history.unknown_events,
+        require_complete=require_complete,
+    )
+
+
+def check_events(
+    events: Sequence[Event],
+    facts: Facts,
+    *,
+    damage: Sequence[Damage] = (),
+    unknown_events: int = 0,
+    require_complete: bool = False,
+) -> Report:
+    """Judge a history. Pure; files may come in any order, but the events of one file in the order of its lines.
+
+    Takes time and memory in proportion to the number of events (and n·log n for sorting).
+    """
+    findings = Findings()
+    terms = TermJudge(findings)
+    decisions = decisions_in_order(events)
+    terms.see_decisions(decisions)
+    replay = Replay(facts, findings)
+    for decision in decisions:
+        replay.see(decision)
+    judges = _Judges(facts, replay.timeline, findings)
+    for event in events:
+        terms.see(event)
+        judges.see(event)
+    judges.finish()
+    _judge_damage(damage, replay.timeline, findings)
+    if require_complete and not replay.timeline.complete:
+        findings.add(Kind.INCOMPLETE, "the run was cut short: no barrier with reason end or stop is published")
+    return judges.report(len(events), unknown_events)
+
+
+class _Judges:
+    """Hands each event to the judges it concerns, after making sure that its actor exists."""
+
+    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
+        self._layout = facts.layout
+        self._bound = facts.rule.bound_clock_distance
+        self._timeline = timeline
+        self._findings = findings
+        self._versions = VersionJudge(facts, timeline, findings)
+        self._lanes = LaneJudge(facts, timeline, findings)
+        self._shards = ShardJudge(facts, timeline, findings)
+        self._samples = SampleJudge(facts, timeline, findings)
+        self._strangers: set[tuple[int, int, int, int]] = set()
+
+    def see(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
+        """Judge one event that is no decision; decisions are the timeline already."""
+        if isinstance(event, Pass | Step):
+            if self._is_known(event, event.vw, event.incarnation, event.stage):
+                self._lanes.see(event)
+                if isinstance(event, Pass):
+                    self._versions.see(event)
+        elif isinstance(event, Staged):
+            if self._is_known(event, event.vw, event.incarnation, event.stage, event.shard):
+                self._shards.see_staged(event)
+        elif isinstance(event, Apply):
+            if self._is_known(event, event.vw, event.incarnation, shard=event.shard):
+                self._shards.see_apply(event)
+        elif isinstance(event, Pull):
+            if self._is_known(event, event.vw, stage=event.stage, shard=event.shard):
+                self._shards.see_pull(event)
+        elif isinstance(event, Used) and self._is_known(event, event.vw):
+            self._samples.see(event)
+
+    def finish(self) -> None:
+        """Judge what only the whole history shows."""
+        self._versions.finish()
+        self._lanes.finish()
+        self._shards.finish()
+        self._samples.finish()
+
+    def report(self, num_events: int, unknown_events: int) -> Report:
+        """The verdict; call after `finish`."""
+        line = self._timeline
+        return Report(
+            minibatches=self._versions.num_minibatches(),
+            violations=self._findings.violations(),
+            waves_applied_twice=self._shards.num_applied_twice(),
+            torn_waves=self._findings.count(Kind.TORN_WAVE),
+            counts=Counts(
+                events=num_events,
+                waves=len(line.commits),
+                samples=sum(commit.samples for commit in line.commits.values()),
+                published_clock=line.published,
+                max_clock_distance=line.max_distance,
+                bound_clock_distance=self._bound,
+                unknown_events=unknown_events,
+                complete=line.complete,
+            ),
+        )
+
+    def _is_known(self, event: Event, vw: int, incarnation: int = -1, stage: int = 0, shard: int = 0) -> bool:
+        """False, with a report the first time, when the actor is not in the plan or the life never joined."""
+        problem = _stranger(self._layout, vw, stage, shard)
+        if problem is None and incarnation >= 0 and (vw, incarnation) not in self._timeline.lives:
+            problem = f"incarnation {incarnation} of virtual worker {vw} never joined"
+        if problem is None:
+            return True
+        if (vw, incarnation, stage, shard) not in self._strangers:
+            self._strangers.add((vw, incarnation, stage, shard))
+            self._findings.add(Kind.MEMBERSHIP, problem, event.origin)
+        return False
+
+
+def _stranger(layout: Layout, vw: int, stage: int, shard: int) -> str | None:
+    if vw >= len(layout.num_stages):
+        return f"virtual worker {vw} is not in the plan of {len(layout.num_stages)}"
+    if stage >= layout.num_stages[vw]:
+        return f"stage {stage} of virtual worker {vw} is not in the plan of {layout.num_stages[vw]} stages"
+    if shard >= layout.num_shards:
+        return f"shard {shard} is not in the plan of {layout.num_shards} shards"
+    return None
+
+
+def _judge_damage(damage: Sequence[Damage], timeline: Timeline, findings: Findings) -> None:
+    """A torn last line is what a kill leaves behind: legal where the run was cut short or that worker was evicted."""
+    for line in damage:
+        life = timeline.lives.get(line.life) if line.life is not None else None
+        killed = not timeline.complete or (life is not None and life.eviction is not None)
+        if not (line.torn and killed):
+            findings.add_at(Kind.MALFORMED_LINE, f"not a whole event: {line.problem}", f"{line.file}:{line.line}")

@@ -1,0 +1,176 @@
+"""The lines of a history as values (`wsp.md` §7).
+
+A history is written by many processes, one file each. Within a file the order of lines is the order of events;
+between files only the monotonic time of one host orders them. So every event keeps its `Origin`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where and when one line was written."""
+
+    t: float
+    """Monotonic seconds; comparable between processes of one host only."""
+    host: str
+    pid: int
+    role: str
+    term: int
+    file: str
+    """Path relative to the run's folder."""
+    line: int
+    """1-based line number in `file`."""
+
+    @property
+    def where(self) -> str:
+        """`FILE:LINE`."""
+        return f"{self.file}:{self.line}"
+
+    def may_precede(self, other: Origin) -> bool:
+        """False only if this line was certainly written after `other`. Equal times and other hosts may precede."""
+        return self.host != other.host or self.t <= other.t
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvent(Event):
+    """Something one stage did for minibatch `p`."""
+
+    vw: int
+    incarnation: int
+    stage: int
+    p: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step(StageEvent):
+    """The optimizer stepped with the update of `p`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(StageEvent):
+    """A forward or backward of `p` started on the weights w^(clock) plus own updates up to `local_through`."""
+
+    clock: int
+    local_through: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forward(Pass):
+    """A forward started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backward(Pass):
+    """A backward started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(Event):
+    """A shard holds `slices` slices of one stage's part of a wave, not yet decided upon."""
+
+    vw: int
+    incarnation: int
+    stage: int
+    wave: int
+    shard: int
+    slices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Event):
+    """The clock shard decided that a wave counts; it used `samples` samples."""
+
+    vw: int
+    incarnation: int
+    wave: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Event):
+    """A shard followed the commit of a wave."""
+
+    shard: int
+    vw: int
+    incarnation: int
+    wave: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(Event):
+    """The clock shard is about to tell that w^(clock) can be read."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull(Event):
+    """A stage was served its part of w^(clock) by a shard."""
+
+    shard: int
+    vw: int
+    stage: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict(Event):
+    """A virtual worker stopped being a member."""
+
+    vw: int
+    incarnation: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Event):
+    """A virtual worker becomes a member at the barrier at `clock`."""
+
+    vw: int
+    incarnation: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier(Event):
+    """A barrier is set at `clock`; `words` are its reasons."""
+
+    clock: int
+    words: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Used(Event):
+    """The samples of a committed wave, as indices into the data of `epoch`."""
+
+    vw: int
+    wave: int
+    epoch: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A line that is no event."""
+
+    file: str
+    line: int
+    problem: str
+    torn: bool
+    """True for a last line without its newline: what a killed process leaves behind."""
+    life: tuple[int, int] | None
+    """(vw, incarnation) of the process that wrote the file, where earlier lines tell."""
+
+
+Decision = Commit | Publish | Evict | Join | Barrier
+"""What the clock shard decides; the order of these lines is the decision log."""

@@ -1,0 +1,166 @@
+"""What a run promised before it began: the part of job.json, plan.json and facts.json that a history is judged by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from hetpipe.check.formulas import Rule, WeightRule
+from hetpipe.errors import UserError
+
+FileModel = TypeVar("FileModel", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who takes part."""
+
+    num_stages: tuple[int, ...]
+    """Stages per virtual worker, in index order."""
+    num_shards: int
+    num_slices: Mapping[tuple[int, int, int], int]
+    """(vw, stage, shard) → slices of that stage on that shard; pairs without slices are absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is dealt, and when the run ends."""
+
+    num_samples: int
+    batch_size: int
+    epochs: int | None = None
+    """Passes over the data, or None where `minibatches` bounds the run."""
+    minibatches: int | None = None
+    """Minibatches per virtual worker, or None where `epochs` bounds the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the run begins: all zeros when fresh, else the barrier it was resumed from."""
+
+    clock: int = 0
+    epoch: int = 0
+    used: frozenset[int] = frozenset()
+    """Samples of `epoch` that earlier waves used."""
+    minibatches: int = 0
+    """Minibatches committed before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything a history is judged by."""
+
+    rule: Rule
+    layout: Layout
+    data: Data
+    start: Start = field(default_factory=Start)
+
+
+class _SyncFile(BaseModel):
+    kind: str
+    D: int | None = Field(default=None, ge=0)
+    minibatches_per_wave: int = Field(ge=1)
+    deterministic: bool = False
+
+
+class _JobFile(BaseModel):
+    sync: _SyncFile
+    weights: str = WeightRule.WAVE.value
+    batch_size: int = Field(ge=1)
+    epochs: int | None = None
+    minibatches: int | None = None
+
+
+class _StageFile(BaseModel):
+    first_layer: int
+    last_layer: int
+
+
+class _VirtualWorkerFile(BaseModel):
+    stages: list[_StageFile]
+
+
+class _SliceFile(BaseModel):
+    layer: int
+    shard: int
+
+
+class _PlanFile(BaseModel):
+    virtual_workers: list[_VirtualWorkerFile]
+    slices: list[_SliceFile]
+    num_shards: int = Field(ge=1)
+
+
+class _StartFile(BaseModel):
+    clock: int = Field(default=0, ge=0)
+    epoch: int = Field(default=0, ge=0)
+    used: list[int] = []
+    minibatches: int = Field(default=0, ge=0)
+
+
+class _FactsFile(BaseModel):
+    num_samples: int = Field(ge=1)
+    start: _StartFile = _StartFile()
+
+
+def read_facts(run_dir: Path) -> Facts:
+    """The facts of the run in `run_dir`.
+
+    Raises:
+        UserError: a file is missing, does not hold what it must, or names a policy the checker does not know.
+    """
+    job = _read(run_dir / "job.json", _JobFile)
+    plan = _read(run_dir / "plan.json", _PlanFile)
+    facts = _read(run_dir / "facts.json", _FactsFile)
+    return Facts(
+        rule=_rule(job),
+        layout=_layout(plan),
+        data=Data(facts.num_samples, job.batch_size, job.epochs, job.minibatches),
+        start=Start(facts.start.clock, facts.start.epoch, frozenset(facts.start.used), facts.start.minibatches),
+    )
+
+
+def _read(path: Path, kind: type[FileModel]) -> FileModel:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; name the folder of a run") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "file"
+        raise UserError(f"{path} is no {path.name} of a run: {place}: {first['msg']}") from error
+
+
+def _rule(job: _JobFile) -> Rule:
+    try:
+        weights = WeightRule(job.weights)
+    except ValueError as error:
+        known = ", ".join(WeightRule)
+        raise UserError(f"weights: {job.weights} cannot be checked, only {known}") from error
+    staleness: int | None
+    if job.sync.kind == "bsp":
+        staleness = 0
+    elif job.sync.kind == "asp":
+        staleness = None
+    elif job.sync.kind == "wsp" and job.sync.D is not None:
+        staleness = job.sync.D
+    else:
+        raise UserError(
+            f"sync.kind {job.sync.kind} with D = {job.sync.D} cannot be checked, only wsp with a D, bsp, asp"
+        )
+    return Rule(job.sync.minibatches_per_wave, staleness, weights, job.sync.deterministic)
+
+
+def _layout(plan: _PlanFile) -> Layout:
+    num_slices: Counter[tuple[int, int, int]] = Counter()
+    for vw, worker in enumerate(plan.virtual_workers):
+        for stage, layers in enumerate(worker.stages):
+            for piece in plan.slices:
+                if layers.first_layer <= piece.layer < layers.last_layer:
+                    num_slices[vw, stage, piece.shard] += 1
+    return Layout(tuple(len(worker.stages) for worker in plan.virtual_workers), plan.num_shards, num_slices)

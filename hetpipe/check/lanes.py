@@ -1,0 +1,194 @@
+"""Judges that every stage did every minibatch once, whole and in order.
+
+A *lane* is one stage of one life of a virtual worker. One process runs it, so within a lane the order of lines is
+the order of what happened. What is missing is judged at the end: a run cut short, or a life that was evicted, may lack
+the tail of its work, but nothing that was committed and nothing that something later stands on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hetpipe.check.events import Backward, Forward, Pass, StageEvent, Step
+from hetpipe.check.facts import Facts
+from hetpipe.check.formulas import WeightRule, local_through, minibatches_in, wave_of
+from hetpipe.check.report import Findings, Kind
+from hetpipe.check.timeline import Timeline
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What one stage of one life did. Each dictionary: p → its first event."""
+
+    stage: int
+    forwards: dict[int, Forward] = field(default_factory=dict)
+    backwards: dict[int, Backward] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
+    last_step: int = 0
+    needed_step: int = 0
+    """The largest v(p) of its forwards that lies behind their barrier."""
+    too_early: list[tuple[Forward, int]] = field(default_factory=list)
+    """Forwards that started before the step of their v(p)."""
+    disordered: list[StageEvent] = field(default_factory=list)
+    """Backwards before their forward, steps before their backward."""
+
+
+class LaneJudge:
+    """Feeds on forwards, backwards and steps; the events of one lane must come in the order of their file."""
+
+    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
+        self._rule = facts.rule
+        self._layout = facts.layout
+        self._batch_size = facts.data.batch_size
+        self._timeline = timeline
+        self._findings = findings
+        self._lanes: dict[tuple[int, int], list[_Lane]] = {}
+
+    def see(self, event: Pass | Step) -> None:
+        """Judge one event of a life and stage that the plan knows."""
+        key = (event.vw, event.incarnation)
+        lanes = self._lanes.get(key)
+        if lanes is None:
+            lanes = self._lanes[key] = [_Lane(stage) for stage in range(self._layout.num_stages[event.vw])]
+        lane = lanes[event.stage]
+        if isinstance(event, Forward):
+            self._see_forward(lane, event)
+        elif isinstance(event, Backward):
+            self._see_backward(lane, event)
+        elif isinstance(event, Step):
+            self._see_step(lane, event)
+
+    def finish(self) -> None:
+        """Judge what is missing."""
+        committed_minibatches: Counter[tuple[int, int]] = Counter()
+        for (vw, incarnation), lanes in self._lanes.items():
+            started = _started(lanes)
+            self._judge_gaps(started)
+            for p in started:
+                wave = wave_of(self._rule, p)
+                if self._timeline.committed(vw, incarnation, wave):
+                    committed_minibatches[vw, wave] += 1
+            due = {p for p in started if self._is_due(vw, incarnation, p)}
+            stepping = self._stepping(started)
+            for lane in lanes:
+                self._judge_order(lane)
+                self._judge_missing(lane, due, started, stepping)
+        self._judge_commits(committed_minibatches)
+
+    def _see_forward(self, lane: _Lane, event: Forward) -> None:
+        if event.p in lane.forwards:
+            self._findings.add(Kind.MINIBATCH_TWICE, f"a second {_name(event)}", event.origin)
+            return
+        lane.forwards[event.p] = event
+        floor = self._timeline.floor_clock(wave_of(self._rule, event.p))
+        through = local_through(self._rule, event.p, floor)
+        if through > floor * self._rule.minibatches_per_wave:
+            lane.needed_step = max(lane.needed_step, through)
+            if lane.last_step < through:
+                lane.too_early.append((event, through))
+
+    def _see_backward(self, lane: _Lane, event: Backward) -> None:
+        if event.p in lane.backwards:
+            self._findings.add(Kind.MINIBATCH_TWICE, f"a second {_name(event)}", event.origin)
+            return
+        lane.backwards[event.p] = event
+        if event.p not in lane.forwards:
+            lane.disordered.append(event)
+
+    def _see_step(self, lane: _Lane, event: Step) -> None:
+        if event.p in lane.steps:
+            self._findings.add(Kind.STEP_TWICE, f"a second {_name(event)}", event.origin)
+            return
+        lane.steps[event.p] = event
+        if event.p < lane.last_step:
+            message = f"{_name(event)} comes after the step of p = {lane.last_step}"
+            self._findings.add(Kind.STEP_ORDER, message, event.origin)
+        lane.last_step = max(lane.last_step, event.p)
+        if event.p not in lane.backwards:
+            lane.disordered.append(event)
+
+    def _stepping(self, started: dict[int, StageEvent]) -> dict[int, StageEvent]:
+        """The minibatches after which the optimizer steps: each one, or the last of each wave."""
+        if self._rule.weights is WeightRule.WAVE:
+            return started
+        last_of_wave = {wave_of(self._rule, p): p for p in started}
+        return {p: started[p] for p in last_of_wave.values()}
+
+    def _is_due(self, vw: int, incarnation: int, p: int) -> bool:
+        """True when nothing excuses unfinished work on p."""
+        line = self._timeline
+        if line.committed(vw, incarnation, wave_of(self._rule, p)):
+            return True
+        return line.complete and line.members.get(vw) == incarnation
+
+    def _judge_gaps(self, started: dict[int, StageEvent]) -> None:
+        """Minibatches are numbered without gaps from each barrier on."""
+        previous, previous_floor = 0, -1
+        for p, event in started.items():
+            floor = self._timeline.floor_clock(wave_of(self._rule, p))
+            first = floor * self._rule.minibatches_per_wave + 1
+            expected = previous + 1 if floor == previous_floor else first
+            if p != expected:
+                skipped = f"p = {expected}" if expected == p - 1 else f"p = {expected} … {p - 1}"
+                message = f"{skipped} of virtual worker {event.vw} never started, but the {_name(event)} did"
+                self._findings.add(Kind.MINIBATCH_MISSING, message, event.origin)
+            previous, previous_floor = p, floor
+
+    def _judge_order(self, lane: _Lane) -> None:
+        """Report order only between lines that both exist; what is missing is reported as missing."""
+        for event in lane.disordered:
+            before = lane.forwards if isinstance(event, Backward) else lane.backwards
+            if event.p in before:
+                message = f"{_name(event)} comes before the {_name(before[event.p])}"
+                self._findings.add(Kind.MINIBATCH_ORDER, message, event.origin)
+        for forward, through in lane.too_early:
+            if through in lane.steps:
+                message = f"{_name(forward)} starts before the step of p = {through}, which its weights hold"
+                self._findings.add(Kind.UPDATE_NOT_READY, message, forward.origin)
+
+    def _judge_missing(
+        self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: dict[int, StageEvent]
+    ) -> None:
+        """Report what a lane lacks: all that is due, and what something later on the lane stands on."""
+        last_forward = max(lane.forwards, default=0)
+        last_backward = max(lane.backwards, default=0)
+        last_step = max(lane.last_step, lane.needed_step)
+        for p, event in started.items():
+            forward, backward, step = lane.forwards.get(p), lane.backwards.get(p), lane.steps.get(p)
+            wanted = p in due
+            if forward is None and (wanted or backward is not None or step is not None or p < last_forward):
+                self._report_missing(Kind.MINIBATCH_MISSING, "forward", lane, event)
+            if backward is None and (wanted or step is not None or p < last_backward):
+                self._report_missing(Kind.MINIBATCH_MISSING, "backward", lane, forward or event)
+            if step is None and p in stepping and (wanted or p <= last_step):
+                self._report_missing(Kind.STEP_MISSING, "step", lane, backward or forward or event)
+
+    def _report_missing(self, kind: Kind, what: str, lane: _Lane, known: StageEvent) -> None:
+        message = f"p = {known.p} of virtual worker {known.vw} has no {what} on stage {lane.stage}"
+        self._findings.add(kind, message, known.origin)
+
+    def _judge_commits(self, minibatches: Counter[tuple[int, int]]) -> None:
+        for (vw, wave), commit in self._timeline.commits.items():
+            expected = minibatches_in(commit.samples, self._batch_size)
+            if minibatches[vw, wave] != expected:
+                message = (
+                    f"commit of wave {wave} by virtual worker {vw} counts {commit.samples} samples ({expected} "
+                    f"minibatches of {self._batch_size}), but {minibatches[vw, wave]} minibatches were started"
+                )
+                self._findings.add(Kind.SAMPLE_COUNT, message, commit.origin)
+
+
+def _started(lanes: list[_Lane]) -> dict[int, StageEvent]:
+    """Every minibatch any stage knows, rising → one of its events, of the earliest stage that has one."""
+    found: dict[int, StageEvent] = {}
+    for lane in lanes:
+        for events in (lane.forwards, lane.backwards, lane.steps):
+            for p, event in events.items():
+                found.setdefault(p, event)
+    return dict(sorted(found.items()))
+
+
+def _name(event: StageEvent) -> str:
+    what = type(event).__name__.lower()
+    return f"{what} of p = {event.p} on stage {event.stage} of virtual worker {event.vw}"

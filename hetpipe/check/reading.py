@@ -1,0 +1,176 @@
+"""From the files of `RUN_DIR/history` to events.
+
+Reading judges nothing but the form of a line: what is malformed is kept as `Damage` for the checker to weigh.
+Unknown keys are ignored and unknown events counted, so that versions can mix.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetpipe.check.events import (
+    Apply,
+    Backward,
+    Barrier,
+    Commit,
+    Damage,
+    Event,
+    Evict,
+    Forward,
+    Join,
+    Origin,
+    Publish,
+    Pull,
+    Staged,
+    Step,
+    Used,
+)
+from hetpipe.errors import UserError
+
+Record = Mapping[str, object]
+
+
+class _MalformedError(ValueError):
+    """A line that is JSON but no event; the message says what is wrong."""
+
+
+@dataclass(slots=True)
+class History:
+    """All lines of a run, file by file, each file in its own order."""
+
+    events: list[Event] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    files: int = 0
+    lines: int = 0
+    unknown_events: int = 0
+
+
+def read_history(run_dir: Path) -> History:
+    """Read every `RUN_DIR/history/*.jsonl`.
+
+    Raises:
+        UserError: the folder is missing or holds no history file.
+    """
+    paths = sorted((run_dir / "history").glob("*.jsonl"))
+    if not paths:
+        raise UserError(f"{run_dir} holds no history/*.jsonl: name the folder of a run")
+    history = History()
+    for path in paths:
+        _read_file(path, f"history/{path.name}", history)
+    return history
+
+
+def _read_file(path: Path, name: str, history: History) -> None:
+    history.files += 1
+    life: tuple[int, int] | None = None
+    with path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            history.lines += 1
+            try:
+                event = _parse(raw, name, number)
+            except (ValueError, RecursionError) as error:
+                torn = not raw.endswith(b"\n")
+                history.damage.append(Damage(name, number, _first_line(error), torn=torn, life=life))
+                continue
+            if event is None:
+                history.unknown_events += 1
+                continue
+            history.events.append(event)
+            if life is None and isinstance(event, Forward | Backward | Step):
+                life = (event.vw, event.incarnation)
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg  # its own line number is that of the line's text, not of the file
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _parse(raw: bytes, file: str, line: int) -> Event | None:
+    """The event of one line; None for an event this checker does not know."""
+    record = json.loads(raw)
+    if not isinstance(record, dict):
+        raise _MalformedError("the line is no JSON object")
+    t = record.get("t")
+    if type(t) is not float and type(t) is not int:
+        raise _MalformedError(f"t must be a number of seconds, not {t!r}")
+    origin = Origin(
+        float(t),
+        _text(record, "host"),
+        _count(record, "pid"),
+        _text(record, "role"),
+        _count(record, "term"),
+        file,
+        line,
+    )
+    parser = _PARSERS.get(_text(record, "event"))
+    return None if parser is None else parser(record, origin)
+
+
+def _text(record: Record, key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str):
+        raise _MalformedError(f"{key} must be a string, not {value!r}")
+    return value
+
+
+def _count(record: Record, key: str) -> int:
+    value = record.get(key)
+    # `type(...) is int` on purpose: True and False are no counts.
+    if type(value) is not int or value < 0:
+        raise _MalformedError(f"{key} must be an integer >= 0, not {value!r}")
+    return value
+
+
+def _counts(record: Record, keys: Sequence[str]) -> list[int]:
+    return [_count(record, key) for key in keys]
+
+
+def _plain(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin], Event]:
+    """A parser for an event all of whose fields are counts."""
+
+    def parse(record: Record, origin: Origin) -> Event:
+        return kind(origin, *_counts(record, keys))
+
+    return parse
+
+
+def _staged(record: Record, origin: Origin) -> Event:
+    slices = record.get("slices")
+    num_slices = len(slices) if isinstance(slices, list) else _count(record, "slices")
+    vw, incarnation, stage, wave, shard = _counts(record, _STAGED_KEYS)
+    return Staged(origin, vw, incarnation, stage, wave, shard, num_slices)
+
+
+def _barrier(record: Record, origin: Origin) -> Event:
+    return Barrier(origin, _count(record, "clock"), frozenset(_text(record, "reason").split("+")))
+
+
+def _used(record: Record, origin: Origin) -> Event:
+    indices = record.get("indices")
+    if not isinstance(indices, list) or not all(type(index) is int for index in indices):
+        raise _MalformedError("indices must be a list of integers")
+    vw, wave, epoch = _counts(record, _USED_KEYS)
+    return Used(origin, vw, wave, epoch, tuple(indices))
+
+
+_STAGED_KEYS = ("vw", "incarnation", "stage", "wave", "shard")
+_USED_KEYS = ("vw", "wave", "epoch")
+
+_PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
+    "forward": _plain(Forward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
+    "backward": _plain(Backward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
+    "step": _plain(Step, "vw", "incarnation", "stage", "p"),
+    "staged": _staged,
+    "commit": _plain(Commit, "vw", "incarnation", "wave", "samples"),
+    "apply": _plain(Apply, "shard", "vw", "incarnation", "wave"),
+    "publish": _plain(Publish, "clock"),
+    "pull": _plain(Pull, "shard", "vw", "stage", "clock"),
+    "evict": _plain(Evict, "vw", "incarnation", "clock"),
+    "join": _plain(Join, "vw", "incarnation", "clock"),
+    "barrier": _barrier,
+    "used": _used,
+}

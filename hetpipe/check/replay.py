@@ -1,0 +1,210 @@
+"""Replays the decision log: commits, publishes, barriers, evictions and joins, in the clock shard's own order.
+
+This is the one judge that needs an order over events of all virtual workers, and the clock shard gives it: it writes
+these lines one by one (`wsp.md` §4). What it learns becomes the `Timeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Publish
+from hetpipe.check.facts import Facts
+from hetpipe.check.report import Findings, Kind
+from hetpipe.check.timeline import Life, Timeline
+
+
+def decisions_in_order(events: Iterable[Event]) -> list[Decision]:
+    """The decision log: file by file in order of their first decision, each file in its own order.
+
+    A restarted clock shard goes on in the same file or in a later one; either way lines keep their order, even where
+    the times of two neighbouring lines do not.
+    """
+    files: dict[str, list[Decision]] = {}
+    for event in events:
+        if isinstance(event, Commit | Publish | Evict | Join | Barrier):
+            files.setdefault(event.origin.file, []).append(event)
+    ordered = sorted(files.values(), key=lambda decisions: decisions[0].origin.t)
+    return [decision for decisions in ordered for decision in decisions]
+
+
+class Replay:
+    """Feeds on decisions in order, reports what breaks `wsp.md` §2, §4 and §5, and fills a timeline."""
+
+    def __init__(self, facts: Facts, findings: Findings) -> None:
+        self._rule = facts.rule
+        self._findings = findings
+        self._position = -1
+        start = facts.start.clock
+        founders = range(len(facts.layout.num_stages))
+        self.timeline = Timeline(
+            start_clock=start,
+            lives={(vw, 0): Life(vw, 0, start) for vw in founders},
+            members=dict.fromkeys(founders, 0),
+            local=dict.fromkeys(founders, start),
+            barriers=[start],
+        )
+
+    def see(self, decision: Decision) -> None:
+        """Replay one decision."""
+        self._position += 1
+        if isinstance(decision, Commit):
+            self._see_commit(decision)
+        elif isinstance(decision, Publish):
+            self._see_publish(decision)
+        elif isinstance(decision, Barrier):
+            self._see_barrier(decision)
+        elif isinstance(decision, Evict):
+            self._see_evict(decision)
+        else:
+            self._see_join(decision)
+
+    def _see_commit(self, commit: Commit) -> None:
+        line = self.timeline
+        vw, wave = commit.vw, commit.wave
+        name = f"commit of wave {wave} by virtual worker {vw}, incarnation {commit.incarnation}"
+        if line.members.get(vw) != commit.incarnation:
+            self._refuse(f"{name}, which is no member", vw, commit)
+            self._enter(commit)
+            return
+        expected = line.local[vw]
+        if wave != expected:
+            self._findings.add(Kind.COMMIT_ORDER, f"{name}, where wave {expected} is next", commit.origin)
+        self._enter(commit)
+        if wave < expected:
+            return
+        line.local[vw] = wave + 1
+        self._judge_barrier_of(commit, name)
+        self._judge_distance_of(commit, name)
+
+    def _enter(self, commit: Commit) -> None:
+        """Even a commit that should not be there is entered, so that its applies are not reported a second time."""
+        key = (commit.vw, commit.wave)
+        self.timeline.commits.setdefault(key, commit)
+        self.timeline.commit_positions.setdefault(key, self._position)
+
+    def _judge_barrier_of(self, commit: Commit, name: str) -> None:
+        end, pending = self.timeline.end, self.timeline.pending
+        if end is not None and commit.wave >= end.clock:
+            message = f"{name}, after the run ended at clock {end.clock}"
+            self._findings.add(Kind.PAST_END, message, commit.origin)
+        elif pending and commit.wave >= min(pending):
+            message = f"{name}, before the barrier at clock {min(pending)} is published"
+            self._findings.add(Kind.COMMIT_PAST_BARRIER, message, commit.origin)
+
+    def _judge_distance_of(self, commit: Commit, name: str) -> None:
+        line, staleness, bound = self.timeline, self._rule.staleness, self._rule.bound_clock_distance
+        slowest = min(line.local[vw] for vw in line.members)
+        distance = line.local[commit.vw] - slowest
+        line.max_distance = max(line.max_distance, distance)
+        if staleness is None or bound is None:
+            return
+        published = line.start_clock if line.published is None else line.published
+        if distance > bound:
+            message = f"{name} takes it {distance} waves ahead of global clock {slowest}, over the bound {bound}"
+            self._findings.add(Kind.CLOCK_DISTANCE, message, commit.origin)
+        elif published < commit.wave - staleness:
+            message = f"{name} at published clock {published}, before clock {commit.wave - staleness} (D = {staleness})"
+            self._findings.add(Kind.COMMIT_EARLY, message, commit.origin)
+
+    def _see_publish(self, publish: Publish) -> None:
+        line, clock, last = self.timeline, publish.clock, self.timeline.published
+        expected = line.start_clock if last is None else last + 1
+        if last is not None and clock == last:
+            self._findings.add(Kind.CLOCK_REPEATED, f"clock {clock} is published again", publish.origin)
+        elif clock < expected:
+            message = f"the published clock fell from {expected if last is None else last} to {clock}"
+            self._findings.add(Kind.CLOCK_FELL, message, publish.origin)
+        if clock < expected:
+            return
+        if clock > expected:
+            message = f"clock {clock} is published where clock {expected} is next"
+            self._findings.add(Kind.CLOCK_SKIPPED, message, publish.origin)
+        for vw, incarnation in line.members.items():
+            if line.local[vw] < clock:
+                message = (
+                    f"clock {clock} is published before virtual worker {vw}, incarnation {incarnation}, committed "
+                    f"wave {clock - 1}: it has committed {line.local[vw]} waves"
+                )
+                self._findings.add(Kind.PUBLISH_EARLY, message, publish.origin)
+        line.published = clock
+        line.publishes[clock] = publish
+        line.publish_positions[clock] = self._position
+        self._reach_barriers(clock)
+
+    def _reach_barriers(self, clock: int) -> None:
+        line = self.timeline
+        for reached in sorted(pending for pending in line.pending if pending <= clock):
+            barrier = line.pending.pop(reached)
+            line.barriers.append(reached)
+            if "epoch" in barrier.words:
+                line.epoch_ends.append(barrier)
+            if barrier.words & {"end", "stop"}:
+                line.end = barrier
+
+    def _see_barrier(self, barrier: Barrier) -> None:
+        line = self.timeline
+        published = line.start_clock if line.published is None else line.published
+        committed = max((line.local[vw] for vw in line.members), default=0)
+        if barrier.clock == published == line.start_clock:
+            return  # the barrier the run starts from
+        if barrier.clock <= published or barrier.clock < committed:
+            message = (
+                f"a barrier is set at clock {barrier.clock}, behind published clock {published} "
+                f"or committed clock {committed}"
+            )
+            self._findings.add(Kind.BARRIER, message, barrier.origin)
+            return
+        for replaced in [clock for clock in line.pending if clock > barrier.clock]:
+            del line.pending[replaced]
+        line.pending[barrier.clock] = barrier
+
+    def _see_evict(self, evict: Evict) -> None:
+        line = self.timeline
+        life = line.lives.get((evict.vw, evict.incarnation))
+        if life is None or line.members.get(evict.vw) != evict.incarnation:
+            name = f"eviction of virtual worker {evict.vw}, incarnation {evict.incarnation}"
+            self._refuse(f"{name}, which is no member", evict.vw, evict)
+            return
+        del line.members[evict.vw]
+        life.eviction, life.eviction_position = evict, self._position
+
+    def _see_join(self, join: Join) -> None:
+        line, vw = self.timeline, join.vw
+        name = f"virtual worker {vw}, incarnation {join.incarnation}, joins at clock {join.clock}"
+        if vw not in line.local:
+            self._findings.add(Kind.MEMBERSHIP, f"{name}, but the plan has no such worker", join.origin)
+            return
+        newest = max(incarnation for owner, incarnation in line.lives if owner == vw)
+        if vw in line.members:
+            self._found(join, name)
+            return
+        if join.incarnation <= newest:
+            self._findings.add(Kind.OLD_INCARNATION, f"{name}, after incarnation {newest} was evicted", join.origin)
+            return
+        if join.clock not in line.pending and join.clock != line.barriers[-1]:
+            self._findings.add(Kind.MEMBERSHIP, f"{name}, where there is no barrier", join.origin)
+        if join.clock < line.local[vw]:
+            message = f"{name}, below its own committed clock {line.local[vw]}"
+            self._findings.add(Kind.MEMBERSHIP, message, join.origin)
+        self._admit(join)
+
+    def _found(self, join: Join, name: str) -> None:
+        """A join of someone who is a member already: only the record of a founder, before it committed anything."""
+        line = self.timeline
+        if join.clock != line.start_clock or line.local[join.vw] != line.start_clock:
+            self._findings.add(Kind.MEMBERSHIP, f"{name}, but it is a member already", join.origin)
+            return
+        del line.lives[join.vw, line.members[join.vw]]
+        self._admit(join)
+
+    def _admit(self, join: Join) -> None:
+        line = self.timeline
+        line.members[join.vw] = join.incarnation
+        line.local[join.vw] = join.clock
+        line.lives[join.vw, join.incarnation] = Life(join.vw, join.incarnation, join.clock)
+
+    def _refuse(self, message: str, vw: int, decision: Decision) -> None:
+        """Report a decision about a life that is no member: an evicted one, or one that never was."""
+        known = any(owner == vw for owner, _ in self.timeline.lives)
+        self._findings.add(Kind.OLD_INCARNATION if known else Kind.MEMBERSHIP, message, decision.origin)

@@ -1,0 +1,140 @@
+"""Judges what shards did: waves staged, applied exactly once and everywhere, clocks served (`wsp.md` §4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hetpipe.check.events import Apply, Commit, Pull, Staged
+from hetpipe.check.facts import Facts
+from hetpipe.check.report import Findings, Kind
+from hetpipe.check.timeline import Life, Timeline
+
+
+class ShardJudge:
+    """Feeds on staged, apply and pull lines; the lines of one file must come in its order."""
+
+    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
+        self._layout = facts.layout
+        self._timeline = timeline
+        self._findings = findings
+        #: (vw, wave) → shard → its first apply.
+        self._applied: dict[tuple[int, int], dict[int, Apply]] = {}
+        self._twice: set[tuple[int, int]] = set()
+        #: (vw, incarnation, wave) → (stage, shard) → slices staged.
+        self._staged: dict[tuple[int, int, int], Counter[tuple[int, int]]] = {}
+        self._first_staged: dict[tuple[int, int, int], Staged] = {}
+        #: File → how far its shard has provably followed the decision log.
+        self._followed: dict[str, int] = {}
+        self._unpublished: set[tuple[int, int, int]] = set()
+
+    def num_applied_twice(self) -> int:
+        """Waves that some shard applied more than once."""
+        return len(self._twice)
+
+    def see_staged(self, staged: Staged) -> None:
+        """Note what is staged, and that no evicted life stages."""
+        key = (staged.vw, staged.incarnation, staged.wave)
+        self._staged.setdefault(key, Counter())[staged.stage, staged.shard] += staged.slices
+        self._first_staged.setdefault(key, staged)
+        life = self._timeline.lives[staged.vw, staged.incarnation]
+        if self._knows_eviction(staged, life):
+            message = f"wave {staged.wave} of {_life(life)} is staged on shard {staged.shard} after its eviction"
+            self._findings.add(Kind.OLD_INCARNATION, message, staged.origin)
+
+    def see_apply(self, apply: Apply) -> None:
+        """Judge that a committed wave is applied, once."""
+        key = (apply.vw, apply.wave)
+        name = f"wave {apply.wave} of virtual worker {apply.vw}, incarnation {apply.incarnation}"
+        if self._timeline.committed(apply.vw, apply.incarnation, apply.wave):
+            position = self._timeline.commit_positions[key]
+            self._followed[apply.origin.file] = max(self._followed.get(apply.origin.file, 0), position)
+        elif not self._timeline.may_have_lost_commit(apply.vw, apply.incarnation, apply.wave):
+            message = f"shard {apply.shard} applies {name}, which was never committed"
+            self._findings.add(Kind.APPLIED_UNCOMMITTED, message, apply.origin)
+        first = self._applied.setdefault(key, {}).setdefault(apply.shard, apply)
+        if first is not apply:
+            self._twice.add(key)
+            message = f"shard {apply.shard} applies {name} again, after {first.origin.where}"
+            self._findings.add(Kind.WAVE_APPLIED_TWICE, message, apply.origin)
+
+    def see_pull(self, pull: Pull) -> None:
+        """Judge that only published clocks are served."""
+        key = (pull.shard, pull.vw, pull.clock)
+        if key not in self._unpublished and not self._timeline.is_published_before(pull.clock, pull.origin):
+            self._unpublished.add(key)
+            message = (
+                f"shard {pull.shard} serves clock {pull.clock} to stage {pull.stage} of virtual worker {pull.vw} "
+                "before it is published"
+            )
+            self._findings.add(Kind.UNPUBLISHED_PULL, message, pull.origin)
+
+    def finish(self) -> None:
+        """Judge what is missing or came too late."""
+        for commit in self._timeline.commits.values():
+            self._judge_applies(commit)
+            if commit.samples > 0:
+                self._judge_staged(commit)
+        for (vw, incarnation, wave), staged in self._first_staged.items():
+            if self._is_stranded(vw, incarnation, wave):
+                message = (
+                    f"wave {wave} of virtual worker {vw}, incarnation {incarnation}, is staged and never committed"
+                )
+                self._findings.add(Kind.STAGED_UNCOMMITTED, message, staged.origin)
+
+    def _knows_eviction(self, staged: Staged, life: Life) -> bool:
+        """True when the file shows that its shard knew of the eviction: it wrote it, or applied something later."""
+        if life.eviction is None or life.eviction_position is None:
+            return False
+        origin, eviction = staged.origin, life.eviction.origin
+        if origin.file == eviction.file:
+            return origin.line > eviction.line
+        return self._followed.get(origin.file, 0) > life.eviction_position
+
+    def _judge_applies(self, commit: Commit) -> None:
+        line = self._timeline
+        name = f"wave {commit.wave} of virtual worker {commit.vw}"
+        applied = self._applied.get((commit.vw, commit.wave), {})
+        missing = [shard for shard in range(self._layout.num_shards) if shard not in applied]
+        published = line.published is not None and commit.wave < line.published
+        if missing and (line.complete or published):
+            if applied:
+                where = f"applied on shards {sorted(applied)} but not on shards {missing}"
+                self._findings.add(Kind.TORN_WAVE, f"{name} is torn: {where}", commit.origin)
+            else:
+                self._findings.add(Kind.NEVER_APPLIED, f"{name} is committed but never applied", commit.origin)
+        publish = line.publishes.get(commit.wave + 1)
+        if publish is None:
+            return
+        for shard, apply in applied.items():
+            if not apply.origin.may_precede(publish.origin):
+                message = (
+                    f"clock {publish.clock} is published {apply.origin.t - publish.origin.t:.6f} s before "
+                    f"shard {shard} applies {name}"
+                )
+                self._findings.add(Kind.PUBLISH_EARLY, message, publish.origin)
+
+    def _judge_staged(self, commit: Commit) -> None:
+        staged = self._staged.get((commit.vw, commit.incarnation, commit.wave), Counter())
+        for stage in range(self._layout.num_stages[commit.vw] if commit.vw < len(self._layout.num_stages) else 0):
+            for shard in range(self._layout.num_shards):
+                wanted = self._layout.num_slices.get((commit.vw, stage, shard), 0)
+                if staged[stage, shard] < wanted:
+                    message = (
+                        f"wave {commit.wave} of virtual worker {commit.vw} is committed, but only "
+                        f"{staged[stage, shard]} of {wanted} slices of stage {stage} are staged on shard {shard}"
+                    )
+                    self._findings.add(Kind.COMMITTED_UNSTAGED, message, commit.origin)
+
+    def _is_stranded(self, vw: int, incarnation: int, wave: int) -> bool:
+        """True for a staged wave that should have been committed: its life saw the run end, and it lies before the end.
+
+        An empty wave at or behind the last barrier is dropped by it (`wsp.md` §5).
+        """
+        line = self._timeline
+        if line.end is None or line.members.get(vw) != incarnation or wave >= line.end.clock:
+            return False
+        return not line.committed(vw, incarnation, wave)
+
+
+def _life(life: Life) -> str:
+    return f"virtual worker {life.vw}, incarnation {life.incarnation},"

@@ -1,0 +1,82 @@
+"""What the decision log says, once replayed: the common ground on which every other line is judged."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from hetpipe.check.events import Barrier, Commit, Evict, Origin, Publish
+
+
+@dataclass(slots=True)
+class Life:
+    """One incarnation of a virtual worker."""
+
+    vw: int
+    incarnation: int
+    first_wave: int
+    """The clock at which it joined."""
+    eviction: Evict | None = None
+    eviction_position: int | None = None
+    """Position of the eviction in the decision log; None while it is a member."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The decisions of a run, indexed. A *position* is an index into the decision log.
+
+    Filled by `replay.Replay` alone; everyone else only reads.
+    """
+
+    start_clock: int
+    lives: dict[tuple[int, int], Life] = field(default_factory=dict)
+    """(vw, incarnation) → life."""
+    members: dict[int, int] = field(default_factory=dict)
+    """Member → incarnation, now."""
+    local: dict[int, int] = field(default_factory=dict)
+    """vw → waves committed; kept for evicted ones."""
+    commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
+    """(vw, wave) → its first commit."""
+    commit_positions: dict[tuple[int, int], int] = field(default_factory=dict)
+    publishes: dict[int, Publish] = field(default_factory=dict)
+    """clock → its first publish."""
+    publish_positions: dict[int, int] = field(default_factory=dict)
+    published: int | None = None
+    """The last published clock."""
+    pending: dict[int, Barrier] = field(default_factory=dict)
+    """Barriers that are set and not reached."""
+    barriers: list[int] = field(default_factory=list)
+    """The clocks of the start and of all reached barriers, rising."""
+    epoch_ends: list[Barrier] = field(default_factory=list)
+    """The reached barriers that ended an epoch."""
+    end: Barrier | None = None
+    """The reached barrier that ended the run, or stopped it."""
+    max_distance: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """True when the run reached its end or a stop."""
+        return self.end is not None
+
+    def is_published_before(self, clock: int, origin: Origin) -> bool:
+        """True when `clock` was, or may have been, published when the line at `origin` was written."""
+        publish = self.publishes.get(clock)
+        return publish is not None and publish.origin.may_precede(origin)
+
+    def floor_clock(self, wave: int) -> int:
+        """The latest barrier at or below `wave`. A barrier that is only set counts too: nobody may pass it."""
+        floor = self.barriers[max(0, bisect_right(self.barriers, wave) - 1)]
+        return max((clock for clock in self.pending if clock <= wave), default=floor)
+
+    def epochs_ended(self, wave: int) -> int:
+        """How many epochs of this run ended at or below `wave`."""
+        return bisect_right(self.epoch_ends, wave, key=lambda barrier: barrier.clock)
+
+    def committed(self, vw: int, incarnation: int, wave: int) -> bool:
+        """True when this life committed `wave`."""
+        commit = self.commits.get((vw, wave))
+        return commit is not None and commit.incarnation == incarnation
+
+    def may_have_lost_commit(self, vw: int, incarnation: int, wave: int) -> bool:
+        """True when a kill may have hidden the commit line of `wave`: it would be the next of a run cut short."""
+        return not self.complete and self.members.get(vw) == incarnation and self.local[vw] == wave

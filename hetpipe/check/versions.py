@@ -1,0 +1,137 @@
+"""Judges the weights each minibatch saw (`wsp.md` §2, §3): gate, own updates, published clock, one version for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.check.events import Forward, Pass
+from hetpipe.check.facts import Facts
+from hetpipe.check.formulas import is_switch_point, local_through, required_clock, wave_of
+from hetpipe.check.report import Findings, Kind
+from hetpipe.check.timeline import Life, Timeline
+
+_Minibatches = dict[int, Pass]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one life did so far."""
+
+    life: Life
+    first: _Minibatches
+    """p → the first pass seen; the version all others must have."""
+    unpublished: set[int]
+    """Minibatches whose clock was reported as unpublished."""
+
+
+class VersionJudge:
+    """Feeds on forwards and backwards in any order."""
+
+    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
+        self._rule = facts.rule
+        self._timeline = timeline
+        self._findings = findings
+        self._seen: dict[tuple[int, int], _Seen] = {}
+
+    def see(self, event: Pass) -> None:
+        """Judge one forward or backward of a life the timeline knows."""
+        key = (event.vw, event.incarnation)
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen(self._timeline.lives[key], {}, set())
+        first = seen.first.get(event.p)
+        if first is None:
+            seen.first[event.p] = event
+            self._judge_version(event, seen.life)
+        elif first.clock != event.clock or first.local_through != event.local_through:
+            message = (
+                f"{_name(event)} uses clock {event.clock} and own updates through {event.local_through}, but "
+                f"{_name(first)} uses clock {first.clock} through {first.local_through}"
+            )
+            self._findings.add(Kind.MIXED_VERSIONS, message, event.origin)
+        if isinstance(event, Forward):
+            self._judge_published(event, seen)
+
+    def num_minibatches(self) -> int:
+        """Distinct minibatches seen."""
+        return len({(vw, p) for (vw, _), seen in self._seen.items() for p in seen.first})
+
+    def finish(self) -> None:
+        """Judge what needs a whole life: where the clock in use changes."""
+        for seen in self._seen.values():
+            previous: Pass | None = None
+            for p in sorted(seen.first):
+                current = seen.first[p]
+                if previous is not None:
+                    self._judge_switch(previous, current)
+                previous = current
+
+    def _judge_version(self, event: Pass, life: Life) -> None:
+        wave = wave_of(self._rule, event.p)
+        floor = self._timeline.floor_clock(wave)
+        required = required_clock(self._rule, event.p, floor)
+        if event.clock < required:
+            message = f"{_name(event)} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
+            self._findings.add(Kind.STALE_CLOCK, message, event.origin)
+        elif self._rule.deterministic and event.clock != required:
+            message = f"{_name(event)} starts with clock {event.clock}, but a deterministic run takes {required}"
+            self._findings.add(Kind.NOT_REQUIRED_CLOCK, message, event.origin)
+        through = local_through(self._rule, event.p, floor)
+        if event.local_through != through:
+            message = f"{_name(event)} has own updates through {event.local_through} instead of {through}"
+            self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
+        last_published = event.clock * self._rule.minibatches_per_wave
+        if last_published > through:
+            message = (
+                f"{_name(event)} starts with clock {event.clock}, which holds minibatches through {last_published}, "
+                f"beyond its own updates through {through}"
+            )
+            self._findings.add(Kind.CLOCK_BEYOND_LOCAL, message, event.origin)
+        self._judge_life(event, life, wave)
+
+    def _judge_life(self, event: Pass, life: Life, wave: int) -> None:
+        end = self._timeline.end
+        if end is not None and wave >= end.clock:
+            message = f"{_name(event)} starts behind the end of the run at clock {end.clock}"
+            self._findings.add(Kind.PAST_END, message, event.origin)
+        if wave < life.first_wave:
+            message = f"{_name(event)} lies before clock {life.first_wave}, where this incarnation joined"
+            self._findings.add(Kind.MEMBERSHIP, message, event.origin)
+
+    def _judge_published(self, event: Forward, seen: _Seen) -> None:
+        line = self._timeline
+        made_it = event.vw == 0 and event.clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
+        if not made_it and not line.is_published_before(event.clock, event.origin) and event.p not in seen.unpublished:
+            seen.unpublished.add(event.p)
+            message = f"{_name(event)} starts with clock {event.clock} before that is published"
+            self._findings.add(Kind.UNPUBLISHED_CLOCK, message, event.origin)
+        publish = line.publishes.get(event.clock)
+        if publish is None:
+            return
+        if event.origin.term < publish.origin.term:
+            message = (
+                f"{_name(event)} in term {event.origin.term} uses clock {event.clock} of term {publish.origin.term}"
+            )
+            self._findings.add(Kind.OLD_TERM, message, event.origin)
+        evicted_at = seen.life.eviction_position
+        if evicted_at is not None and line.publish_positions[event.clock] > evicted_at:
+            # A life may compute on until it is told of its eviction, but nothing newer is served to it.
+            message = f"{_name(event)} uses clock {event.clock}, published after this incarnation was evicted"
+            self._findings.add(Kind.OLD_INCARNATION, message, event.origin)
+
+    def _judge_switch(self, previous: Pass, current: Pass) -> None:
+        if current.clock == previous.clock:
+            return
+        floor = self._timeline.floor_clock(wave_of(self._rule, current.p))
+        change = (
+            f"virtual worker {current.vw} changes from clock {previous.clock} to {current.clock} at p = {current.p}"
+        )
+        if current.clock < previous.clock:
+            self._findings.add(Kind.CLOCK_FELL, f"{change}: the clock in use fell", current.origin)
+        if not is_switch_point(self._rule, current.p, floor):
+            self._findings.add(Kind.CLOCK_SWITCH, f"{change}, which is no switch point", current.origin)
+
+
+def _name(event: Pass) -> str:
+    kind = "forward" if isinstance(event, Forward) else "backward"
+    return f"{kind} of p = {event.p} on stage {event.stage} of virtual worker {event.vw}"

@@ -1,0 +1,134 @@
+"""The clocks of a run: now, or every time one of them moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hetpipe.cli.run_folder import RunFolder
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.status import clocks_of
+from hetpipe.cli.text import columns, count, pairs
+from hetpipe.errors import Unavailable, UnknownJob, UserError
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.run import ClockSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Local clocks and the global one; of an ended run nothing else is known."""
+
+    local: dict[int, int]
+    global_clock: int | None
+    snapshot: ClockSnapshot | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `clocks --json`."""
+        values: dict[str, Any] = {
+            "clocks": {str(vw): clock for vw, clock in self.local.items()},
+            "global_clock": self.global_clock,
+        }
+        if self.snapshot is not None:
+            values |= {
+                "published": self.snapshot.published,
+                "max_clock_distance": self.snapshot.max_distance,
+                "epoch": self.snapshot.epoch,
+                "minibatches": self.snapshot.minibatches,
+                "samples": self.snapshot.samples,
+                "barrier": self.snapshot.barrier,
+                "barrier_reason": self.snapshot.barrier_reason,
+                "term": self.snapshot.term,
+            }
+        return values
+
+    def lines(self) -> list[str]:
+        """The clocks for people."""
+        slowest = min(self.local.values(), default=0)
+        rows = [[str(vw), str(clock), str(clock - slowest)] for vw, clock in self.local.items()]
+        lines = columns([["worker", "local clock", "ahead"], *rows])
+        lines.append(f"global clock {self.global_clock}")
+        if self.snapshot is not None:
+            told = self.snapshot
+            lines.append(
+                f"published clock {told.published}, next barrier at {told.barrier} ({told.barrier_reason}), epoch "
+                f"{told.epoch + 1}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
+            )
+        return lines
+
+    def line(self) -> str:
+        """The clocks as one `key=value` line."""
+        published = None if self.snapshot is None else self.snapshot.published
+        values: dict[str, object] = {"global_clock": self.global_clock, "published": published}
+        return pairs({**values, **{f"vw{vw}.clock": clock for vw, clock in self.local.items()}})
+
+
+def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
+    """The clocks of the run in `folder`, its last ones if it has ended.
+
+    Raises:
+        UserError: it is no run, or has no clocks.
+    """
+    record, result = folder.read_record(), folder.read_result()
+    if result is not None:
+        local, global_clock = clocks_of(result)
+        if not local:
+            raise UserError(f"the run in {folder.path} {result.state} without clocks; `hetpipe status` tells why")
+        return Clocks(local, global_clock)
+    if not record.job_id:
+        raise UserError(f"the run in {folder.path} has no clocks yet; its services are coming up")
+    return clocks_of_coordinator(record.coordinator, shell, JobId(record.job_id))
+
+
+def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = None) -> Clocks:
+    """The clocks of a job, or of the newest one.
+
+    Raises:
+        UserError: it has told none yet.
+        Unavailable: the coordinator does not answer.
+        UnknownJob: there is no such job.
+    """
+    client = shell.open_coordinator(address)
+    try:
+        snapshot = client.clocks(job_id)
+    finally:
+        client.close()
+    if snapshot is None:
+        raise UserError("the run has no clocks yet; wait for them with: hetpipe clocks --watch")
+    return _of(snapshot)
+
+
+def watch_run(folder: RunFolder, shell: Shell) -> Iterator[Clocks]:
+    """The clocks of the run in `folder` now and after every change, to its end.
+
+    Raises:
+        UserError: it is no run.
+    """
+    record = folder.read_record()
+    if folder.read_result() is not None:
+        yield clocks_of_run(folder, shell)
+        return
+    try:
+        yield from watch_coordinator(record.coordinator, shell, JobId(record.job_id))
+    except (Unavailable, UnknownJob):
+        # A local coordinator ends with its run, in the middle of this stream.
+        if folder.read_result() is None:
+            raise
+
+
+def watch_coordinator(address: str, shell: Shell, job_id: JobId | None = None) -> Iterator[Clocks]:
+    """The clocks of a job, or of the newest one, now and after every change, to its end.
+
+    Raises:
+        Unavailable: the coordinator does not answer.
+        UnknownJob: there is no such job.
+    """
+    client = shell.open_coordinator(address)
+    try:
+        yield from map(_of, client.watch_clocks(job_id))
+    finally:
+        client.close()
+
+
+def _of(snapshot: ClockSnapshot) -> Clocks:
+    return Clocks({int(vw): int(clock) for vw, clock in snapshot.local.items()}, int(snapshot.global_clock), snapshot)

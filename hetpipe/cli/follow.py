@@ -1,0 +1,235 @@
+"""Following a run: one inbox for everything that can happen to it, one place that decides what it means.
+
+Events come from the coordinator's stream, deaths from the supervisor, interrupts from signal handlers; each is a
+message in one queue, and `Follower.handle` takes them one by one. The first interrupt asks for a barrier with a
+checkpoint, the second one ends everything. A service that died is the cause of whatever else is heard later, so it is
+told at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hetpipe.cli.service import ServiceDeath
+from hetpipe.cli.shell import CoordinatorPort
+from hetpipe.cli.view import View
+from hetpipe.clock import Clock
+from hetpipe.errors import HetpipeError, JobFailed, Unavailable
+from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
+from hetpipe.spec.ids import JobId
+
+#: How long a broken stream of events is mended before the coordinator counts as lost, and the pause between attempts.
+MEND_SECONDS = 5.0
+_MEND_PAUSE_SECONDS = 0.3
+
+#: Longest wait for the next message, which is how late a deadline may be noticed.
+_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An event of the job."""
+
+    event: JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The stream of events broke and could not be mended."""
+
+    error: str
+    """Class name in `hetpipe.errors`."""
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Ctrl-C or SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRefused:
+    """The coordinator did not take the wish to stop."""
+
+    error: HetpipeError
+
+
+Message = Heard | CoordinatorLost | ServiceDeath | Interrupted | StopRefused
+Inbox = queue.SimpleQueue[Message]
+
+
+class JobPort(Protocol):
+    """The job that is followed."""
+
+    def ask_stop(self, mode: StopMode) -> None:
+        """Ask it to stop; returns at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a followed run ended."""
+
+    state: JobState
+    error: str = ""
+    """Class name in `hetpipe.errors`, or of the Python exception; empty unless it failed."""
+    sentences: tuple[str, ...] = ()
+    """Why, unless it finished."""
+    result: dict[str, Any] | None = None
+
+
+class RunningJob:
+    """A job on a coordinator: its events go to the inbox from a thread. Thread-safe."""
+
+    def __init__(
+        self, client: CoordinatorPort, job_id: JobId, inbox: Inbox, *, clock: Clock, when_lost: str = ""
+    ) -> None:
+        """Prepare; nothing is called.
+
+        Args:
+            client: of the coordinator.
+            job_id: the job.
+            inbox: where events go.
+            clock: measures how long a broken stream is mended.
+            when_lost: what the user can do when the coordinator is lost; the end of a sentence.
+        """
+        self._client = client
+        self._job_id = job_id
+        self._inbox = inbox
+        self._clock = clock
+        self._when_lost = when_lost
+        #: Number of the last event heard.
+        self._last = 0
+        #: Since when the stream is broken, in monotonic seconds.
+        self._broken_since: float | None = None
+
+    def watch(self) -> None:
+        """Begin to put events into the inbox. Once."""
+        threading.Thread(target=self._watch, name="job-events", daemon=True).start()
+
+    def ask_stop(self, mode: StopMode) -> None:
+        """See `JobPort.ask_stop`."""
+        threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
+
+    def _watch(self) -> None:
+        try:
+            while not self._heard_all():
+                self._clock.sleep(_MEND_PAUSE_SECONDS)
+        except HetpipeError as error:
+            hint = f"; {self._when_lost}" if self._when_lost else ""
+            self._inbox.put(CoordinatorLost(type(error).__name__, f"{error}{hint}"))
+
+    def _heard_all(self) -> bool:
+        """Listen until the job has ended or the stream breaks; False when it broke and may be mended.
+
+        Raises:
+            HetpipeError: it broke for good.
+        """
+        try:
+            for numbered in self._client.watch_job(self._job_id, after=self._last):
+                self._last = max(self._last, numbered.sequence)
+                self._broken_since = None
+                self._inbox.put(Heard(numbered.event))
+        except Unavailable:
+            now = self._clock.monotonic()
+            self._broken_since = now if self._broken_since is None else self._broken_since
+            if now - self._broken_since >= MEND_SECONDS:
+                raise
+            return False
+        return True
+
+    def _stop(self, mode: StopMode) -> None:
+        try:
+            self._client.stop_job(self._job_id, mode=mode)
+        except HetpipeError as error:
+            self._inbox.put(StopRefused(error))
+
+
+class Follower:
+    """Decides what each message means for one run. Not thread-safe."""
+
+    def __init__(self, job: JobPort, view: View, *, inbox: Inbox, clock: Clock, stop_now_seconds: float) -> None:
+        """Follow `job`.
+
+        Args:
+            job: what is followed.
+            view: shows what happens.
+            inbox: where messages come from.
+            clock: measures the wait after a second interrupt.
+            stop_now_seconds: how long after a second interrupt the end of the job is waited for; 0 where its processes
+                are ended from here anyway.
+        """
+        self._job = job
+        self._view = view
+        self._inbox = inbox
+        self._clock = clock
+        self._stop_now_seconds = stop_now_seconds
+        #: When to stop waiting after the second interrupt, in monotonic seconds.
+        self._give_up_at: float | None = None
+        self._num_interrupts = 0
+        #: It trains, so a stop has a barrier to come to.
+        self._is_training = False
+        #: How it ended; None before.
+        self.ending: Ending | None = None
+
+    def run(self) -> Ending:
+        """Follow the job to its end."""
+        while self.ending is None:
+            try:
+                message = self._inbox.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                self._pass_time()
+            else:
+                self.handle(message)
+        return self.ending
+
+    def handle(self, message: Message) -> None:
+        """Take one message in."""
+        match message:
+            case Heard(event=JobEnded() as ended):
+                self._view.show(ended)
+                self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by somebody else")
+            case Heard(event=event):
+                if isinstance(event, StateChanged):
+                    self._is_training = event.state is JobState.RUNNING
+                self._view.show(event)
+            case ServiceDeath():
+                self.ending = Ending(state=JobState.FAILED, error=JobFailed.__name__, sentences=(str(message),))
+            case CoordinatorLost(error=error, sentence=sentence):
+                self.ending = Ending(state=JobState.FAILED, error=error, sentences=(sentence,))
+            case StopRefused(error=error):
+                self._view.say(f"the coordinator did not take the wish to stop ({error}); Ctrl-C again stops now")
+            case Interrupted():
+                self._interrupted()
+
+    def _interrupted(self) -> None:
+        self._num_interrupts += 1
+        if self._num_interrupts == 1:
+            how = "at the next barrier, with a checkpoint" if self._is_training else "before training begins"
+            self._view.say(f"stopping {how}; press Ctrl-C again to stop now")
+            self._job.ask_stop(StopMode.CHECKPOINT)
+        elif self._give_up_at is None:
+            self._view.say("stopping now")
+            self._job.ask_stop(StopMode.NOW)
+            self._give_up_at = self._clock.monotonic() + self._stop_now_seconds
+            self._pass_time()
+        else:
+            self.ending = _STOPPED_NOW
+
+    def _pass_time(self) -> None:
+        if self._give_up_at is not None and self._clock.monotonic() >= self._give_up_at:
+            self.ending = _STOPPED_NOW
+
+
+_STOPPED_NOW = Ending(state=JobState.STOPPED, sentences=("the run was stopped at once, before a barrier",))
+
+
+def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
+    if ended.state is JobState.FAILED:
+        sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
+        return Ending(state=ended.state, error=ended.error, sentences=sentences)
+    sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end",)
+    return Ending(state=ended.state, sentences=sentences, result=ended.result)

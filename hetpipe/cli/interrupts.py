@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM while a run is followed: heard instead of obeyed, so that the run can come to a barrier first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class Interrupts:
+    """Takes the signals of a `with` block; the handlers of before come back at its end.
+
+    Until `listen` each signal raises `KeyboardInterrupt` in the main thread, as Python does for Ctrl-C; from then on
+    the listener is called in its place. Outside the main thread, where Python allows no handlers, it takes nothing.
+    """
+
+    def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        self._signals = signals
+        self._before: dict[signal.Signals, Any] = {}
+        self._listener: Callable[[], None] | None = None
+        #: Signals taken so far.
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in self._signals}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Call `listener` for each signal from now on, in the main thread; None: raise again. It must be reentrant."""
+        self._listener = listener
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        if self._listener is None:
+            raise KeyboardInterrupt
+        self._listener()

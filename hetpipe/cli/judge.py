@@ -1,0 +1,44 @@
+"""The check of a run's history at its end, as far as it can be made here and is cheap enough to be waited for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from hetpipe.check import check_run
+from hetpipe.errors import UserError
+
+#: Histories above this are left to `hetpipe check`. About half a minute of checking.
+MAX_BYTES = 256 * 1024 * 1024
+
+#: From here on the user is told what is being waited for.
+_TOLD_BYTES = 8 * 1024 * 1024
+
+
+def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None:
+    """Violations of the promises in `run_dir`'s history; None when it is not here, not whole, or too long."""
+    files = list((run_dir / "history").glob("*.jsonl"))
+    if len(files) < _num_processes(run_dir):
+        # Some processes wrote theirs on other machines; what is here alone would look torn.
+        return None
+    size = sum(file.stat().st_size for file in files)
+    if size > MAX_BYTES:
+        say(f"the history has {size >> 20} MiB, so it is not checked now; check it with: hetpipe check {run_dir}")
+        return None
+    if size > _TOLD_BYTES:
+        say("checking the history of the run")
+    try:
+        return len(check_run(run_dir).violations)
+    except UserError as error:
+        say(f"the history cannot be checked: {error}")
+        return None
+
+
+def _num_processes(run_dir: Path) -> int:
+    """Shards and stages of the run's plan, each of which writes a file of its own; 1 without a plan."""
+    try:
+        plan = json.loads((run_dir / "plan.json").read_bytes())
+        return int(plan["num_shards"]) + sum(len(worker["stages"]) for worker in plan["virtual_workers"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1

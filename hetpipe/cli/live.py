@@ -1,0 +1,98 @@
+"""The live table on a terminal: needs rich."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from hetpipe.cli.progress import STATE_TEXTS, cells, evaluation_text, headings, totals_text
+from hetpipe.cli.text import duration
+from hetpipe.cli.view import View
+from hetpipe.clock import Clock
+from hetpipe.spec.events import Evaluated, JobEnded, JobEvent, ProgressTable, StateChanged, Waiting
+
+_REFRESHES_PER_SECOND = 4
+
+#: Columns of numbers, from the left: all but the stages.
+_TEXT_COLUMNS = {1}
+
+
+class LiveView(View):
+    """State, totals, the table of virtual workers, the latest evaluation; waits and remarks scroll above them."""
+
+    def __init__(self, stream: TextIO, *, name: str, clock: Clock) -> None:
+        """Begin to show the run of job `name` on the terminal `stream`."""
+        self._name = name
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._state = "starting"
+        self._has_ended = False
+        self._spinner = Spinner("dots")
+        self._table: ProgressTable | None = None
+        self._evaluated: Evaluated | None = None
+        self._live = Live(
+            console=Console(file=stream, highlight=False, soft_wrap=False),
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            get_renderable=self._render,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def show(self, event: JobEvent) -> None:
+        """See `View.show`."""
+        match event:
+            case StateChanged(state=state):
+                self._state = STATE_TEXTS[state]
+            case Waiting(sentence=sentence, seconds=seconds):
+                self._print(f"waiting for {duration(seconds)}: {sentence}", style="yellow")
+            case Evaluated():
+                self._evaluated = event
+            case ProgressTable():
+                self._table = event
+            case JobEnded(state=state):
+                self._state, self._has_ended = STATE_TEXTS[state], True
+                self._live.refresh()
+
+    def say(self, sentence: str) -> None:
+        """See `View.say`."""
+        self._print(sentence)
+
+    def close(self) -> None:
+        """See `View.close`."""
+        self._has_ended = True
+        self._live.stop()
+
+    def _print(self, text: str, *, style: str = "") -> None:
+        self._live.console.print(Text(text, style=style))
+
+    def _render(self) -> RenderableType:
+        parts: list[RenderableType] = [self._headline()]
+        if self._table is not None:
+            parts += [Text(totals_text(self._table)), _drawn(self._table)]
+        if self._evaluated is not None:
+            parts.append(Text(evaluation_text(self._evaluated)))
+        return Group(*parts)
+
+    def _headline(self) -> RenderableType:
+        elapsed = duration(self._clock.monotonic() - self._began)
+        words = f"{self._name}: {self._state}, {elapsed}"
+        if self._has_ended:
+            return Text(words)
+        self._spinner.update(text=Text(words))
+        return self._spinner
+
+
+def _drawn(progress: ProgressTable) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings(progress)):
+        is_text = index in _TEXT_COLUMNS
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+    for row in cells(progress):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,84 @@
+"""How a command ends: exit status, and the one sentence or JSON line that says why. Pure but for `Output`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TextIO
+
+from hetpipe import errors
+from hetpipe.errors import DocumentError, HetpipeError, JobError, JobFailed, UserError
+
+
+class ExitStatus(IntEnum):
+    """What a command's exit status means."""
+
+    OK = 0
+    FAILED = 1
+    """Something went wrong, or a check did not pass."""
+    USAGE = 2
+    """The user's input cannot be used: options, the job, a folder."""
+    INTERRUPTED = 130
+    """Ended by Ctrl-C (128 + the number of SIGINT), by shells' convention."""
+
+
+def error_class(name: str) -> type[HetpipeError]:
+    """The exception of `hetpipe.errors` by its name; `JobFailed` for any other.
+
+    >>> error_class("CallableError").__name__, error_class("ZeroDivisionError").__name__
+    ('CallableError', 'JobFailed')
+    """
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, HetpipeError) else JobFailed
+
+
+def error_of(name: str, sentences: Sequence[str]) -> HetpipeError:
+    """The exception named `name` that says `sentences`."""
+    kind = error_class(name)
+    return JobError(sentences) if kind is JobError else kind("; ".join(sentences))
+
+
+def status_of(error: HetpipeError) -> ExitStatus:
+    """The exit status after `error`."""
+    return ExitStatus.USAGE if isinstance(error, UserError) else ExitStatus.FAILED
+
+
+def sentences_of(error: HetpipeError) -> tuple[str, ...]:
+    """What to tell: every mistake of a job or a file, else the one sentence of the error."""
+    if isinstance(error, DocumentError) and error.problems:
+        return tuple(f"{error.what}: {problem}" for problem in error.problems)
+    return error.problems if isinstance(error, JobError) else (str(error),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where a command writes. With `--json`, people read standard error and standard output ends with one JSON line."""
+
+    people: TextIO
+    """Progress, tables, summaries."""
+    complaints: TextIO
+    """Errors."""
+    machine: TextIO | None
+    """The JSON line; None without `--json`."""
+
+    def say(self, *lines: str) -> None:
+        """Write lines for people."""
+        self.people.write("".join(f"{line}\n" for line in lines))
+        self.people.flush()
+
+    def answer(self, value: Mapping[str, Any], *lines: str) -> None:
+        """The answer of a command: `value` as the JSON line if that was asked for, else the lines."""
+        if self.machine is None:
+            self.say(*lines)
+            return
+        self.machine.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+        self.machine.flush()
+
+    def complain(self, sentences: Sequence[str]) -> None:
+        """Say what went wrong, as lines and, if asked for, as the JSON line."""
+        self.complaints.write("".join(f"error: {sentence}\n" for sentence in sentences))
+        self.complaints.flush()
+        if self.machine is not None:
+            self.answer({"errors": list(sentences)})

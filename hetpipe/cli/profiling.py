@@ -1,0 +1,149 @@
+"""Has the job's model measured in a process of its own, which alone imports the user's code, and makes its profile."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetpipe.agent.child import Child, ChildSpec, Listener
+from hetpipe.agent.children import SINGLE_THREADED
+from hetpipe.cli.outcome import error_of
+from hetpipe.cli.shell import Shell
+from hetpipe.errors import JobFailed, UserError
+from hetpipe.profiler.assembly import profile_of
+from hetpipe.profiler.cache import cache_folder
+from hetpipe.profiler.estimates import estimated
+from hetpipe.profiler.measurement import CPU_TYPE, Measurement
+from hetpipe.profiler.order import ProfileAnswer, ProfileOrder, ProfileStep
+from hetpipe.spec import wire
+from hetpipe.spec.catalogue import CATALOGUE
+from hetpipe.spec.commands import exit_sentence
+from hetpipe.spec.job import Job
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.suggest import did_you_mean
+
+#: What measures; `--report-fd N` is added.
+PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.agent.profile_process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileWish:
+    """How to profile."""
+
+    types: tuple[str, ...] = ()
+    """Device types that must be in the profile, beside those that are here: measured if here, else estimated."""
+    fresh: bool = False
+    """Measure again, whatever the cache has."""
+    repeats: int | None = None
+    """Samples per layer; None: as many as a stable median needs."""
+    program: Sequence[str] = field(default=PROGRAM)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A profile and where it comes from."""
+
+    profile: Profile
+    cached: Mapping[str, float]
+    """Device types measured earlier → when, in seconds since 1970-01-01 UTC."""
+
+
+def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> Profiled:
+    """Measure the model of `job` on this machine, and estimate it on the other types that are wished for.
+
+    Args:
+        job: the job; its user code is imported from the shell's current folder.
+        wish: how.
+        shell: the world around.
+        on_step: hears of each layer before it is measured; called in this thread.
+
+    Raises:
+        UserError: a type is neither here nor in the catalogue.
+        CallableError, JobError: the user's code cannot be used.
+        JobFailed: the process that measures died.
+    """
+    order = ProfileOrder(
+        job=job.model_dump(mode="json"),
+        import_path=str(shell.current),
+        cache_folder=str(cache_folder(shell.environment)),
+        with_cpu=CPU_TYPE in wish.types,
+        fresh=wish.fresh,
+        repeats=wish.repeats,
+    )
+    answer = _ask(order, wish.program, shell.environment, on_step)
+    here = {measurement.device_type: measurement for measurement in answer.measurements}
+    others = [kind for kind in dict.fromkeys(wish.types) if kind not in here]
+    _check_known(others, here)
+    profile = profile_of(
+        job.model,
+        job.batch_size,
+        measured=answer.measurements,
+        estimated=[estimated(answer.measurements, kind) for kind in others],
+    )
+    return Profiled(profile, {kind: here[kind].measured_at for kind in answer.cached})
+
+
+def _check_known(types: Sequence[str], here: Mapping[str, Measurement]) -> None:
+    for kind in types:
+        if kind not in CATALOGUE:
+            raise UserError(
+                f"device type {kind} is not on this machine, which has {', '.join(here)}, and the catalogue does not "
+                f"know it; {did_you_mean(kind, [*CATALOGUE, *here])}"
+            )
+
+
+def _ask(
+    order: ProfileOrder,
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    on_step: Callable[[ProfileStep], None],
+) -> ProfileAnswer:
+    with _process(order, program, environment) as news:
+        while True:
+            message = news.get()
+            if isinstance(message, str):
+                raise JobFailed(message)
+            if "ok" in message:
+                answer: ProfileAnswer = wire.revive(ProfileAnswer, message["ok"])
+                return answer
+            if "step" in message:
+                on_step(wire.revive(ProfileStep, message["step"]))
+                continue
+            raise error_of(str(message.get("error")), [str(problem) for problem in message.get("problems", ())])
+
+
+@contextmanager
+def _process(
+    order: ProfileOrder, program: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[queue.SimpleQueue[dict[str, Any] | str]]:
+    """The process that carries out `order`: its messages, and a sentence when it has ended. It ends with the block."""
+    news: queue.SimpleQueue[dict[str, Any] | str] = queue.SimpleQueue()
+
+    def on_exit(exit_code: int, last_words: str) -> None:
+        words = f"; its last words: {last_words}" if last_words else ""
+        news.put(f"the process that measures the model {exit_sentence(exit_code)} before it was done{words}")
+
+    with tempfile.TemporaryDirectory(prefix="hetpipe-profile-") as folder:
+        child = Child(
+            ChildSpec(
+                name="profile",
+                command=program,
+                first_line=wire.to_json(ProfileOrder, order),
+                environment={**environment, **SINGLE_THREADED},
+                log_path=Path(folder) / "profile.out",
+            ),
+            Listener(on_line=lambda line: news.put(json.loads(line)), on_exit=on_exit),
+        )
+        try:
+            yield news
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.exited.wait()

@@ -1,0 +1,113 @@
+"""What of a run's progress is shown, as text: the model behind the live table and the piped lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetpipe.cli.text import count, duration, measure, pairs, percent, rate
+from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StageRow, VirtualWorkerRow
+
+#: What a state means, for people.
+STATE_TEXTS: dict[JobState, str] = {
+    JobState.SUBMITTED: "waiting for devices and parameter servers",
+    JobState.INSPECTING: "inspecting the model",
+    JobState.PLANNING: "planning who does what",
+    JobState.STARTING: "starting the stages",
+    JobState.RUNNING: "running",
+    JobState.STOPPING: "stopping",
+    JobState.FINISHED: "finished",
+    JobState.STOPPED: "stopped",
+    JobState.FAILED: "failed",
+}
+
+
+def headings(table: ProgressTable) -> list[str]:
+    """Headings of the live table; the bound on the distance stands with its column."""
+    bound = "no bound" if table.staleness is None else f"D = {table.staleness}"
+    return ["worker", "stages: layers on device", "clock", f"ahead ({bound})", "samples/s", "loss", "waiting", "ETA"]
+
+
+def cells(table: ProgressTable) -> list[list[str]]:
+    """The live table's rows, one per virtual worker."""
+    return [
+        [
+            str(row.vw),
+            stages_text(row.stages),
+            str(row.clock),
+            distance_text(row, table.staleness),
+            rate(row.samples_per_second),
+            measure(row.loss),
+            percent(row.waiting_share),
+            # All end at one barrier.
+            duration(table.eta_seconds),
+        ]
+        for row in table.rows
+    ]
+
+
+def stages_text(stages: Sequence[StageRow]) -> str:
+    """Which layers are where, first stage first.
+
+    >>> from hetpipe.spec.ids import DeviceId, LayerIndex
+    >>> rows = [(0, 1, "n0/0"), (1, 4, "n0/1")]
+    >>> stages_text([StageRow(LayerIndex(first), LayerIndex(last), DeviceId(on)) for first, last, on in rows])
+    '0 on n0/0, 1-3 on n0/1'
+    """
+    return ", ".join(f"{_layers(stage)} on {stage.device}" for stage in stages)
+
+
+def _layers(stage: StageRow) -> str:
+    last = stage.last_layer - 1
+    return str(stage.first_layer) if last == stage.first_layer else f"{stage.first_layer}-{last}"
+
+
+def distance_text(row: VirtualWorkerRow, staleness: int | None) -> str:
+    """Waves ahead of the slowest, of how many are allowed."""
+    return str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
+
+
+def totals_text(table: ProgressTable) -> str:
+    """The run as a whole: `epoch 3, 3972 of 28840 samples (13.8 %), 4151 samples/s, ETA 6.0 s`."""
+    share = percent(table.samples / table.total_samples) if table.total_samples else "-"
+    return (
+        f"epoch {table.epoch + 1}, {table.samples} of {count(table.total_samples, 'sample')} ({share}), "
+        f"{rate(table.samples_per_second)} samples/s, ETA {duration(table.eta_seconds)}"
+    )
+
+
+def evaluation_text(evaluated: Evaluated) -> str:
+    """The latest evaluation: `evaluation after epoch 2: loss 0.1312, accuracy 0.9634 (355 samples)`."""
+    values = ", ".join(f"{name} {measure(value)}" for name, value in _loss_first(evaluated.values).items())
+    samples = count(evaluated.samples, "sample")
+    return f"evaluation after epoch {evaluated.epoch + 1}, clock {evaluated.clock}: {values} ({samples})"
+
+
+def _loss_first(values: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(values.items(), key=lambda item: (item[0] != "loss", item[0])))
+
+
+def table_line(table: ProgressTable) -> str:
+    """The whole table as one `key=value` line."""
+    values: dict[str, object] = {
+        "state": JobState.RUNNING,
+        "epoch": table.epoch + 1,
+        "samples": f"{table.samples}/{table.total_samples}",
+        "samples_per_second": round(table.samples_per_second, 1),
+        "eta_seconds": None if table.eta_seconds is None else round(table.eta_seconds, 1),
+        "global_clock": table.global_clock,
+        "D": "none" if table.staleness is None else table.staleness,
+    }
+    for row in table.rows:
+        name = f"vw{row.vw}"
+        values[f"{name}.clock"] = row.clock
+        values[f"{name}.ahead"] = row.distance
+        values[f"{name}.samples_per_second"] = round(row.samples_per_second, 1)
+        values[f"{name}.loss"] = row.loss
+        values[f"{name}.waiting_percent"] = round(100 * row.waiting_share, 1)
+    return pairs(values)
+
+
+def evaluation_line(evaluated: Evaluated) -> str:
+    """An evaluation as one `key=value` line."""
+    place: dict[str, object] = {"event": "evaluation", "epoch": evaluated.epoch + 1, "clock": evaluated.clock}
+    return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})

@@ -1,0 +1,74 @@
+"""From what a user asks for to what is to be trained: a new run, or one that goes on where another one stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetpipe.cli.resume import check_not_finished, check_resumed
+from hetpipe.cli.run_folder import RunFolder
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.status import is_running_here
+from hetpipe.cli.text import shown_path
+from hetpipe.cli.training import RunRequest
+from hetpipe.errors import UserError
+from hetpipe.ps.manifest import newest_checkpoint, read_manifest
+from hetpipe.spec.job import Job, Overrides, load_job
+
+#: A job file, a mapping like its content, or a job.
+JobSource = str | Path | Mapping[str, Any] | Job
+
+
+def new_run(
+    source: JobSource | None,
+    overrides: Overrides,
+    *,
+    resume: Path | None = None,
+    coordinator: str | None = None,
+    shell: Shell,
+) -> RunRequest:
+    """What to train.
+
+    Args:
+        source: the job; None only with `resume`, which then means the old run's.
+        overrides: laid over it.
+        resume: folder of the run to go on with, from its newest checkpoint.
+        coordinator: `HOST:PORT` of a running cluster; None: this machine.
+        shell: the world around.
+
+    Raises:
+        JobError: with every mistake of the job, or every key that must stay and does not.
+        UserError: there is no job, or the run to resume is not one, is finished, or still going on.
+        CheckpointError: that run has no complete checkpoint.
+    """
+    if resume is not None:
+        job, checkpoint = _resumed(RunFolder(resume.resolve()), source, overrides, shell)
+    elif source is None:
+        raise UserError("there is no job to train; name its file, for example job.yaml, or a run with --resume")
+    else:
+        job, checkpoint = load_job(source, overrides), None
+    return RunRequest(job=job, import_path=shell.current, restore=checkpoint, coordinator=coordinator)
+
+
+def _resumed(old: RunFolder, source: JobSource | None, overrides: Overrides, shell: Shell) -> tuple[Job, Path]:
+    before = old.read_job()
+    job = load_job(before if source is None else source, overrides)
+    check_resumed(before, job)
+    where = shown_path(old.path, shell.current)
+    if old.read_result() is None and is_running_here(old.read_record()):
+        raise UserError(f"{where} is still running; stop it with Ctrl-C first, then resume it")
+    checkpoint = newest_checkpoint(old.path)
+    progress = read_manifest(checkpoint).progress
+    check_not_finished(job, progress, num_samples=_num_samples(old), where=where)
+    return job, checkpoint
+
+
+def _num_samples(folder: RunFolder) -> int:
+    """Of the run's training set."""
+    path = folder.path / "facts.json"
+    try:
+        return int(json.loads(path.read_bytes())["num_samples"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read, so the run cannot be resumed: {error}") from error

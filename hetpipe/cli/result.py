@@ -1,0 +1,78 @@
+"""The result of a run as a value: what `hetpipe.train` returns and `hetpipe train --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetpipe.spec.wire import plain, revive
+
+
+@dataclass(frozen=True, slots=True)
+class LossRange:
+    """Mean loss of the first and of the last wave that was not empty; None where there was none, or no finite one."""
+
+    first: float | None
+    last: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How far the virtual workers drifted apart, in waves."""
+
+    bound_clock_distance: int | None
+    """D + 1; None for `asp`."""
+    max_clock_distance: int
+    """The largest distance seen."""
+    violations: int | None
+    """What the checker of the history found; None when it could not judge, for example without the history's files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes between the stages and the shards, over all stages."""
+
+    pushed: int
+    pulled: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A run that reached its end, or was stopped at a barrier. Counts are of this run alone, clocks of the training."""
+
+    run_dir: Path
+    waves: int
+    """Committed, over all virtual workers."""
+    minibatches: int
+    samples: int
+    wall_seconds: float
+    """From the moment all stages were ready; start-up does not count."""
+    samples_per_second: float
+    loss: LossRange
+    eval: dict[str, int | float | None]
+    """The last evaluation: `epoch`, `clock`, `samples`, `loss` and the job's metrics; empty without any."""
+    staleness: Staleness
+    clocks: dict[int, int]
+    """Local clock per virtual worker."""
+    global_clock: int
+    bytes: Traffic
+    waiting_seconds: dict[int, float]
+    """Per virtual worker: a wanted clock was not published yet."""
+    idle_seconds: dict[int, float]
+    """Per virtual worker: nothing to compute at all."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TrainResult:
+        """The inverse of `to_json`.
+
+        Raises:
+            ProtocolViolation: it is no such object.
+        """
+        return revive(cls, dict(values))
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `train --json`."""
+        values: dict[str, Any] = plain(TrainResult, self)
+        return values

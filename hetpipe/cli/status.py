@@ -1,0 +1,211 @@
+"""How a run is doing, asked of whoever knows: its coordinator while there is one, else the files it left."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.text import columns, shown_path
+from hetpipe.cli.training import resume_command
+from hetpipe.errors import CheckpointError, Unavailable, UnknownJob
+from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.spec.events import JobStatus, ProcessStatus
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.wire import plain
+
+#: States of a run beyond those of its job.
+STARTING, DIED, UNKNOWN, NO_JOB = "starting", "died", "unknown", "no job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run at one moment."""
+
+    run_dir: str
+    name: str
+    state: str
+    """Of its job; or `died` (its processes are gone and it has no result), `unknown` (its coordinator elsewhere does
+    not answer), `no job` (the coordinator has none)."""
+    processes: tuple[ProcessStatus, ...] = ()
+    clocks: dict[int, int] = field(default_factory=dict)
+    global_clock: int | None = None
+    remark: str = ""
+    """Why it failed, or what to do."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `status --json`."""
+        return {
+            "run_dir": self.run_dir,
+            "state": self.state,
+            "processes": [plain(ProcessStatus, process) for process in self.processes],
+            "clocks": {str(vw): clock for vw, clock in self.clocks.items()},
+            "global_clock": self.global_clock,
+        }
+
+    def lines(self, current: Path) -> list[str]:
+        """The status for people; paths as seen from the folder `current`."""
+        where = f" ({shown_path(Path(self.run_dir), current)})" if self.run_dir else ""
+        lines = [f"{self.name or 'run'}: {self.state}{where}"]
+        if self.remark:
+            lines.append(self.remark)
+        if self.clocks:
+            local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
+            lines.append(f"clocks: global {self.global_clock}; {local}")
+        if self.processes:
+            heading = ["role", "index", "vw", "host", "pid", "state"]
+            lines += ["", *columns([heading, *map(_row, self.processes)])]
+        return lines
+
+
+def _row(process: ProcessStatus) -> list[str]:
+    vw = "-" if process.vw is None else str(process.vw)
+    pid = str(process.pid) if process.pid else "-"
+    return [process.role, str(process.index), vw, process.host, pid, process.state]
+
+
+def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
+    """The status of the run in `folder`.
+
+    Raises:
+        UserError: it is no run.
+    """
+    record, result = folder.read_record(), folder.read_result()
+    if result is not None and record.local:
+        return _ended(record, result)
+    if record.coordinator and record.job_id:
+        try:
+            return _from_coordinator(_ask(record.coordinator, JobId(record.job_id), shell), result)
+        except (Unavailable, UnknownJob):
+            pass
+    if result is not None:
+        return _ended(record, result)
+    return _without_coordinator(folder, record, shell)
+
+
+def status_of_coordinator(address: str, shell: Shell) -> RunStatus:
+    """The status of the newest job of the coordinator at `address`.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
+    return _from_coordinator(_ask(address, None, shell), None)
+
+
+def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
+    client = shell.open_coordinator(address)
+    try:
+        return client.status(job_id)
+    finally:
+        client.close()
+
+
+def _from_coordinator(status: JobStatus, result: RunResult | None) -> RunStatus:
+    clocks = {int(vw): int(clock) for vw, clock in status.clocks.local.items()} if status.clocks else {}
+    global_clock = int(status.clocks.global_clock) if status.clocks else None
+    if not clocks and result is not None:
+        clocks, global_clock = clocks_of(result)
+    return RunStatus(
+        run_dir=status.run_dir,
+        name=status.name,
+        state=NO_JOB if status.state is None else status.state.value,
+        processes=status.processes,
+        clocks=clocks,
+        global_clock=global_clock,
+        remark=status.failure,
+    )
+
+
+def _ended(record: RunRecord, result: RunResult) -> RunStatus:
+    clocks, global_clock = clocks_of(result)
+    return RunStatus(
+        run_dir=record.run_dir,
+        name=record.name,
+        state=result.state,
+        clocks=clocks,
+        global_clock=global_clock,
+        remark="; ".join(result.errors),
+    )
+
+
+def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:
+    """The last local clocks and global clock of an ended run; nothing when it did not come that far."""
+    clocks = {int(vw): int(clock) for vw, clock in result.values.get("clocks", {}).items()}
+    return clocks, result.values.get("global_clock")
+
+
+def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> RunStatus:
+    """A run without a result whose coordinator does not answer."""
+    processes = _services(record)
+    any_up = any(process.state == _UP for process in processes)
+    if not record.local or record.host != socket.gethostname():
+        state = UNKNOWN
+        remark = f"the coordinator at {record.coordinator or '(no address yet)'} does not answer"
+    elif any_up:
+        state, remark = UNKNOWN, "its coordinator does not answer, but some of its processes are there"
+    elif not record.job_id and _exists(record.pids.get("hetpipe", 0)):
+        state, remark = STARTING, "its services are coming up"
+    else:
+        state, remark = DIED, f"its processes are gone and it has no result{_way_on(folder, shell)}"
+    return RunStatus(run_dir=record.run_dir, name=record.name, state=state, processes=processes, remark=remark)
+
+
+def _way_on(folder: RunFolder, shell: Shell) -> str:
+    try:
+        newest_checkpoint(folder.path)
+    except CheckpointError:
+        return "; it had no complete checkpoint yet"
+    return f"; resume with: {resume_command(folder.path, shell.current)}"
+
+
+_UP, _GONE = "up", "gone"
+
+_ROLES: tuple[tuple[str, Literal["coordinator", "parameter_server", "agent"]], ...] = (
+    ("coordinator", "coordinator"),
+    ("parameter-server", "parameter_server"),
+    ("agent", "agent"),
+)
+
+
+def _services(record: RunRecord) -> tuple[ProcessStatus, ...]:
+    """The services of a local run, and whether their processes are there."""
+    found = []
+    for prefix, role in _ROLES:
+        for key, pid in sorted(record.pids.items()):
+            if key.startswith(prefix):
+                index = key.removeprefix(prefix).lstrip("-")
+                state = _UP if is_service(pid, record.run_dir) else _GONE
+                found.append(ProcessStatus(role, int(index or 0), None, record.host, pid, state))
+    return tuple(found)
+
+
+def is_running_here(record: RunRecord) -> bool:
+    """Whether services of that local run are still there, on this machine."""
+    return record.local and record.host == socket.gethostname() and any(p.state == _UP for p in _services(record))
+
+
+def is_service(pid: int, run_dir: str) -> bool:
+    """Whether process `pid` of this machine is a service of the run in `run_dir`: its log is named in its arguments.
+
+    A process that ended and whose number another one got is not mistaken for it.
+    """
+    try:
+        return f"{run_dir}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _exists(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,54 @@
+"""The last words of a run on the terminal. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetpipe.cli.result import Staleness, TrainResult
+from hetpipe.cli.text import count, duration, measure, rate, shown_path
+from hetpipe.cli.training import RunEnd
+from hetpipe.spec.events import JobState
+
+
+def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
+    """What came of a run that has a result, where it is, and what to do next; paths as seen from `current`."""
+    assert end.result is not None
+    where = shown_path(end.run_dir, current)
+    lines = [_speed(end.state, end.result), *_quality(end.result), _promises(end.result.staleness, where)]
+    if end.forecast is not None:
+        predicted, measured = end.forecast.predicted.samples_per_second, end.result.samples_per_second
+        lines.append(
+            f"speed:   predicted {rate(predicted)} samples/s for full pipelines, measured {rate(measured)} over "
+            f"the whole run ({measured / predicted - 1:+.0%})"
+        )
+    lines.append(f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)")
+    if end.resumable:
+        lines.append(f"export:  hetpipe export {where} model.safetensors")
+    return lines
+
+
+def _speed(state: JobState, result: TrainResult) -> str:
+    local = ", ".join(f"{vw}: {clock}" for vw, clock in result.clocks.items())
+    return (
+        f"{state} after {duration(result.wall_seconds)} of training: {count(result.samples, 'sample')} in "
+        f"{count(result.waves, 'wave')} at {rate(result.samples_per_second)} samples/s; clock of worker {local}"
+    )
+
+
+def _quality(result: TrainResult) -> list[str]:
+    lines = [f"loss: {measure(result.loss.first)} in the first wave, {measure(result.loss.last)} in the last"]
+    values = {name: value for name, value in result.eval.items() if name not in {"epoch", "clock", "samples"}}
+    if values:
+        shown = ", ".join(f"{name} {measure(value)}" for name, value in values.items())
+        lines.append(f"evaluation: {shown} ({count(int(result.eval['samples'] or 0), 'sample')})")
+    return lines
+
+
+def _promises(staleness: Staleness, where: str) -> str:
+    bound = "unbounded" if staleness.bound_clock_distance is None else f"at most {staleness.bound_clock_distance}"
+    seen = f"clock distance: {staleness.max_clock_distance} at most seen, {bound} allowed"
+    if staleness.violations is None:
+        return f"{seen}; the history was not checked"
+    if staleness.violations:
+        return f"{seen}; the history shows {count(staleness.violations, 'violation')}: hetpipe check {where}"
+    return f"{seen}; the history shows no violation"

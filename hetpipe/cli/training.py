@@ -1,0 +1,272 @@
+"""A run from its job to its result, the same for `hetpipe train`, `hetpipe submit` and `hetpipe.train`.
+
+Without a coordinator's address the services are started here first and ended afterwards; all that lies between, handing
+the job in and following it, is the same. Whatever happens, `train` returns how the run ended and leaves result.json.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hetpipe.agent.devices import discover_devices
+from hetpipe.cli.follow import Ending, Follower, Inbox, Interrupted, RunningJob
+from hetpipe.cli.interrupts import Interrupts
+from hetpipe.cli.judge import count_violations
+from hetpipe.cli.outcome import ExitStatus, error_of, sentences_of, status_of
+from hetpipe.cli.result import TrainResult
+from hetpipe.cli.run_folder import RunFolder, RunRecord
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.supervisor import GRACE_SECONDS, Services, Supervisor
+from hetpipe.cli.text import count, shown_path
+from hetpipe.cli.view import View
+from hetpipe.coordinator.client import new_request_id
+from hetpipe.coordinator.planning import num_devices_wanted
+from hetpipe.errors import CheckpointError, HetpipeError, UserError
+from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.spec.events import JobState, Submission
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan_document import PlanDocument
+
+#: Like `GRACE_SECONDS`, after a second interrupt.
+_HASTY_GRACE_SECONDS = 0.5
+
+#: How long a coordinator elsewhere may take to end a job after a second interrupt.
+_REMOTE_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What to train, and where."""
+
+    job: Job
+    import_path: Path
+    """Folder that user code is imported from first."""
+    restore: Path | None = None
+    """The checkpoint to begin with."""
+    coordinator: str | None = None
+    """`HOST:PORT` of a running cluster; None: on this machine, with services of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How a run ended."""
+
+    run_dir: Path
+    state: JobState
+    result: TrainResult | None = None
+    """None unless it finished, or stopped at a barrier."""
+    error: str = ""
+    """Class name in `hetpipe.errors`; empty unless it failed."""
+    sentences: tuple[str, ...] = ()
+    """Why, unless it finished."""
+    interrupted: bool = False
+    """Ctrl-C or SIGTERM was heard."""
+    resumable: bool = False
+    """There is a complete checkpoint."""
+    forecast: PlanDocument | None = None
+    """What the planner foresaw, if it planned the run."""
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """The exit status of the command."""
+        if self.state is JobState.FINISHED:
+            return ExitStatus.OK
+        if self.interrupted:
+            return ExitStatus.INTERRUPTED
+        return status_of(self.exception()) if self.state is JobState.FAILED else ExitStatus.FAILED
+
+    def exception(self) -> HetpipeError:
+        """What a Python caller gets instead of a result."""
+        return error_of(self.error, self.sentences)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `train --json`."""
+        return self.result.to_json() if self.result is not None else {"errors": list(self.sentences)}
+
+
+class Training:
+    """One run under way. Use it once, in a thread that lives as long as the run."""
+
+    def __init__(
+        self, request: RunRequest, folder: RunFolder, shell: Shell, *, view: View, interrupts: Interrupts
+    ) -> None:
+        """Prepare; nothing is started or written.
+
+        Args:
+            request: what to train.
+            folder: the run's own, new.
+            shell: the world around.
+            view: shows what happens; closed when the run has ended.
+            interrupts: entered by the caller.
+        """
+        self._request = request
+        self._folder = folder
+        self._shell = shell
+        self._view = view
+        self._interrupts = interrupts
+        self._inbox: Inbox = Inbox()
+        self._record = record_of(request, folder, shell)
+
+    def run(self) -> RunEnd:
+        """Carry the run out and write down how it ended.
+
+        Raises:
+            UserError: the run's folder cannot be written to.
+        """
+        self._folder.write_job(self._request.job)
+        self._folder.write_record(self._record)
+        try:
+            ending = self._on_cluster() if self._request.coordinator is not None else self._on_this_machine()
+        except KeyboardInterrupt:
+            ending = Ending(state=JobState.STOPPED, sentences=("the run was stopped before it began",))
+        except HetpipeError as error:
+            ending = Ending(state=JobState.FAILED, error=type(error).__name__, sentences=sentences_of(error))
+        except Exception as error:
+            told = f"internal error ({type(error).__name__}: {error})"
+            self._folder.write_result(JobState.FAILED, {"errors": [told]})
+            raise
+        self._interrupts.listen(None)
+        return self._conclude(ending)
+
+    def _on_cluster(self) -> Ending:
+        assert self._request.coordinator is not None
+        address = self._request.coordinator
+        hint = f"the run may still go on; look with: hetpipe status --coordinator {address}"
+        return self._follow(address, when_lost=hint, stop_now_seconds=_REMOTE_STOP_SECONDS)
+
+    def _on_this_machine(self) -> Ending:
+        job = self._request.job
+        devices, remark = choose_devices(job)
+        services = Services(
+            num_shards=job.parameter_servers.count,
+            num_cpu_devices=devices,
+            logs=self._folder.logs,
+            programs=self._shell.programs,
+        )
+        shards = count(services.num_shards, "parameter server")
+        self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
+        with Supervisor(services, environment=self._shell.environment, on_death=self._inbox.put) as supervisor:
+            address = supervisor.start()
+            self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
+            ending = self._follow(address, stop_now_seconds=0.0)
+            hasty = ending.state is JobState.STOPPED and ending.result is None
+            supervisor.stop(grace_seconds=_HASTY_GRACE_SECONDS if hasty else GRACE_SECONDS)
+        return ending
+
+    def _follow(self, address: str, *, stop_now_seconds: float, when_lost: str = "") -> Ending:
+        request, clock = self._request, self._shell.clock
+        client = self._shell.open_coordinator(address)
+        try:
+            job_id = client.submit_job(submission_of(request, self._folder))
+            self._note(job_id=job_id)
+            job = RunningJob(client, job_id, self._inbox, clock=clock, when_lost=when_lost)
+            job.watch()
+            self._interrupts.listen(lambda: self._inbox.put(Interrupted()))
+            follower = Follower(job, self._view, inbox=self._inbox, clock=clock, stop_now_seconds=stop_now_seconds)
+            return follower.run()
+        finally:
+            self._view.close()
+            client.close()
+
+    def _note(self, **changes: Any) -> None:
+        self._record = replace(self._record, **changes)
+        self._folder.write_record(self._record)
+
+    def _conclude(self, ending: Ending) -> RunEnd:
+        """Put together what the run left, and write result.json."""
+        resumable = self._is_resumable()
+        end = RunEnd(
+            run_dir=self._folder.path,
+            state=ending.state,
+            result=None if ending.result is None else TrainResult.from_json(ending.result),
+            error=ending.error,
+            sentences=self._with_hint(ending, resumable=resumable),
+            interrupted=self._interrupts.count > 0,
+            resumable=resumable,
+            forecast=self._folder.read_forecast(),
+        )
+        try:
+            self._folder.merge_trace()
+        except OSError as error:
+            self._view.say(f"trace.json could not be written: {error}")
+        if end.result is not None:
+            staleness = replace(end.result.staleness, violations=self._count_violations())
+            end = replace(end, result=replace(end.result, staleness=staleness))
+        self._folder.write_result(end.state, end.to_json())
+        return end
+
+    def _count_violations(self) -> int | None:
+        try:
+            return count_violations(self._folder.path, say=self._view.say)
+        except KeyboardInterrupt:
+            return None
+
+    def _is_resumable(self) -> bool:
+        try:
+            newest_checkpoint(self._folder.path)
+        except CheckpointError:
+            return False
+        return True
+
+    def _with_hint(self, ending: Ending, *, resumable: bool) -> tuple[str, ...]:
+        """The sentences of `ending`; a run that broke off says how to go on."""
+        broke_off = ending.state is not JobState.FINISHED and not isinstance(
+            error_of(ending.error, ending.sentences), UserError
+        )
+        if not broke_off or not resumable:
+            return ending.sentences
+        hint = f"resume with: {resume_command(self._folder.path, self._shell.current)}"
+        return (*ending.sentences[:-1], f"{ending.sentences[-1]}; {hint}")
+
+
+def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord:
+    """The beginnings of run.json."""
+    return RunRecord(
+        run_dir=str(folder.path),
+        name=request.job.name,
+        host=socket.gethostname(),
+        started_wall=shell.clock.wall(),
+        coordinator=request.coordinator or "",
+        local=request.coordinator is None,
+        pids={"hetpipe": os.getpid()},
+        restored_from=None if request.restore is None else str(request.restore),
+    )
+
+
+def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
+    """The job as it is handed in."""
+    return Submission(
+        request_id=new_request_id(),
+        job_json=request.job.model_dump_json(),
+        run_dir=str(folder.path),
+        import_path=str(request.import_path.absolute()),
+        restore=None if request.restore is None else str(request.restore.absolute()),
+    )
+
+
+def resume_command(run_dir: Path, current: Path) -> str:
+    """How to go on with a run, as the user would type it in `current`."""
+    return f"hetpipe train --resume {shown_path(run_dir, current)}"
+
+
+def choose_devices(job: Job, *, count_cuda: Callable[[], int] | None = None) -> tuple[int | None, str]:
+    """How many CPU devices the agent of a local run declares (None: it offers its CUDA devices), and a remark on it."""
+    wanted = num_devices_wanted(job)
+    if wanted is not None and (job.cluster.emulate or job.cluster.devices):
+        return wanted, f", with {count(wanted, 'emulated device')}"
+    found = (count_cuda or _count_cuda)()
+    if wanted is None:
+        wanted = found or len(os.sched_getaffinity(0))
+    if found >= wanted:
+        return None, f", with {count(found, 'CUDA device')}"
+    missed = f" ({count(found, 'CUDA device')}, too few for the job's {wanted} stages)" if found else ""
+    return wanted, f", with {count(wanted, 'CPU device')}{missed}"
+
+
+def _count_cuda() -> int:
+    return sum(device.torch_device.startswith("cuda") for device in discover_devices("local"))

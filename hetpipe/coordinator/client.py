@@ -1,0 +1,141 @@
+"""Talking to a coordinator from Python: `Client` for users, `CoordinatorClient` with every call for hetpipe itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.coordinator.membership import Membership
+from hetpipe.errors import UnknownJob, UserError
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.spec.ids import Clock as WaveClock
+from hetpipe.spec.ids import JobId, VirtualWorkerIndex
+from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole
+from hetpipe.spec.run import ClockSnapshot
+
+__all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
+
+
+class RegisteredWorker:
+    """A worker that stays registered until `close`, or to the end of a `with` block."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    @property
+    def id(self) -> MemberId:
+        """Its id among the members."""
+        return self._membership.info.id
+
+    @property
+    def lease(self) -> Lease:
+        """The terms of its newest registration."""
+        return self._membership.lease
+
+    def close(self) -> None:
+        """End the membership."""
+        self._membership.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """A view of a cluster from the user's own program. Thread-safe; close it, or use it in a `with` block.
+
+    Methods take a job's id; without one they mean the newest job. They raise `PeerUnreachable` or `DeadlineExceeded`
+    when the coordinator is away, and `UnknownJob` when there is no such job.
+    """
+
+    def __init__(self, address: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Connect on first use.
+
+        Args:
+            address: `HOST:PORT` of the coordinator.
+            clock: for tests.
+
+        Raises:
+            UserError: the address is malformed.
+        """
+        self._calls = CoordinatorClient(address, clock=clock)
+        self._clock = clock
+
+    def close(self) -> None:
+        """End the connection, and the watches on it."""
+        self._calls.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def register_worker(self, name: str, *, address: str = "") -> RegisteredWorker:
+        """Make this process a member named `name` and keep it one from a thread.
+
+        Args:
+            name: shown in `members`; one process per name at a time.
+            address: `HOST:PORT` of a server of yours, for others to see.
+        """
+        if not name:
+            raise UserError("a worker needs a name")
+        info = MemberInfo(MemberRole.WORKER, MemberId(name), socket.gethostname(), os.getpid(), address)
+        membership = Membership(self._calls, info, clock=self._clock)
+        membership.start()
+        return RegisteredWorker(membership)
+
+    def members(self) -> tuple[Member, ...]:
+        """The live members in order of registration."""
+        return self._calls.members()
+
+    def clocks(self, job_id: str | None = None) -> ClockSnapshot:
+        """All clocks of a job.
+
+        Raises:
+            UnknownJob: there is no such job, or it has not told any clocks yet.
+        """
+        clocks = self._calls.clocks(_job(job_id))
+        if clocks is None:
+            raise UnknownJob(f"job {job_id or '(the newest)'} has no clocks yet; watch_clocks waits for them")
+        return clocks
+
+    def local_clock(self, vw: int, job_id: str | None = None) -> WaveClock:
+        """Waves that virtual worker `vw` has committed.
+
+        Raises:
+            UserError: the job has no such virtual worker.
+        """
+        clocks = self.clocks(job_id)
+        local = clocks.local.get(VirtualWorkerIndex(vw))
+        if local is None:
+            raise UserError(f"virtual worker {vw} is not one of {sorted(clocks.local)}")
+        return local
+
+    def global_clock(self, job_id: str | None = None) -> WaveClock:
+        """Waves that every virtual worker has committed."""
+        return self.clocks(job_id).global_clock
+
+    def watch_clocks(self, job_id: str | None = None) -> Iterator[ClockSnapshot]:
+        """The clocks now and after every change, until the job has ended. Blocks between two of them."""
+        return self._calls.watch_clocks(_job(job_id))
+
+
+def _job(job_id: str | None) -> JobId | None:
+    return None if job_id is None else JobId(job_id)
+
+
+def new_request_id() -> str:
+    """A request id for `Submission`."""
+    return uuid.uuid4().hex

@@ -1,0 +1,115 @@
+"""What each stage and each shard is told, made from the job, the plan and who is there. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.errors import CheckpointError, JobError
+from hetpipe.spec.commands import StartStageCommand
+from hetpipe.spec.events import Submission
+from hetpipe.spec.ids import Clock, DeviceId, Incarnation, ShardIndex, StageIndex
+from hetpipe.spec.job import Job
+from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.spec.run import AgentInfo, DeviceConfig, ShardConfig, StageConfig, StageEmulation
+from hetpipe.spec.sync import DataSpec, Membership, Progress
+from hetpipe.sync.division import empty_bitmap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A job, its plan, and who carries it out."""
+
+    job: Job
+    submission: Submission
+    plan: Plan
+    agents: tuple[AgentInfo, ...]
+    shards: tuple[MemberInfo, ...]
+    """In index order."""
+    emulations: tuple[tuple[StageEmulation, ...], ...] = ()
+    """Per virtual worker and stage; empty if nothing is played."""
+
+
+def data_of(job: Job, model: ModelReport) -> DataSpec:
+    """What is dealt to the virtual workers.
+
+    Raises:
+        JobError: the data is smaller than one minibatch.
+    """
+    if model.train_samples < job.batch_size:
+        raise JobError(
+            f"batch_size: is {job.batch_size}, but data.train has {model.train_samples} samples; use at most that many"
+        )
+    return job.data_spec(model.train_samples)
+
+
+def fresh_progress(num_samples: int) -> Progress:
+    """Where a new run starts."""
+    return Progress(clock=Clock(0), epoch=0, used=empty_bitmap(num_samples), minibatches=0, samples=0)
+
+
+def check_progress(progress: Progress, *, folder: str, num_samples: int) -> None:
+    """Refuse a checkpoint of another data set.
+
+    Raises:
+        CheckpointError: the ledger is not one of `num_samples` samples.
+    """
+    if len(progress.used) != len(empty_bitmap(num_samples)):
+        raise CheckpointError(
+            f"checkpoint {folder} is of about {8 * len(progress.used)} samples, but data.train has {num_samples}; "
+            "resume with the data the run began with"
+        )
+
+
+def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
+    """One command per stage, virtual worker by virtual worker. Emulated devices are dealt in that order too."""
+    job, plan, submission, agents = assignment.job, assignment.plan, assignment.submission, assignment.agents
+    hosts = {agent.agent: agent.host for agent in agents}
+    torch_devices = {DeviceId(device.device): device.torch_device for agent in agents for device in agent.devices}
+    emulated = iter(job.emulated_devices())
+    job_json = job.model_dump(mode="json")
+    return [
+        StartStageCommand(
+            plan.job_id,
+            StageConfig(
+                job=job_json,
+                plan=plan,
+                vw=vw.index,
+                stage=StageIndex(index),
+                incarnation=Incarnation(0),
+                device=next(emulated, None) or DeviceConfig(torch_devices[stage.device]),
+                shard_addresses=tuple(shard.address for shard in assignment.shards),
+                run_dir=submission.run_dir,
+                import_path=submission.import_path,
+                host=hosts[stage.agent],
+                restore=submission.restore,
+                emulation=assignment.emulations[vw.index][index] if assignment.emulations else None,
+            ),
+        )
+        for vw in plan.virtual_workers
+        for index, stage in enumerate(vw.stages)
+    ]
+
+
+def shard_configs(assignment: Assignment, data: DataSpec, start: Progress) -> list[ShardConfig]:
+    """One configuration per shard, in index order; shard 0 is the clock shard."""
+    job, plan = assignment.job, assignment.plan
+    membership = Membership({vw.index: len(vw.stages) for vw in plan.virtual_workers})
+    return [
+        ShardConfig(
+            job_id=plan.job_id,
+            term=plan.term,
+            shard=ShardIndex(index),
+            num_shards=plan.num_shards,
+            clock_shard_address=assignment.shards[0].address,
+            membership=membership,
+            slices=tuple(part for part in plan.slices if part.shard == index),
+            sync=job.sync_spec(),
+            data=data,
+            checkpoint_every_waves=job.checkpoint.every_waves,
+            checkpoint_keep=job.checkpoint.keep,
+            run_dir=assignment.submission.run_dir,
+            progress=start,
+        )
+        for index in range(plan.num_shards)
+    ]

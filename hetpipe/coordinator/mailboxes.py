@@ -1,0 +1,60 @@
+"""Commands on their way to agents: numbered per registration, kept until the agent has carried them out.
+
+So a stream that breaks loses nothing, and a command that arrives twice is recognised. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetpipe.spec.commands import Command, NumberedCommand
+from hetpipe.spec.ids import AgentId
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    last_sequence: int = 0
+    waiting: list[NumberedCommand] = field(default_factory=list)
+    #: Number of the last batch of news taken in.
+    last_batch: int = 0
+
+
+class Mailboxes:
+    """One mailbox per registered agent. A mailbox holds at most the commands of the jobs the agent serves."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[AgentId, _Mailbox] = {}
+
+    def open(self, agent: AgentId) -> None:
+        """Start an empty mailbox; commands for an earlier registration are void."""
+        self._boxes[agent] = _Mailbox()
+
+    def close(self, agent: AgentId) -> None:
+        """The agent is gone."""
+        self._boxes.pop(agent, None)
+
+    def post(self, agent: AgentId, command: Command) -> None:
+        """Queue a command; nothing happens when the agent is gone, since its processes then end by themselves."""
+        box = self._boxes.get(agent)
+        if box is not None:
+            box.last_sequence += 1
+            box.waiting.append(NumberedCommand(box.last_sequence, command))
+
+    def after(self, agent: AgentId, sequence: int) -> tuple[NumberedCommand, ...]:
+        """The commands after number `sequence`, in order."""
+        box = self._boxes.get(agent)
+        return () if box is None else tuple(command for command in box.waiting if command.sequence > sequence)
+
+    def acknowledge(self, agent: AgentId, sequence: int) -> None:
+        """Forget the commands up to number `sequence`: they were carried out."""
+        box = self._boxes.get(agent)
+        if box is not None:
+            box.waiting = [command for command in box.waiting if command.sequence > sequence]
+
+    def take_batch(self, agent: AgentId, batch: int) -> bool:
+        """True once for every batch number of a registration, which only grows."""
+        box = self._boxes.get(agent)
+        if box is None or batch <= box.last_batch:
+            return False
+        box.last_batch = batch
+        return True

@@ -1,0 +1,194 @@
+"""The plan of a run: as the job says it, or as the planner finds it for the cluster that the job describes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from hetpipe.errors import InfeasiblePlan, PlanError
+from hetpipe.planner.assignment import Offered, assign
+from hetpipe.planner.choose import choose_plan
+from hetpipe.planner.costs import Costs, MemoryModel
+from hetpipe.planner.emulation import PlayedStage, emulations
+from hetpipe.planner.optimizer_slots import optimizer_slots
+from hetpipe.planner.options import PlanOptions
+from hetpipe.planner.partition import plan_job
+from hetpipe.simulator.prediction import predicted
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.ids import DeviceId, JobId, Term
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.run import AgentInfo, StageEmulation
+
+#: Finds the plan for a profile on a cluster.
+Planner = Callable[[Profile, Cluster, PlanOptions], PlanDocument]
+
+#: The planner with the simulator's predictions.
+PLANNER: Planner = partial(choose_plan, predict=predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A job whose virtual workers are known, and its plan."""
+
+    job: Job
+    plan: Plan
+    document: PlanDocument | None = None
+    """What was foreseen, if it was planned."""
+    emulations: tuple[tuple[StageEmulation, ...], ...] = ()
+    """Per virtual worker and stage; empty if nothing is played."""
+
+
+def num_devices_wanted(job: Job) -> int | None:
+    """Devices to claim for a job; None: all there are, for the planner to choose from."""
+    if job.is_planned:
+        return job.num_devices
+    if job.cluster.emulate and job.cluster.file is not None:
+        return len(job.cluster.file.devices)
+    return None
+
+
+def plan_run(
+    job: Job, model: ModelReport, agents: Sequence[AgentInfo], planner: Planner, *, term: Term, job_id: JobId
+) -> PlannedRun:
+    """The plan of a job on the devices of `agents`.
+
+    Raises:
+        PlanError: the model does not fit the asked-for cut, the profile, or the devices.
+    """
+    if job.is_planned:
+        plan = plan_job(job, model, agents, term, job_id)
+        return PlannedRun(job, plan, emulations=_played_as_cut(job, plan) if job.cluster.emulate else ())
+    profile, cluster = _described(job, model)
+    document = planner(profile, cluster, options_of(job))
+    counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
+    plan = assign(document, model, _offered(job, cluster, agents), term=term, job_id=job_id)
+    played: tuple[tuple[StageEmulation, ...], ...] = ()
+    if job.cluster.emulate:
+        stages = [
+            [PlayedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
+            for vw in document.virtual_workers
+        ]
+        played = _played(job, Costs(profile, cluster), stages, document.shards)
+    return PlannedRun(job.with_plan(counts, document.minibatches_per_wave), plan, document, played)
+
+
+def options_of(job: Job, *, slots: int | None = None) -> PlanOptions:
+    """What the job asks of the planner.
+
+    Args:
+        job: a job that is not planned yet.
+        slots: tensors of parameter size that the optimizer keeps; None: as is known of the job's.
+
+    Raises:
+        PlanError: the memory of the job's optimizer is not known.
+    """
+    if slots is None:
+        slots = optimizer_slots(job.optimizer.name, job.optimizer.arguments)
+    if slots is None:
+        raise PlanError(
+            f"how much memory {job.optimizer.name} keeps per parameter is not known; use another optimizer, or say "
+            "workers.stages yourself"
+        )
+    devices = job.workers.devices
+    return PlanOptions(
+        allocation="explicit" if devices is not None else job.workers.allocation,
+        workers=None if devices is None else tuple(tuple(DeviceId(d) for d in group) for group in devices),
+        minibatches_per_wave=job.sync.minibatches_per_wave,
+        placement=job.parameter_servers.placement,
+        staleness=job.sync.D,
+        weights=job.weights,
+        optimizer_slots=slots,
+        recompute="off",
+        num_shards=job.parameter_servers.count,
+    )
+
+
+def _described(job: Job, model: ModelReport) -> tuple[Profile, Cluster]:
+    """The profile and the cluster that the job names."""
+    profile, cluster = job.cluster.profile, job.cluster.file
+    if profile is None or cluster is None:
+        raise PlanError(
+            "workers.stages is `auto`, which needs cluster.profile and cluster.file; `hetpipe profile` and `hetpipe "
+            "cluster show` write them"
+        )
+    if profile.batch_size != job.batch_size:
+        raise PlanError(
+            f"cluster.profile is for minibatches of {profile.batch_size} samples, but batch_size is {job.batch_size}; "
+            "profile the job again"
+        )
+    if len(profile.layers) != len(model.layers):
+        raise PlanError(
+            f"cluster.profile has {len(profile.layers)} layers, but the model has {len(model.layers)}; profile the job "
+            "again"
+        )
+    return profile, cluster
+
+
+def _offered(job: Job, cluster: Cluster, agents: Sequence[AgentInfo]) -> Offered:
+    """The agents' devices under the names of the cluster: by order when they play them, else by their own names."""
+    real = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
+    if not job.cluster.emulate:
+        return {device: (agent, device) for agent, device in real}
+    if len(real) < len(cluster.devices):
+        raise PlanError(
+            f"cluster.file has {len(cluster.devices)} devices to play, and {len(real)} are free; start more agents"
+        )
+    return dict(zip(cluster.devices, real, strict=False))
+
+
+def _played_as_cut(job: Job, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
+    """The devices of the cluster are dealt in order, virtual worker by virtual worker, stage by stage."""
+    profile, cluster = job.cluster.profile, job.cluster.file
+    assert profile is not None
+    assert cluster is not None
+    costs = Costs(profile, cluster)
+    names = iter(cluster.devices)
+    if len(cluster.devices) < job.num_devices:
+        raise PlanError(
+            f"the job has {job.num_devices} stages, but cluster.file has {len(cluster.devices)} devices to play; lower "
+            "workers.count or workers.stages"
+        )
+    stages = [
+        [PlayedStage(next(names), int(s.first_layer), int(s.last_layer)) for s in vw.stages]
+        for vw in plan.virtual_workers
+    ]
+    for vw, played in enumerate(stages):
+        _check_memory(job, costs, vw, played)
+    nodes = [node.name for node in cluster.nodes if node.devices]
+    return _played(job, costs, stages, [nodes[shard % len(nodes)] for shard in range(plan.num_shards)])
+
+
+def _played(
+    job: Job, costs: Costs, stages: Sequence[Sequence[PlayedStage]], shard_nodes: Sequence[str]
+) -> tuple[tuple[StageEmulation, ...], ...]:
+    cluster = job.cluster
+    return tuple(
+        emulations(costs, played, shard_nodes, with_links=cluster.emulate_links, stragglers=cluster.stragglers)
+        for played in stages
+    )
+
+
+def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[PlayedStage]) -> None:
+    """Refuse a stage that its device could not hold.
+
+    Raises:
+        InfeasiblePlan: naming the stage, the device and the bytes.
+    """
+    memory = MemoryModel(
+        weights=job.weights,
+        minibatches_per_wave=job.sync.minibatches_per_wave,
+        optimizer_slots=optimizer_slots(job.optimizer.name, job.optimizer.arguments) or 0,
+    )
+    for index, stage in enumerate(stages):
+        needed = costs.stage_bytes(stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
+        kind = costs.cluster.devices[stage.device]
+        if needed > costs.memory_bytes[kind]:
+            raise InfeasiblePlan(
+                f"stage {index} of virtual worker {vw} (layers {stage.first} to {stage.last - 1}) needs {needed} "
+                f"bytes, but {stage.device}, a {kind}, has {costs.memory_bytes[kind]}; give it fewer layers or lower "
+                "sync.minibatches_per_wave"
+            )

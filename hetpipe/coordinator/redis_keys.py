@@ -1,0 +1,39 @@
+"""Every key hetpipe has in Redis. The braces keep them in one slot of a Redis Cluster, so that scripts may use several.
+
+| key | type | holds | lives |
+|---|---|---|---|
+| `{hetpipe}:members` | sorted set | member id → order of registration | for ever; stale entries go when listed |
+| `{hetpipe}:member:ID` | hash | `registration`, `order`, `info` (JSON) | for the lease, in milliseconds |
+| `{hetpipe}:orders` | counter | highest order given out | for ever |
+| `{hetpipe}:term` | counter | highest term given out | for ever |
+| `{hetpipe}:jobs` | sorted set | job id → order of creation | for ever; stale entries go when listed |
+| `{hetpipe}:job:ID` | hash | `version`, `record` (JSON) | for ever; once ended, for `ENDED_JOB_SECONDS` |
+| `{hetpipe}:job_orders` | counter | highest order of creation given out | for ever |
+| `{hetpipe}:events:ID` | stream | `SEQUENCE-0` → `event` (JSON), the newest `MAX_EVENTS` | as its job |
+"""
+
+from __future__ import annotations
+
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import MemberId
+
+MEMBERS = "{hetpipe}:members"
+ORDERS = "{hetpipe}:orders"
+TERM = "{hetpipe}:term"
+JOBS = "{hetpipe}:jobs"
+JOB_ORDERS = "{hetpipe}:job_orders"
+
+
+def member(member_id: MemberId) -> str:
+    """The hash of one member."""
+    return f"{{hetpipe}}:member:{member_id}"
+
+
+def job(job_id: JobId) -> str:
+    """The hash of one job."""
+    return f"{{hetpipe}}:job:{job_id}"
+
+
+def events(job_id: JobId) -> str:
+    """The stream of one job's events."""
+    return f"{{hetpipe}}:events:{job_id}"

@@ -1,0 +1,98 @@
+"""Who is a member right now, by the heartbeats this coordinator has heard itself.
+
+The store has the same members for those who come later, but whether a process is alive is decided here: so a store that
+is away for a while evicts nobody. Not thread-safe; every call gives the monotonic time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from hetpipe.coordinator.store import MemberRecord
+from hetpipe.errors import MemberReplaced, UnknownMember
+from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole, Registration
+
+#: Replaced registrations that are remembered; a process that asks later than that many others registers again.
+_MAX_TAKEN = 1_000
+
+
+@dataclass(slots=True)
+class _Live:
+    record: MemberRecord
+    expires: float
+
+
+class Registry:
+    """The live members."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self.lease_seconds = lease_seconds
+        self._live: dict[MemberId, _Live] = {}
+        #: Registrations whose id another process has taken, oldest first.
+        self._taken: deque[Registration] = deque(maxlen=_MAX_TAKEN)
+
+    def put(self, record: MemberRecord, *, now: float) -> MemberInfo | None:
+        """Make a member; the one it replaces, if that was another process."""
+        before = self._live.get(record.info.id)
+        self._live[record.info.id] = _Live(record, now + self.lease_seconds)
+        if before is None:
+            return None
+        old, new = before.record.info, record.info
+        if (old.pid, old.host, old.address) == (new.pid, new.host, new.address):
+            return None
+        self._taken.append(before.record.registration)
+        return old
+
+    def check(self, member_id: MemberId, registration: Registration) -> MemberRecord:
+        """The live member with this registration.
+
+        Raises:
+            UnknownMember: there is none.
+            MemberReplaced: and another process has its id.
+        """
+        live = self._live.get(member_id)
+        if live is not None and registration in self._taken:
+            raise MemberReplaced(f"{live.record.info} has taken the name {member_id}; give each process its own")
+        if live is None:
+            raise UnknownMember(f"{member_id} is no member, or no longer since its lease ran out; register again")
+        if live.record.registration != registration:
+            raise UnknownMember(f"a newer registration of {member_id} has replaced this one; register again")
+        return live.record
+
+    def renew(self, member_id: MemberId, registration: Registration, *, now: float) -> MemberRecord:
+        """Let the lease last from `now`.
+
+        Raises:
+            UnknownMember: there is no such live member.
+            MemberReplaced: and another process has its id.
+        """
+        record = self.check(member_id, registration)
+        self._live[member_id].expires = now + self.lease_seconds
+        return record
+
+    def remove(self, member_id: MemberId) -> None:
+        """End a membership, if there is one."""
+        self._live.pop(member_id, None)
+
+    def expire(self, *, now: float) -> list[MemberRecord]:
+        """End the memberships whose lease has run out, and name them."""
+        gone = [live.record for live in self._live.values() if live.expires <= now]
+        for record in gone:
+            del self._live[record.info.id]
+        return gone
+
+    def members(self, *, now: float) -> tuple[Member, ...]:
+        """All members in order of registration."""
+        ordered = sorted(self._live.values(), key=lambda live: live.record.order)
+        return tuple(Member(live.record.info, live.record.order, live.expires - now) for live in ordered)
+
+    def of_role(self, role: MemberRole) -> list[MemberInfo]:
+        """The members of one role in order of registration; shards by their wanted index first."""
+        ordered = sorted(self._live.values(), key=lambda live: (_wanted_index(live), live.record.order))
+        return [live.record.info for live in ordered if live.record.info.role is role]
+
+
+def _wanted_index(live: _Live) -> float:
+    index = live.record.info.shard_index
+    return float("inf") if index is None else index

@@ -1,0 +1,189 @@
+"""The coordinator on the network: streams with bounded watchers, everything else handed through."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import grpc
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.job_host import JobHost
+from hetpipe.errors import UnknownJob
+from hetpipe.rpc.coordinator_methods import SERVICE
+from hetpipe.rpc.coordinator_service import coordinator_service
+from hetpipe.rpc.server import Server
+from hetpipe.rpc.watchers import Watch, Watchers
+from hetpipe.spec.commands import AgentNews, NumberedCommand
+from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, ProcessStatus, StopMode, Submission
+from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
+from hetpipe.spec.run import ClockSnapshot
+
+#: Streams of agents, and of people: together fewer than `NUM_THREADS`, so that calls always find a thread.
+MAX_AGENT_STREAMS = 64
+MAX_VIEWER_STREAMS = 32
+NUM_THREADS = 128
+
+
+class CoordinatorServicer:
+    """`CoordinatorHandlers` over a `Coordinator`."""
+
+    def __init__(self, coordinator: Coordinator, *, host: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Serve `coordinator`, whose machine others reach as `host`."""
+        self._coordinator = coordinator
+        self._host = host
+        condition = coordinator.condition
+        self._agents = Watchers(limit=MAX_AGENT_STREAMS, what="commands", condition=condition, clock=clock)
+        self._viewers = Watchers(limit=MAX_VIEWER_STREAMS, what="jobs", condition=condition, clock=clock)
+        #: The newest stream of each agent: an older one ends when it comes.
+        self._agent_watches: dict[AgentId, Watch] = {}
+        self._lock = threading.Lock()
+
+    def add_to(self, server: Server) -> None:
+        """Let `server` serve this."""
+        server.add(SERVICE, coordinator_service(self))
+        server.on_stop(self._agents.close)
+        server.on_stop(self._viewers.close)
+
+    def register(self, member: MemberInfo) -> Lease:
+        """As `CoordinatorHandlers.register`."""
+        return self._coordinator.register(member)
+
+    def heartbeat(
+        self,
+        member_id: MemberId,
+        registration: Registration,
+        *,
+        clocks: Mapping[JobId, ClockSnapshot],
+        jobs: tuple[JobId, ...],
+        last_command: int,
+    ) -> Renewal:
+        """As `CoordinatorHandlers.heartbeat`."""
+        return self._coordinator.heartbeat(member_id, registration, clocks=clocks, jobs=jobs, last_command=last_command)
+
+    def leave(self, member_id: MemberId, registration: Registration) -> None:
+        """As `CoordinatorHandlers.leave`."""
+        self._coordinator.leave(member_id, registration)
+
+    def watch_commands(
+        self, agent: AgentId, registration: Registration, after: int, context: grpc.ServicerContext
+    ) -> Iterator[NumberedCommand]:
+        """As `CoordinatorHandlers.watch_commands`."""
+        with self._agents.watch(context) as watch:
+            with self._lock:
+                older, self._agent_watches[agent] = self._agent_watches.get(agent), watch
+            if older is not None:
+                older.end()
+            while commands := watch.wait(partial(self._commands, agent, registration, after)):
+                yield from commands
+                after = commands[-1].sequence
+
+    def _commands(self, agent: AgentId, registration: Registration, after: int) -> tuple[NumberedCommand, ...] | None:
+        return self._coordinator.commands(agent, registration, after=after) or None
+
+    def report(self, agent: AgentId, registration: Registration, batch: int, news: tuple[AgentNews, ...]) -> None:
+        """As `CoordinatorHandlers.report`."""
+        self._coordinator.report(agent, registration, batch, news)
+
+    def submit_job(self, submission: Submission) -> JobId:
+        """As `CoordinatorHandlers.submit_job`."""
+        return self._coordinator.submit_job(submission)
+
+    def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
+        """As `CoordinatorHandlers.stop_job`."""
+        return self._coordinator.stop_job(job_id, mode)
+
+    def status(self, job_id: JobId | None) -> JobStatus:
+        """As `CoordinatorHandlers.status`."""
+        processes = self._cluster_processes()
+        try:
+            record = self._coordinator.record(job_id)
+        except UnknownJob:
+            if job_id is not None:
+                raise
+            return JobStatus(None, "", None, "", "", tuple(processes))
+        with self._coordinator.condition:
+            host = self._coordinator.host(record.job_id)
+            clocks = None
+            if host is not None:
+                clocks = host.machine.clocks
+                processes += _stage_processes(host)
+        return JobStatus(
+            record.job_id, record.name, record.state, record.run_dir, record.failure, tuple(processes), clocks
+        )
+
+    def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:
+        """As `CoordinatorHandlers.watch_job`."""
+        record = self._coordinator.record(job_id)
+        host = self._coordinator.host(record.job_id)
+        if host is None:
+            yield from self._coordinator.kept_events(record.job_id, after=after)
+            return
+        seen_pictures = 0
+        with self._viewers.watch(context) as watch:
+            while fresh := watch.wait(partial(_fresh, host, after, seen_pictures)):
+                events, seen_pictures = fresh
+                for event in events:
+                    yield event
+                    if isinstance(event.event, JobEnded):
+                        return
+                    after = max(after, event.sequence)
+
+    def members(self) -> tuple[Member, ...]:
+        """As `CoordinatorHandlers.members`."""
+        return self._coordinator.members()
+
+    def clocks(self, job_id: JobId | None) -> ClockSnapshot | None:
+        """As `CoordinatorHandlers.clocks`."""
+        record = self._coordinator.record(job_id)
+        with self._coordinator.condition:
+            host = self._coordinator.host(record.job_id)
+            return None if host is None else host.machine.clocks
+
+    def watch_clocks(self, job_id: JobId | None, context: grpc.ServicerContext) -> Iterator[ClockSnapshot]:
+        """As `CoordinatorHandlers.watch_clocks`."""
+        host = self._coordinator.host(self._coordinator.record(job_id).job_id)
+        if host is None:
+            return
+        last: ClockSnapshot | None = None
+        with self._viewers.watch(context) as watch:
+            while fresh := watch.wait(partial(_fresh_clocks, host, last)):
+                if fresh[0] is None:
+                    return
+                last = fresh[0]
+                yield last
+
+    def _cluster_processes(self) -> list[ProcessStatus]:
+        processes = [ProcessStatus("coordinator", 0, None, self._host, os.getpid(), "up")]
+        for index, shard in enumerate(self._coordinator.members_of(MemberRole.PARAMETER_SERVER)):
+            processes.append(ProcessStatus("parameter_server", index, None, shard.host, shard.pid, "up"))
+        for index, agent in enumerate(self._coordinator.members_of(MemberRole.AGENT)):
+            processes.append(ProcessStatus("agent", index, None, agent.host, agent.pid, "up"))
+        return processes
+
+
+def _stage_processes(host: JobHost) -> list[ProcessStatus]:
+    return [
+        ProcessStatus("stage", life.key.stage, life.key.vw, life.host, life.pid, life.shown_state)
+        for life in host.machine.stages
+    ]
+
+
+def _fresh(host: JobHost, after: int, seen_pictures: int) -> tuple[list[NumberedEvent], int] | None:
+    """Events after number `after`, and the newest picture unless it was seen; None when there is neither."""
+    events = [event for event in host.events if event.sequence > after]
+    if host.picture is not None and host.num_pictures > seen_pictures and host.machine.ended is None:
+        events.append(NumberedEvent(0, host.picture))
+    return (events, host.num_pictures) if events else None
+
+
+def _fresh_clocks(host: JobHost, last: ClockSnapshot | None) -> tuple[ClockSnapshot | None] | None:
+    """The clocks if they differ from `last`; nothing in the tuple when the job has ended and they do not."""
+    clocks = host.machine.clocks
+    if clocks is not None and clocks != last:
+        return (clocks,)
+    return (None,) if host.machine.ended is not None else None

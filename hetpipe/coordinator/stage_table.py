@@ -1,0 +1,120 @@
+"""The stage processes of one job: what each has reported, and how each ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetpipe.coordinator.root_cause import Failure, Rank
+from hetpipe.errors import JobFailed
+from hetpipe.spec.commands import ChildExit, StageKey, exit_sentence
+from hetpipe.spec.ids import AgentId
+from hetpipe.spec.run import StageFailed
+
+
+class StageState(StrEnum):
+    """Where one stage process stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class StageLife:
+    """One stage process."""
+
+    key: StageKey
+    agent: AgentId
+    host: str
+    state: StageState = StageState.STARTING
+    #: 0 until it reports.
+    pid: int = 0
+    #: True once the process is known to be gone.
+    exited: bool = False
+    #: Reasons of the barrier at which it came to its end.
+    done_reason: str = ""
+
+    @property
+    def shown_state(self) -> str:
+        """The state as `status` shows it."""
+        gone_early = self.exited and self.state in {StageState.STARTING, StageState.READY}
+        return "exited" if gone_early else self.state.value
+
+    def __str__(self) -> str:
+        """Name for a sentence."""
+        pid = f"pid {self.pid} " if self.pid else ""
+        return f"{self.key} ({pid}on {self.host})"
+
+
+class StageTable:
+    """All stage processes of one job, by key."""
+
+    def __init__(self) -> None:
+        self._lives: dict[StageKey, StageLife] = {}
+
+    def __iter__(self) -> Iterator[StageLife]:
+        """In order of virtual worker and stage."""
+        return iter(self._lives.values())
+
+    def __len__(self) -> int:
+        """Processes that were started."""
+        return len(self._lives)
+
+    def add(self, key: StageKey, agent: AgentId, host: str) -> None:
+        """A stage is being started."""
+        self._lives[key] = StageLife(key, agent, host)
+
+    def get(self, key: StageKey) -> StageLife | None:
+        """One stage; None for one of another life or job."""
+        return self._lives.get(key)
+
+    @property
+    def all_ready(self) -> bool:
+        """True when every stage is linked with its neighbours, or past that."""
+        return all(life.state in {StageState.READY, StageState.DONE} for life in self)
+
+    @property
+    def all_done(self) -> bool:
+        """True when every stage came to its end."""
+        return all(life.state is StageState.DONE for life in self)
+
+    @property
+    def all_exited(self) -> bool:
+        """True when no process is left."""
+        return all(life.exited for life in self)
+
+    @property
+    def was_stopped(self) -> bool:
+        """True when the stages came to their end because somebody asked for it."""
+        return any("stop" in life.done_reason.split("+") for life in self)
+
+    def unready(self) -> list[StageLife]:
+        """The stages that have not reported ready."""
+        return [life for life in self if life.state is StageState.STARTING]
+
+    def lose_agent(self, agent: AgentId) -> None:
+        """The agent is gone, and its children with it."""
+        for life in self:
+            if life.agent == agent:
+                life.exited = True
+
+
+def failure_of_report(life: StageLife, report: StageFailed, *, now: float) -> Failure:
+    """A stage says why it cannot go on. Its name goes before a sentence that does not begin with it."""
+    rank = Rank.ECHO if report.secondary else Rank.REPORTED
+    named = report.sentence.startswith(str(life.key))
+    return Failure(rank, report.error, report.sentence if named else f"{life} failed: {report.sentence}", now)
+
+
+def failure_of_exit(life: StageLife, news: ChildExit, *, now: float) -> Failure | None:
+    """What the end of a process means; None when it was to be expected or was reported already."""
+    if life.state in {StageState.DONE, StageState.FAILED}:
+        return None
+    kind, how = JobFailed.__name__, exit_sentence(news.exit_code)
+    if news.exit_code < 0:
+        return Failure(Rank.KILLED, kind, f"{life} {how}", now)
+    words = f"; its last words: {news.last_output}" if news.last_output else ""
+    return Failure(Rank.EXITED, kind, f"{life} {how} before the run did{words}", now)

@@ -1,0 +1,125 @@
+"""What the coordinator must not forget, and the question where it is kept. Siblings: `memory_store`, `redis_store`.
+
+Kept is only what can be rebuilt or shown later: who is a member and in which order, the highest term, the jobs and
+their events. Clocks and weights are not: the shards are the truth about those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from hetpipe.spec.events import JobState, NumberedEvent
+from hetpipe.spec.ids import JobId, Term
+from hetpipe.spec.members import MemberId, MemberInfo, Registration
+
+#: Newest events kept per job.
+MAX_EVENTS = 10_000
+
+#: Seconds that an ended job and its events are kept.
+ENDED_JOB_SECONDS = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """A membership whose lease has not run out."""
+
+    info: MemberInfo
+    registration: Registration
+    order: int
+    """Rank in the order of registration; only grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job, as far as it outlives its coordinator."""
+
+    job_id: JobId
+    name: str
+    state: JobState
+    run_dir: str
+    submitted_wall: float
+    """Seconds since 1970."""
+    failure: str = ""
+    version: int = 1
+    """Grows by one with every replacement."""
+
+    def at(self, state: JobState, *, failure: str) -> JobRecord:
+        """The same job in another state."""
+        return replace(self, state=state, failure=failure)
+
+
+class Store(Protocol):
+    """The coordinator's memory.
+
+    Guarantees of every implementation:
+
+    * Thread-safe. Each method is atomic and durable as far as the implementation is: when it returns, every later call
+      on any store of the same place sees its effect.
+    * Idempotent: a method repeated with the same arguments, because its answer was lost, gives the same answer and has
+      no further effect (`next_term` alone may skip terms).
+    * Leases run by the store's own clock, which is monotonic: `memory`: of the process, `redis`: of the server.
+    * `StoreUnavailable` when the place cannot be reached; then nothing is known about the effect.
+    """
+
+    def put_member(self, info: MemberInfo, registration: Registration, *, lease_seconds: float) -> MemberRecord:
+        """Make a member, or replace the registration of a live one, which keeps its order."""
+        ...
+
+    def renew_member(self, member_id: MemberId, registration: Registration, *, lease_seconds: float) -> None:
+        """Let the lease last `lease_seconds` from now.
+
+        Raises:
+            UnknownMember: there is no live member with this id and this registration.
+        """
+        ...
+
+    def remove_member(self, member_id: MemberId, registration: Registration) -> None:
+        """End a membership. Nothing happens when there is none with this registration."""
+        ...
+
+    def members(self) -> tuple[MemberRecord, ...]:
+        """The live members in order of registration."""
+        ...
+
+    def next_term(self, *, above: Term) -> Term:
+        """A term higher than every one before and than `above`."""
+        ...
+
+    def create_job(self, record: JobRecord) -> JobRecord:
+        """Keep a new job at version 1. If there is one with this id already, that one is the answer."""
+        ...
+
+    def replace_job(self, record: JobRecord, *, keep_seconds: float | None = None) -> JobRecord:
+        """Replace the version `record.version` of a job by `record`; the answer has the next version.
+
+        With `keep_seconds` the job and its events are forgotten after that time.
+
+        Raises:
+            VersionConflict: the job has another version, or is not there.
+        """
+        ...
+
+    def job(self, job_id: JobId) -> JobRecord | None:
+        """One job, or None."""
+        ...
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """All jobs in order of creation."""
+        ...
+
+    def append_event(self, job_id: JobId, event: NumberedEvent) -> None:
+        """Append to the events of a job. Sequence numbers are 1, 2, … without gaps; at most `MAX_EVENTS` are kept.
+
+        Raises:
+            VersionConflict: the number is not the next one, nor one that is there already.
+        """
+        ...
+
+    def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
+        """Up to `limit` events after number `after`, in order."""
+        ...
+
+    def close(self) -> None:
+        """Give up connections. Nothing else is called afterwards."""
+        ...

@@ -1,0 +1,124 @@
+"""The result of a run, as `hetpipe train --json` prints it. Pure.
+
+What is a sum over the cluster is added here, once: losses, evaluation, bytes, waiting. All counts are of this run
+alone, so that `samples / wall_seconds` is its rate also after `--resume`; clocks are those of the whole training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetpipe.spec.events import Evaluated
+from hetpipe.spec.ids import StageIndex, VirtualWorkerIndex
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.run import ClockSnapshot, StageProgress
+from hetpipe.spec.sync import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What is known of a run when it has ended."""
+
+    run_dir: str
+    plan: Plan
+    start: Progress
+    clocks: ClockSnapshot
+    """At the end, from the clock shard."""
+    reports: Mapping[tuple[VirtualWorkerIndex, StageIndex], StageProgress]
+    """The last report of every stage."""
+    evaluation: Evaluated | None
+    running_seconds: float
+    """From the moment all stages were ready to the end of the last one; start-up does not count."""
+    staleness: int | None
+    """D, or None for `asp`."""
+
+
+def result_object(record: RunRecord) -> dict[str, Any]:
+    """The JSON object of a run. Numbers that are not finite, which JSON does not have, become null.
+
+    `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
+    virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
+    `violations` is null: only the checker of the history can tell.
+    """
+    clocks, start, seconds = record.clocks, record.start, record.running_seconds
+    samples = clocks.samples - start.samples
+    members = [vw.index for vw in record.plan.virtual_workers]
+    last_stages = [_report(record, vw, -1) for vw in members]
+    bound = None if record.staleness is None else record.staleness + 1
+    return {
+        "run_dir": record.run_dir,
+        "waves": sum(clock - start.clock for clock in clocks.local.values()),
+        "minibatches": clocks.minibatches - start.minibatches,
+        "samples": samples,
+        "wall_seconds": round(seconds, 3),
+        "samples_per_second": round(samples / seconds, 3) if seconds > 0.0 else 0.0,
+        "loss": {
+            "first": _mean(report.first_loss for report in last_stages if report is not None),
+            "last": _mean(report.loss for report in last_stages if report is not None),
+        },
+        "eval": _evaluation(record.evaluation),
+        "staleness": {
+            "bound_clock_distance": bound,
+            "max_clock_distance": clocks.max_distance,
+            "violations": None,
+        },
+        "clocks": {str(vw): clocks.local.get(vw, start.clock) for vw in members},
+        "global_clock": clocks.global_clock,
+        "bytes": {
+            "pushed": sum(report.pushed_bytes for report in record.reports.values()),
+            "pulled": sum(report.pulled_bytes for report in record.reports.values()),
+        },
+        "waiting_seconds": {str(vw): _waiting_seconds(record, vw) for vw in members},
+        "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
+    }
+
+
+def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[StageProgress]) -> ClockSnapshot:
+    """Clocks for a run whose clock shard told none: the start, as far as anyone knows better by the stages' clocks."""
+    published = max((report.published for report in reports), default=start.clock)
+    return ClockSnapshot(
+        term=record_plan.term,
+        published=published,
+        global_clock=published,
+        local={vw.index: published for vw in record_plan.virtual_workers},
+        max_distance=0,
+        epoch=start.epoch,
+        minibatches=start.minibatches,
+        samples=start.samples,
+        barrier=published,
+        barrier_reason="",
+    )
+
+
+def _report(record: RunRecord, vw: VirtualWorkerIndex, stage: int) -> StageProgress | None:
+    num_stages = len(record.plan.virtual_workers[vw].stages)
+    return record.reports.get((vw, StageIndex(stage % num_stages)))
+
+
+def _waiting_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
+    report = _report(record, vw, 0)
+    return 0.0 if report is None else round(report.waiting_seconds, 3)
+
+
+def _idle_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
+    idle = [report.idle_seconds for (of_vw, _), report in sorted(record.reports.items()) if of_vw == vw]
+    return round(sum(idle) / len(idle), 3) if idle else 0.0
+
+
+def _evaluation(evaluation: Evaluated | None) -> dict[str, Any]:
+    if evaluation is None:
+        return {}
+    values = {name: _finite(value) for name, value in evaluation.values.items()}
+    return {"epoch": evaluation.epoch, "clock": evaluation.clock, "samples": evaluation.samples, **values}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _finite(sum(known) / len(known)) if known else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,213 @@
+"""The parts of a job that take time: planning with a term from the store, files, calls to shards.
+
+They run on the job's own thread, one after the other, and answer with a fact for its machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.coordinator.configs import Assignment, check_progress, data_of, fresh_progress, shard_configs
+from hetpipe.coordinator.exchange import AskBarrier, Input, Prepare, Prepared, Task, TaskFailed, WrappedUp, WrapUp
+from hetpipe.coordinator.planning import PLANNER, PlannedRun, Planner, plan_run
+from hetpipe.coordinator.store import Store
+from hetpipe.errors import HetpipeError, JobError, StoreUnavailable, UserError
+from hetpipe.observe.log import get_logger
+from hetpipe.spec.events import Submission
+from hetpipe.spec.ids import Clock, JobId, Term
+from hetpipe.spec.job import Job
+from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.spec.run import ClockSnapshot, ShardConfig
+from hetpipe.spec.sync import Progress
+from hetpipe.spec.wire import plain
+from hetpipe.sync.division import unused
+
+T = TypeVar("T")
+
+_log = get_logger(__name__)
+
+#: Tries to get a term from a store that is away, and seconds between them.
+_TERM_TRIES = 10
+_TERM_PAUSE_SECONDS = 1.0
+
+#: Reason of the barrier at which a job stops on request.
+STOP_REASON = "stop"
+
+
+class ShardPort(Protocol):
+    """The coordinator's side of one shard: `hetpipe.ps.control.ShardControl`. Every call has its own deadline."""
+
+    def configure(self, config: ShardConfig) -> None:
+        """Serve a job."""
+        ...
+
+    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
+        """Set a barrier; clock shard only."""
+        ...
+
+    def clocks(self, job_id: JobId) -> ClockSnapshot:
+        """The newest clocks; clock shard only."""
+        ...
+
+    def release(self, job_id: JobId) -> None:
+        """Forget a job; nothing happens when it is not known."""
+        ...
+
+    def close(self) -> None:
+        """End the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What tasks need of the outside world."""
+
+    open_shard: Callable[[str], ShardPort]
+    """A shard by its address."""
+    read_progress: Callable[[str], Progress]
+    """How far a checkpoint folder is. Raises `CheckpointError`."""
+    planner: Planner = PLANNER
+    """Plans jobs that leave it to us."""
+
+
+class JobTasks:
+    """The tasks of one job."""
+
+    def __init__(
+        self, job_id: JobId, job: Job, submission: Submission, *, store: Store, tools: Tools, clock: TimeSource
+    ) -> None:
+        self._job_id = job_id
+        self._job = job
+        self._submission = submission
+        self._store = store
+        self._tools = tools
+        self._clock = clock
+
+    def run(self, task: Task) -> Input | None:
+        """Carry a task out; what to tell the machine. Never raises."""
+        match task:
+            case Prepare():
+                return self._answered("prepare", lambda: self._prepare(task))
+            case AskBarrier():
+                return self._answered("barrier", lambda: self._ask_barrier(task))
+            case WrapUp():
+                return self._wrap_up(task)
+
+    def _answered(self, task: Literal["prepare", "barrier"], function: Callable[[], Input | None]) -> Input | None:
+        try:
+            return function()
+        except HetpipeError as error:
+            problems = error.problems if isinstance(error, JobError) else ()
+            return TaskFailed(task, type(error).__name__, str(error), problems)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job must hear of it
+            _log.exception("task_failed", task=task, job=self._job_id)
+            sentence = f"the coordinator failed to {task} job {self._job_id} (internal error, see its log)"
+            return TaskFailed(task, type(error).__name__, sentence)
+
+    def _prepare(self, task: Prepare) -> Prepared:
+        start = self._start(task.model)
+        term = self._next_term(above=Term(max(shard.highest_term for shard in task.shards)))
+        run = plan_run(self._job, task.model, task.agents, self._tools.planner, term=term, job_id=self._job_id)
+        data = data_of(run.job, task.model)
+        write_run_files(self._submission.run_dir, run, task.model, start)
+        assignment = Assignment(
+            job=run.job, submission=self._submission, plan=run.plan, agents=task.agents, shards=task.shards
+        )
+        # The clock shard comes first: the others follow its log as soon as they are configured.
+        for shard, config in zip(task.shards, shard_configs(assignment, data, start), strict=True):
+            self._with_shard(shard, partial(_configure, config))
+        return Prepared(run, data, start)
+
+    def _start(self, model: ModelReport) -> Progress:
+        folder = self._submission.restore
+        if folder is None:
+            return fresh_progress(model.train_samples)
+        progress = self._tools.read_progress(folder)
+        check_progress(progress, folder=folder, num_samples=model.train_samples)
+        return progress
+
+    def _next_term(self, *, above: Term) -> Term:
+        for _ in range(_TERM_TRIES - 1):
+            try:
+                return self._store.next_term(above=above)
+            except StoreUnavailable as error:
+                _log.warning("no_term_yet", job=self._job_id, reason=str(error))
+                self._clock.sleep(_TERM_PAUSE_SECONDS)
+        return self._store.next_term(above=above)
+
+    def _ask_barrier(self, task: AskBarrier) -> None:
+        barrier = self._with_shard(
+            task.clock_shard, lambda port: port.request_barrier(self._job_id, task.term, STOP_REASON)
+        )
+        _log.info("job_stops_at_barrier", job=self._job_id, clock=barrier)
+
+    def _wrap_up(self, task: WrapUp) -> WrappedUp:
+        clocks = None
+        if task.shards:
+            clocks = self._tried(task.shards[0], lambda port: port.clocks(self._job_id))
+        for shard in task.shards:
+            self._tried(shard, lambda port: port.release(self._job_id))
+        return WrappedUp(clocks)
+
+    def _tried(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T | None:
+        """What `use` gives, or None: a shard that is gone must not keep a job from ending."""
+        try:
+            return self._with_shard(shard, use)
+        except HetpipeError as error:
+            _log.info("shard_not_wrapped_up", job=self._job_id, shard=str(shard), reason=str(error))
+        except Exception:  # noqa: BLE001 - whatever it is, the job must end
+            _log.exception("shard_not_wrapped_up", job=self._job_id, shard=str(shard))
+        return None
+
+    def _with_shard(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T:
+        port = self._tools.open_shard(shard.address)
+        try:
+            return use(port)
+        finally:
+            port.close()
+
+
+def _configure(config: ShardConfig, port: ShardPort) -> None:
+    port.configure(config)
+
+
+def write_run_files(run_dir: str, run: PlannedRun, model: ModelReport, start: Progress) -> None:
+    """Write `plan.json` and `facts.json` into the folder of the run, and what was planned.
+
+    A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    remaining = set(unused(start.used, model.train_samples))
+    facts = {
+        "num_samples": model.train_samples,
+        "eval_samples": model.eval_samples,
+        "start": {
+            "clock": start.clock,
+            "epoch": start.epoch,
+            "used": [index for index in range(model.train_samples) if index not in remaining],
+            "minibatches": start.minibatches,
+            "samples": start.samples,
+        },
+    }
+    folder = Path(run_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {"plan.json": plain(Plan, run.plan), "facts.json": facts}
+        if run.document is not None:
+            values["job.json"] = run.job.model_dump(mode="json")
+            values["forecast.json"] = run.document.model_dump(mode="json")
+        for name, value in values.items():
+            unfinished = folder / f"{name}.part"
+            unfinished.write_text(json.dumps(value) + "\n", encoding="utf-8")
+            unfinished.replace(folder / name)
+    except OSError as error:
+        raise UserError(f"the coordinator cannot write to the run's folder {run_dir}: {error.strerror}") from error

@@ -1,0 +1,151 @@
+"""Every exception hetpipe raises, in one tree.
+
+The four branches say whose fault it is: the user's input (`UserError`), a peer that broke the protocol
+(`ProtocolViolation`), the network or a process that went away (`Unavailable`), or a run that ended badly
+(`JobFailed`). The class name is the wire name: `rpc.status` maps each class to one gRPC status and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HetpipeError(Exception):
+    """Base of everything hetpipe raises on purpose. `str(error)` is one sentence fit for a user."""
+
+
+class UserError(HetpipeError, ValueError):
+    """The user's input cannot be used; the message names the fix."""
+
+
+class JobError(UserError):
+    """A job file is wrong. `problems` holds every mistake found, each as `path: what and how to fix it`."""
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class DocumentError(UserError):
+    """A profile, cluster or plan file is wrong. `problems` holds every mistake found, each as `path: what and fix`.
+
+    `what` names the file.
+    """
+
+    def __init__(self, what: str, problems: Sequence[str] = ()) -> None:
+        self.what = what
+        self.problems: tuple[str, ...] = tuple(problems)
+        super().__init__(f"{what}: {'; '.join(self.problems)}" if self.problems else what)
+
+
+class CallableError(UserError):
+    """A `module:callable` of the job cannot be imported or does not return what it must."""
+
+
+class PlanError(UserError):
+    """The model does not fit the asked-for cut or the cluster."""
+
+
+class InfeasiblePlan(PlanError):
+    """No cut and no order of the devices fits their memory; the message says what is missing and what would help."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing, torn, or of another job."""
+
+
+class ProtocolViolation(HetpipeError):
+    """A peer sent something the protocol forbids; nothing was applied and the receiver lives on."""
+
+
+class StaleTerm(ProtocolViolation):
+    """The request carries another term than the receiver's."""
+
+
+class StaleIncarnation(ProtocolViolation):
+    """The request comes from an earlier life of a virtual worker, or from one that is no member."""
+
+
+class WaveOutOfOrder(ProtocolViolation):
+    """A wave is negative, was skipped, lies in the future or behind a barrier."""
+
+
+class SliceMismatch(ProtocolViolation):
+    """A name, shape, dtype or size differs from the plan. Raised before anything is allocated."""
+
+
+class MalformedChunk(ProtocolViolation):
+    """A tensor chunk is truncated, out of order, or points outside its slice."""
+
+
+class NonFiniteUpdate(ProtocolViolation):
+    """An update holds NaN or infinity; the whole wave is refused before it applies."""
+
+
+class UnknownJob(ProtocolViolation):
+    """The receiver does not know this job."""
+
+
+class ClockNotPublished(ProtocolViolation):
+    """A pull or hold names a clock that is not published yet; ask again after its notice."""
+
+
+class ClockFreed(ProtocolViolation):
+    """A pull names a clock that no member could ask for any more."""
+
+
+class MalformedFrame(ProtocolViolation):
+    """A frame between stages breaks its format or the limits of the link. Raised before anything is allocated."""
+
+
+class UnknownMember(ProtocolViolation):
+    """The coordinator does not know this membership, or a newer registration replaced it; register again."""
+
+
+class MemberReplaced(UnknownMember):
+    """Another process has registered under this member's id; do not register again, or the two take turns for ever."""
+
+
+class VersionConflict(ProtocolViolation):
+    """Another writer replaced the record first; read it again."""
+
+
+class InvalidTransition(HetpipeError):
+    """A lifecycle was asked for a step its table does not have; the message tells the recent story."""
+
+
+class Unavailable(HetpipeError):
+    """A process or the network is gone. The message names peer, role, call, elapsed time and what was awaited."""
+
+
+class PeerUnreachable(Unavailable):
+    """No connection to a peer, or it broke."""
+
+
+class DeadlineExceeded(Unavailable):
+    """A peer is there but did not answer in time."""
+
+
+class LinkClosed(Unavailable):
+    """The neighbouring stage's end of a link went away."""
+
+    def __init__(self, message: str, *, orderly: bool = False) -> None:
+        #: The other end said good-bye, or this end was closed by its own process; False after a crash.
+        self.orderly = orderly
+        super().__init__(message)
+
+
+class ResourceExhausted(HetpipeError):
+    """A stated limit is reached (message size, watchers, memory)."""
+
+
+class PortInUse(ResourceExhausted):
+    """The address to listen on is taken."""
+
+
+class StoreUnavailable(Unavailable):
+    """The coordinator's store (Redis) cannot be reached."""
+
+
+class JobFailed(HetpipeError):
+    """A run ended before it was finished; the message is one sentence that names who died or failed and why."""

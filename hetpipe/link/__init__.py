@@ -1,0 +1,1 @@
+"""Activations and gradients between neighbouring stages; start with `hetpipe.link.policy`."""

@@ -1,0 +1,155 @@
+"""The receiving half of a link: a bounded queue of whole frames that can come to an end.
+
+Whatever brings the frames (a thread on a socket, the other end itself) calls `put`; the stage calls `take`. The end is
+part of the queue: frames that came before it are still taken, then everyone is told why it ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetpipe.clock import Clock
+from hetpipe.errors import DeadlineExceeded, LinkClosed, MalformedFrame
+from hetpipe.link.policy import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Who holds the two ends of a link, in words for people."""
+
+    own: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a link is over."""
+
+    sentence: str
+    orderly: bool
+    violation: bool = False
+    """The other end broke the format."""
+
+    def error(self, detail: str = "") -> LinkClosed | MalformedFrame:
+        """A fresh exception that says so."""
+        if self.violation:
+            return MalformedFrame(self.sentence + detail)
+        return LinkClosed(self.sentence + detail, orderly=self.orderly)
+
+
+def closed_by(closer: str, *, other: str) -> Ending:
+    """The ending after `closer` closed its end in good order."""
+    return Ending(f"{closer} closed its link to {other}", orderly=True)
+
+
+def describe(frame: Frame) -> str:
+    """`frame` in words for an error: `the forward frame of minibatch 12`."""
+    return f"the {frame.kind.name.lower()} frame of minibatch {frame.minibatch}"
+
+
+class Inbox:
+    """A bounded first-in, first-out queue of frames with an ending. Thread-safe."""
+
+    def __init__(self, capacity: int, *, ends: Ends, clock: Clock) -> None:
+        self._capacity = capacity
+        self._ends = ends
+        self._clock = clock
+        self._frames: deque[Frame] = deque()
+        #: Set once; the first ending wins. No frame is added after it.
+        self._ending: Ending | None = None
+        self._watcher: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        #: A frame or the ending arrived.
+        self._arrived = threading.Condition(self._lock)
+        #: A frame was taken, or the end came.
+        self._room = threading.Condition(self._lock)
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why no further frame will be added; None while some may."""
+        with self._lock:
+            return self._ending
+
+    def wait_ending(self, timeout_seconds: float) -> Ending | None:
+        """The ending, waiting up to `timeout_seconds` for it."""
+        with self._lock:
+            self._arrived.wait_for(lambda: self._ending is not None, timeout_seconds)
+            return self._ending
+
+    def wait_room(self, timeout_seconds: float | None = None) -> bool:
+        """Block until a frame fits or the end came; False if neither happened in time."""
+        with self._lock:
+            return self._room.wait_for(self._has_room_or_ended, timeout_seconds)
+
+    def put(self, frame: Frame) -> bool:
+        """Add a frame for which there is room; False if the end came first. Wakes the taker."""
+        with self._lock:
+            if self._ending is not None:
+                return False
+            assert len(self._frames) < self._capacity, "wait_room was not called"
+            self._frames.append(frame)
+            self._arrived.notify_all()
+            watcher = self._watcher
+        if watcher is not None:
+            watcher()
+        return True
+
+    def take(self, *, timeout_seconds: float, awaiting: str) -> Frame:
+        """The oldest frame; see `Link.receive` for the errors."""
+        with self._lock:
+            if not self._frames and self._ending is None:
+                self._wait_arrival(timeout_seconds, awaiting)
+            return self._pop(awaiting)
+
+    def try_take(self) -> Frame | None:
+        """The oldest frame or None; raises as `take` once the end is reached."""
+        with self._lock:
+            if not self._frames and self._ending is None:
+                return None
+            return self._pop("a frame")
+
+    def end(self, ending: Ending, *, drop: bool = False) -> None:
+        """No more frames will come; with `drop`, those that wait are forgotten. The first ending wins."""
+        with self._lock:
+            if drop:
+                self._frames.clear()
+            if self._ending is None:
+                self._ending = ending
+            self._arrived.notify_all()
+            self._room.notify_all()
+            watcher = self._watcher
+        if watcher is not None:
+            watcher()
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call `callback` now, after each arrival and at the end."""
+        with self._lock:
+            self._watcher = callback
+        callback()
+
+    def _has_room_or_ended(self) -> bool:
+        return len(self._frames) < self._capacity or self._ending is not None
+
+    def _wait_arrival(self, timeout_seconds: float, awaiting: str) -> None:
+        began = self._clock.monotonic()
+        if self._arrived.wait_for(lambda: self._frames or self._ending is not None, timeout_seconds):
+            if not self._frames and self._ending is not None:
+                elapsed = self._clock.monotonic() - began
+                raise self._ending.error(f", {elapsed:.1f} s after {self._ends.own} began to wait for {awaiting}")
+            return
+        elapsed = self._clock.monotonic() - began
+        raise DeadlineExceeded(
+            f"{self._ends.own} waited {elapsed:.1f} s for {awaiting} from {self._ends.peer}, "
+            "which is connected but sent nothing"
+        )
+
+    def _pop(self, awaiting: str) -> Frame:
+        if not self._frames:
+            assert self._ending is not None
+            raise self._ending.error(f" before {self._ends.own} received {awaiting}")
+        frame = self._frames.popleft()
+        self._room.notify_all()
+        return frame

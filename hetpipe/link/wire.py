@@ -1,0 +1,236 @@
+"""The bytes of a frame: pure functions between `Frame` values and messages, shared by all links that cross a process.
+
+A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one message per large tensor. The first
+message holds a header and, as far as they fit, the small tensors themselves, so that a small frame costs one message.
+
+    prefix      magic "HPF1", kind (u8), unused (u8), number of tensors (u16), minibatch, clock, local_through (i64)
+    per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
+    payloads    the tensors in this message, each starting at a multiple of 64 bytes
+
+All integers are little-endian, and so are the raw elements of the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hetpipe.errors import MalformedFrame, PlanError, ResourceExhausted
+from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
+from hetpipe.spec.plan import DTYPE_BYTES
+
+#: Size of the buffer that a receiver keeps posted. Large enough for every header, small enough that copying a tensor
+#: into it and out again costs less than the round trip of a message of its own.
+FIRST_MESSAGE_BYTES = 64 * 1024
+
+_MAGIC = b"HPF1"
+_PREFIX = struct.Struct("<4sBxHqqq")
+_TENSOR = struct.Struct("<BBB")
+_SIZES = tuple(struct.Struct(f"<{rank}q") for rank in range(MAX_RANK + 1))
+_CLOSE_CODE = 0
+_NO_TENSOR = 0
+_ALIGNMENT = 64
+
+_KINDS = {kind.value: kind for kind in FrameKind}
+_DTYPE_OF_CODE: dict[int, torch.dtype] = {
+    code: getattr(torch, name) for code, name in enumerate(DTYPE_BYTES, start=_NO_TENSOR + 1)
+}
+_CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outgoing:
+    """A frame ready to be sent: its messages, all flat uint8 CPU tensors."""
+
+    first: torch.Tensor
+    following: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What the header says about one tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int | None
+    """Where its bytes are in the first message; None if they come in a message of their own."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the payload."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """A checked header."""
+
+    kind: FrameKind
+    minibatch: int
+    clock: int
+    local_through: int
+    tensors: tuple[TensorHeader | None, ...]
+
+    def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
+        """The frame, once its tensors are there."""
+        return Frame(self.kind, self.minibatch, self.clock, self.local_through, tensors)
+
+
+class CloseHeader:
+    """The peer says good-bye: nothing follows."""
+
+
+def portable(tensors: Sequence[torch.Tensor | None], limits: LinkLimits) -> tuple[torch.Tensor | None, ...]:
+    """`tensors` detached, on the CPU and contiguous; a tensor that is all that already is shared, not copied.
+
+    Raises:
+        PlanError: a tensor of a layout, dtype or rank that no link carries.
+        ResourceExhausted: more tensors or bytes than the limits allow.
+    """
+    if len(tensors) > MAX_TENSORS:
+        raise ResourceExhausted(f"{len(tensors)} tensors cross one cut; a frame holds at most {MAX_TENSORS}")
+    num_bytes = 0
+    for index, tensor in enumerate(tensors):
+        if tensor is None:
+            continue
+        if tensor.dtype not in _CODE_OF_DTYPE or tensor.layout is not torch.strided:
+            known = ", ".join(DTYPE_BYTES)
+            raise PlanError(
+                f"tensor {index} that crosses a cut is {tensor.layout} {tensor.dtype}; a link carries dense {known}"
+            )
+        if tensor.dim() > MAX_RANK:
+            raise PlanError(f"tensor {index} that crosses a cut has {tensor.dim()} dimensions; at most {MAX_RANK}")
+        num_bytes += tensor.numel() * tensor.itemsize
+    if num_bytes > limits.frame_bytes:
+        raise ResourceExhausted(f"a frame of {num_bytes} bytes exceeds the limit of {limits.frame_bytes} bytes")
+    return tuple(None if tensor is None else _portable(tensor) for tensor in tensors)
+
+
+def _portable(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor.detach()
+    return tensor.detach().resolve_neg().contiguous().to("cpu")
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat uint8 view of a contiguous CPU tensor."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def encode(frame: Frame) -> Outgoing:
+    """The messages of `frame`, whose tensors are `portable`. Large tensors are shared with it, small ones copied."""
+    tensors = frame.tensors
+    header = bytearray(
+        _PREFIX.pack(_MAGIC, frame.kind.value, len(tensors), frame.minibatch, frame.clock, frame.local_through)
+    )
+    header_bytes = len(header) + sum(_TENSOR.size + (0 if t is None else _SIZES[t.dim()].size) for t in tensors)
+    end = header_bytes
+    following: list[torch.Tensor] = []
+    inside: list[tuple[int, torch.Tensor]] = []
+    for tensor in tensors:
+        if tensor is None:
+            header += _TENSOR.pack(_NO_TENSOR, 0, 0)
+            continue
+        start = _aligned(end)
+        num_bytes = tensor.numel() * tensor.itemsize
+        fits = start + num_bytes <= FIRST_MESSAGE_BYTES
+        header += _TENSOR.pack(_CODE_OF_DTYPE[tensor.dtype], tensor.dim(), int(fits))
+        header += _SIZES[tensor.dim()].pack(*tensor.shape)
+        if not fits:
+            following.append(as_bytes(tensor))
+        elif num_bytes:
+            inside.append((start, as_bytes(tensor)))
+            end = start + num_bytes
+    header += bytes(end - header_bytes)
+    first = torch.frombuffer(header, dtype=torch.uint8)
+    for start, payload in inside:
+        first[start : start + payload.numel()].copy_(payload)
+    return Outgoing(first, tuple(following))
+
+
+def encode_close() -> torch.Tensor:
+    """The message that says good-bye."""
+    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0)), dtype=torch.uint8)
+
+
+def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
+    """The checked header of a first message; `message` may be longer than what was sent. Allocates no tensor.
+
+    Raises:
+        MalformedFrame: anything the format or the limits forbid.
+    """
+    if len(message) < _PREFIX.size:
+        raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
+    magic, code, num_tensors, minibatch, clock, local_through = _PREFIX.unpack_from(message)
+    if magic != _MAGIC:
+        raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
+    if code == _CLOSE_CODE:
+        return CloseHeader()
+    if code not in _KINDS:
+        raise MalformedFrame(f"unknown frame kind {code}")
+    tensors = _decode_tensors(message, num_tensors, limits)
+    return FrameHeader(_KINDS[code], minibatch, clock, local_through, tensors)
+
+
+def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:
+    if num_tensors > MAX_TENSORS:
+        raise MalformedFrame(f"a frame announces {num_tensors} tensors; at most {MAX_TENSORS} are allowed")
+    parsed: list[tuple[torch.dtype, tuple[int, ...], bool] | None] = []
+    position = _PREFIX.size
+    for _ in range(num_tensors):
+        code, rank, in_first = _unpack(_TENSOR, message, position)
+        position += _TENSOR.size
+        if code == _NO_TENSOR:
+            parsed.append(None)
+            continue
+        if code not in _DTYPE_OF_CODE or rank > MAX_RANK or in_first > 1:
+            raise MalformedFrame(f"a frame announces a tensor of dtype code {code}, rank {rank}, place {in_first}")
+        shape = _unpack(_SIZES[rank], message, position)
+        position += _SIZES[rank].size
+        dtype = _DTYPE_OF_CODE[code]
+        # An empty tensor may have other sizes that overflow its strides, so empty sizes count as 1 here.
+        if min(shape, default=0) < 0 or math.prod(size or 1 for size in shape) * dtype.itemsize > limits.frame_bytes:
+            raise MalformedFrame(
+                f"a frame announces a {dtype} tensor of shape {shape}; at most {limits.frame_bytes} bytes"
+            )
+        parsed.append((dtype, shape, bool(in_first)))
+    return _place(parsed, position, len(message), limits)
+
+
+def _place(
+    parsed: Sequence[tuple[torch.dtype, tuple[int, ...], bool] | None], end: int, length: int, limits: LinkLimits
+) -> tuple[TensorHeader | None, ...]:
+    """Compute where each payload lies, as the sender did, and check all sizes."""
+    tensors: list[TensorHeader | None] = []
+    total = 0
+    for entry in parsed:
+        if entry is None:
+            tensors.append(None)
+            continue
+        dtype, shape, in_first = entry
+        start = _aligned(end)
+        tensor = TensorHeader(dtype, shape, start if in_first else None)
+        num_bytes = tensor.num_bytes
+        total += num_bytes
+        if total > limits.frame_bytes:
+            raise MalformedFrame(f"a frame announces over {total} bytes; the limit is {limits.frame_bytes}")
+        if in_first and num_bytes:
+            end = start + num_bytes
+            if end > length:
+                raise MalformedFrame(f"a payload of {num_bytes} bytes at {start} overruns its message of {length}")
+        tensors.append(tensor)
+    return tuple(tensors)
+
+
+def _unpack(layout: struct.Struct, message: memoryview, position: int) -> tuple[int, ...]:
+    if position + layout.size > len(message):
+        raise MalformedFrame(f"a header overruns its message of {len(message)} bytes")
+    return layout.unpack_from(message, position)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,179 @@
+"""The public history of a run (`wsp.md` §7): what each process did, for anyone to check.
+
+Every event name and its fields are said once, as a method of `HistoryWriter`; processes call these, the checker of
+`hetpipe.check` reads the lines. An event is written before anything that depends on it is sent, so a line that lacks
+was not done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+
+#: What a field may hold.
+Value = int | float | str | Sequence[int] | Sequence[str]
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class HistoryWriter(Protocol):
+    """Takes events in the order in which they happen. Implementations are thread-safe."""
+
+    def write(self, event: str, **fields: Value) -> None:
+        """Record one event. Prefer the methods below, which say the names of the fields."""
+        ...
+
+    def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+        """A stage begins the forward pass of minibatch p with the weights (`clock` = W*, `local_through` = v(p))."""
+        self.write(
+            "forward", vw=vw, incarnation=incarnation, stage=stage, p=p, clock=clock, local_through=local_through
+        )
+
+    def backward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+        """A stage begins the backward pass of minibatch p with the weights (W*, v(p))."""
+        self.write(
+            "backward", vw=vw, incarnation=incarnation, stage=stage, p=p, clock=clock, local_through=local_through
+        )
+
+    def step(self, *, vw: int, incarnation: int, stage: int, p: int) -> None:
+        """A stage has applied its local update u_p."""
+        self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p)
+
+    def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
+        """A shard has acknowledged a stage's part of a wave; `slices` are indices into the plan's slices."""
+        self.write("staged", vw=vw, incarnation=incarnation, stage=stage, wave=wave, shard=shard, slices=list(slices))
+
+    def commit(self, *, vw: int, incarnation: int, wave: int, samples: int) -> None:
+        """The clock shard has committed a wave of `samples` samples."""
+        self.write("commit", vw=vw, incarnation=incarnation, wave=wave, samples=samples)
+
+    def apply(self, *, shard: int, vw: int, incarnation: int, wave: int) -> None:
+        """A shard has applied a committed wave."""
+        self.write("apply", shard=shard, vw=vw, incarnation=incarnation, wave=wave)
+
+    def publish(self, *, clock: int) -> None:
+        """The clock shard publishes a clock; written once per clock, before anyone is told."""
+        self.write("publish", clock=clock)
+
+    def pull(self, *, shard: int, vw: int, stage: int, clock: int) -> None:
+        """A stage has received its slices of a published clock from a shard."""
+        self.write("pull", shard=shard, vw=vw, stage=stage, clock=clock)
+
+    def evict(self, *, vw: int, incarnation: int, clock: int) -> None:
+        """A virtual worker no longer counts, having committed `clock` waves."""
+        self.write("evict", vw=vw, incarnation=incarnation, clock=clock)
+
+    def join(self, *, vw: int, incarnation: int, clock: int) -> None:
+        """A virtual worker counts from the barrier at `clock` on."""
+        self.write("join", vw=vw, incarnation=incarnation, clock=clock)
+
+    def barrier(self, *, clock: int, reason: str) -> None:
+        """A barrier is set at `clock`."""
+        self.write("barrier", clock=clock, reason=reason)
+
+    def used(self, *, vw: int, wave: int, epoch: int, indices: Sequence[int]) -> None:
+        """The samples of a committed wave, as indices into the data set; written with its `commit`."""
+        self.write("used", vw=vw, wave=wave, epoch=epoch, indices=list(indices))
+
+
+class NullHistory(HistoryWriter):
+    """Writes nothing."""
+
+    def write(self, event: str, **fields: Value) -> None:
+        """Forget the event."""
+
+
+class MemoryHistory(HistoryWriter):
+    """Keeps events as dictionaries with `event` first, for tests."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Value]] = []
+        self._lock = threading.Lock()
+
+    def write(self, event: str, **fields: Value) -> None:
+        """Keep the event."""
+        with self._lock:
+            self._events.append({"event": event, **fields})
+
+    @property
+    def events(self) -> list[dict[str, Value]]:
+        """A copy of all events so far, oldest first."""
+        with self._lock:
+            return list(self._events)
+
+    def of(self, event: str) -> list[dict[str, Value]]:
+        """The events of one name."""
+        return [entry for entry in self.events if entry["event"] == event]
+
+
+class History(HistoryWriter):
+    """Appends to a file, one unbuffered write per event, so that a killed process leaves whole lines only.
+
+    Within one `History` the times `t` never fall from line to line. Several processes or `History` objects may append
+    to one file.
+    """
+
+    def __init__(self, path: Path, *, host: str, pid: int, role: str, term: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Open or make `path` and its folder.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._who = _encode({"host": host, "pid": pid, "role": role})[1:-1]
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.term = term
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._end_torn_line(self._descriptor)
+
+    @property
+    def term(self) -> int:
+        """The term that the next lines carry; assign to it when a new plan takes effect."""
+        return self._term
+
+    @term.setter
+    def term(self, term: int) -> None:
+        with self._lock:
+            self._term = term
+            self._always = f'{self._who},"term":{term},"event":'
+
+    def write(self, event: str, **fields: Value) -> None:
+        """Append one line.
+
+        Raises:
+            OSError: the line could not be written whole (disk full).
+            ValueError: a field is NaN or infinite, or the history is closed.
+        """
+        rest = "".join(
+            # Most fields are plain integers, on the path of every minibatch.
+            f',"{name}":{value if type(value) is int else _encode(value)}'
+            for name, value in fields.items()
+        )
+        with self._lock:
+            if self._descriptor is None:
+                raise ValueError(f"the history is closed; {event!r} came too late")
+            line = f'{{"t":{self._clock.monotonic():.6f},{self._always}"{event}"{rest}}}\n'.encode()
+            written = os.write(self._descriptor, line)
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes of the history line {event!r} were written")
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    @staticmethod
+    def _end_torn_line(descriptor: int) -> None:
+        """Begin on a line of our own, should a full disk have cut the last one of an earlier process."""
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")

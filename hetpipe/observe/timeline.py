@@ -1,0 +1,360 @@
+"""The real pipeline as a picture: what each stage did when, in the trace format that Perfetto and Chrome open.
+
+While a run goes on, each process appends its activities to a *fragment* of its own (JSON lines). At the end
+`merge_timelines` makes one trace of all fragments: one Chrome "process" per virtual worker, one "thread" per stage,
+and beside it threads for the transfers that run in the background of that stage's computation.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import os
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+
+#: What an argument of an activity may be; shown in the viewer.
+Value = int | float | str
+
+#: Events held in memory before they are written, and the longest they are held.
+_FLUSH_EVENTS = 256
+_FLUSH_SECONDS = 2.0
+#: Per fragment; later activities are counted and dropped. Viewers get slow far below the sum of a few of these.
+MAX_EVENTS = 200_000
+
+#: Chrome thread numbers per stage: the first is the stage's, the others are for transfers side by side.
+_THREADS_PER_STAGE = 100
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Activity(enum.Enum):
+    """What a span of time was spent on; the value is (the start of) its name in the picture."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    STEP = "step"
+    WAIT = "wait"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+    PUSH = "push"
+    PULL = "pull"
+    SEND = "send"
+    """A frame on its way to a neighbour; only simulations see it by itself."""
+
+    @property
+    def is_transfer(self) -> bool:
+        """It runs beside the stage's computation, so it gets a thread of its own in the picture."""
+        return self in (Activity.PUSH, Activity.PULL, Activity.SEND)
+
+    def label(self, p: int | None) -> str:
+        """`F12`, `B12`; the others are not numbered by name."""
+        return f"{self.value}{p}" if p is not None and len(self.value) == 1 else self.value
+
+
+class TimelineWriter(Protocol):
+    """Takes finished activities. Implementations are thread-safe."""
+
+    def record(
+        self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
+    ) -> None:
+        """Record one activity.
+
+        Args:
+            activity: what was done.
+            start_seconds: by the monotonic clock.
+            end_seconds: by the same clock.
+            p: the minibatch it was done for.
+            args: more values to show.
+        """
+        ...
+
+    def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
+        """Record what happens inside the `with` block, also if it raises."""
+        ...
+
+    def close(self) -> None:
+        """Write what is held. Idempotent; what comes later is dropped."""
+        ...
+
+
+class NullTimeline(TimelineWriter):
+    """Records nothing."""
+
+    def record(
+        self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
+    ) -> None:
+        """Forget it."""
+
+    def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
+        """Do nothing around the block."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Timeline(TimelineWriter):
+    """Appends to a fragment. At most `_FLUSH_EVENTS` activities are in memory, and lost if the process is killed."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        process_index: int,
+        process_name: str,
+        thread_index: int,
+        thread_name: str,
+        clock: Clock = SYSTEM_CLOCK,
+        host: str | None = None,
+    ) -> None:
+        """Open or make the fragment `path` and its folder.
+
+        Args:
+            path: this process's own fragment.
+            process_index: order of the virtual worker in the picture, from 0.
+            process_name: `virtual worker 0`.
+            thread_index: order of the stage within it, from 0.
+            thread_name: `stage 0`.
+            clock: its monotonic time must be the one that `record` is given.
+            host: processes of one host share the monotonic clock; by default this machine's name.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: Not yet written, as `record` was given them: writing is cheaper in bulk than between two minibatches.
+        self._pending: list[tuple[Activity, float, float, int | None, dict[str, Value]]] = []
+        self._num_recorded = 0
+        self._num_dropped = 0
+        self._flushed_at = clock.monotonic()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        origin = {
+            "process_index": process_index,
+            "process_name": process_name,
+            "thread_index": thread_index,
+            "thread_name": thread_name,
+            "host": socket.gethostname() if host is None else host,
+            "wall_offset_seconds": clock.wall() - clock.monotonic(),
+        }
+        # The newline ends the torn line that an earlier process of this stage may have left.
+        os.write(self._descriptor, f"\n{_encode({'origin': origin})}\n".encode())
+
+    def record(
+        self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
+    ) -> None:
+        """See `TimelineWriter.record`."""
+        with self._lock:
+            if self._descriptor is None or self._num_recorded >= MAX_EVENTS:
+                self._num_dropped += 1
+                return
+            self._num_recorded += 1
+            self._pending.append((activity, start_seconds, end_seconds, p, args))
+            if len(self._pending) >= _FLUSH_EVENTS or end_seconds - self._flushed_at >= _FLUSH_SECONDS:
+                self._flush(self._descriptor, end_seconds)
+
+    def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
+        """See `TimelineWriter.span`."""
+        return _Span(self, activity, p, args, self._clock)
+
+    def close(self) -> None:
+        """See `TimelineWriter.close`."""
+        with self._lock:
+            if self._descriptor is None:
+                return
+            self._flush(self._descriptor, self._clock.monotonic())
+            if self._num_dropped:
+                os.write(self._descriptor, f"{_encode({'dropped': self._num_dropped})}\n".encode())
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _flush(self, descriptor: int, now_seconds: float) -> None:
+        self._flushed_at = now_seconds
+        if self._pending:
+            os.write(descriptor, "".join(_line(*activity) for activity in self._pending).encode())
+            self._pending.clear()
+
+
+def _line(
+    activity: Activity, start_seconds: float, end_seconds: float, p: int | None, args: Mapping[str, Value]
+) -> str:
+    shown: dict[str, Value] = {} if p is None else {"p": p}
+    for name, value in args.items():
+        # JSON has no NaN; a diverged loss must not spoil the trace.
+        shown[name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    entry = {
+        "name": activity.label(p),
+        "cat": "transfer" if activity.is_transfer else "compute",
+        "ts": round(start_seconds * 1e6, 3),
+        "dur": round(max(0.0, end_seconds - start_seconds) * 1e6, 3),
+        "args": shown,
+    }
+    return f"{_encode(entry)}\n"
+
+
+class _Span(AbstractContextManager[None]):
+    """One `with timeline.span(…)`."""
+
+    __slots__ = ("_activity", "_args", "_clock", "_p", "_start_seconds", "_timeline")
+
+    def __init__(
+        self, timeline: Timeline, activity: Activity, p: int | None, args: dict[str, Value], clock: Clock
+    ) -> None:
+        self._timeline = timeline
+        self._activity = activity
+        self._p = p
+        self._args = args
+        self._clock = clock
+        self._start_seconds = 0.0
+
+    def __enter__(self) -> None:
+        """Note the time."""
+        self._start_seconds = self._clock.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Record the activity."""
+        self._timeline.record(
+            self._activity,
+            start_seconds=self._start_seconds,
+            end_seconds=self._clock.monotonic(),
+            p=self._p,
+            **self._args,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The first line of a fragment, and of each process that appended to it."""
+
+    process_index: int
+    process_name: str
+    thread_index: int
+    thread_name: str
+    host: str
+    wall_offset_seconds: float
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one process recorded; times in microseconds of its host's monotonic clock."""
+
+    origin: _Origin
+    events: list[dict[str, Any]]
+    num_dropped: int = 0
+
+
+def merge_timelines(fragments: Iterable[Path], out: Path) -> None:
+    """Write one trace in Chrome's JSON format from all fragments; replaces `out` at once, when it is complete.
+
+    Times of processes on one host line up exactly, as they share a monotonic clock; hosts are lined up by their wall
+    clocks. The trace begins at 0. Lines that are torn (a killed process) or not understood are left out, and fragments
+    that do not exist are skipped.
+
+    Raises:
+        OSError: a fragment cannot be read or `out` not be written.
+    """
+    parts = [part for path in sorted(fragments) for part in _read(path)]
+    shifts = _shifts_us(parts)
+    begin_us = min((e["ts"] + shifts[part.origin.host] for part in parts for e in part.events), default=0.0)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        separator = ""
+        for event in _chrome_events(parts, shifts, begin_us):
+            file.write(separator + _encode(event))
+            separator = ",\n"
+        dropped = sum(part.num_dropped for part in parts)
+        file.write(f'\n],"otherData":{{"dropped_activities":"{dropped}"}}}}\n')
+    temporary.replace(out)
+
+
+def _read(path: Path) -> list[_Part]:
+    if not path.exists():
+        return []
+    parts: list[_Part] = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                _read_entry(json.loads(line), parts)
+            except (ValueError, TypeError, KeyError):
+                continue
+    return parts
+
+
+def _read_entry(entry: dict[str, Any], parts: list[_Part]) -> None:
+    if "origin" in entry:
+        parts.append(_Part(_Origin(**entry["origin"]), []))
+    elif not parts:
+        return
+    elif "dropped" in entry:
+        parts[-1].num_dropped += int(entry["dropped"])
+    else:
+        wanted = {"name": str(entry["name"]), "cat": str(entry["cat"]), "args": dict(entry["args"])}
+        start, duration = float(entry["ts"]), float(entry["dur"])
+        if math.isfinite(start) and math.isfinite(duration):
+            parts[-1].events.append({**wanted, "ts": start, "dur": duration})
+
+
+def _shifts_us(parts: list[_Part]) -> dict[str, float]:
+    """What to add to the times of each host so that they are those of the first host."""
+    offsets: dict[str, float] = {}
+    for part in parts:
+        offsets.setdefault(part.origin.host, part.origin.wall_offset_seconds)
+    reference = next(iter(offsets.values()), 0.0)
+    return {host: (offset - reference) * 1e6 for host, offset in offsets.items()}
+
+
+def _chrome_events(parts: list[_Part], shifts: dict[str, float], begin_us: float) -> Iterator[dict[str, Any]]:
+    named: set[tuple[int, int]] = set()
+    for part in parts:
+        origin = part.origin
+        for lane, event in _with_lanes(part.events):
+            process, thread = origin.process_index, origin.thread_index * _THREADS_PER_STAGE + lane
+            if (process, thread) not in named:
+                named.add((process, thread))
+                yield from _names(origin, process, thread, lane)
+            start = round(event["ts"] + shifts[origin.host] - begin_us, 3)
+            yield {"ph": "X", "pid": process, "tid": thread, **event, "ts": start}
+
+
+def _with_lanes(events: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number each event's thread within its stage: 0 for computation, from 1 on for transfers.
+
+    Chrome events of one thread must nest or be disjoint, so transfers that overlap get different threads.
+    """
+    ends: list[float] = []
+    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+        if event["cat"] != "transfer":
+            yield 0, event
+            continue
+        free = next((lane for lane, end in enumerate(ends) if end <= event["ts"]), len(ends))
+        free = min(free, _THREADS_PER_STAGE - 2)
+        ends[free : free + 1] = [event["ts"] + event["dur"]]
+        yield free + 1, event
+
+
+def _names(origin: _Origin, process: int, thread: int, lane: int) -> Iterator[dict[str, Any]]:
+    name = origin.thread_name
+    if lane:
+        name += " transfers" + (f" {lane}" if lane > 1 else "")
+    described: list[tuple[str, dict[str, Value]]] = [
+        ("process_name", {"name": origin.process_name}),
+        ("process_sort_index", {"sort_index": process}),
+        ("thread_name", {"name": name}),
+        ("thread_sort_index", {"sort_index": thread}),
+    ]
+    for kind, args in described:
+        yield {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": args}

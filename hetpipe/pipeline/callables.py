@@ -1,0 +1,301 @@
+"""What the job names by `module:callable`: imported, called and checked, with errors that name the fix.
+
+User code runs here and nowhere else, so here every way in which it can fail becomes one sentence. Modules are imported
+from the user's folder first, which stays first on `sys.path`: user code may import its neighbours at any time later.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from hetpipe.errors import CallableError
+from hetpipe.spec.job import Job
+from hetpipe.spec.suggest import closest, did_you_mean
+
+#: Called with the model's output and the target of one minibatch.
+LossFunction = Callable[[Any, Any], object]
+
+
+class MapDataset(Protocol):
+    """A map-style dataset: `dataset[i]` is the (input, target) pair of sample i, 0 ≤ i < len(dataset)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def load_callable(reference: str, import_path: Path, key: str = "model") -> Callable[..., Any]:
+    """The object that `module:callable` names; dots after the colon reach into classes.
+
+    Args:
+        reference: the text of the job file.
+        import_path: the folder that is searched before the installed packages.
+        key: the job's key that holds the reference; begins every message.
+
+    Raises:
+        CallableError: bad form, module or attribute missing, an error during import, or not callable.
+    """
+    module_name, colon, attributes = reference.partition(":")
+    if not colon or not module_name or not attributes:
+        raise CallableError(f"{key}: {reference!r} must be `module:callable`, for example `model:build`")
+    found: Any = _import(module_name, import_path.resolve(), key)
+    place = module_name
+    for attribute in attributes.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError:
+            names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
+            help_text = did_you_mean(attribute, names) if closest(attribute, names) else "define it there"
+            raise CallableError(f"{key}: `{place}` has no `{attribute}`; {help_text}") from None
+        place += f".{attribute}"
+    if not callable(found):
+        raise CallableError(
+            f"{key}: `{reference}` is of type {type(found).__name__} and cannot be called; name a function or class"
+        )
+    return cast("Callable[..., Any]", found)
+
+
+def _import(name: str, folder: Path, key: str) -> Any:
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    _refuse_namesake(name.partition(".")[0], folder, key)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(f"{missing}."):
+            neighbours = [path.stem for path in folder.glob("*.py")]
+            likely = closest(missing, neighbours) if "." not in missing else None
+            hint = f"did you mean `{likely}`?" if likely else "check the name, or run from the folder that holds it"
+            raise CallableError(
+                f"{key}: there is no module `{missing}`; looked in {folder}, then among the installed packages; {hint}"
+            ) from None
+        raise CallableError(
+            f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{_where(error)}; install it"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"{key}: importing `{name}` raised {_told(error)}; fix the module") from error
+
+
+def _refuse_namesake(top: str, folder: Path, key: str) -> None:
+    """An imported module hides the user's of the same name, and then quite other code would run."""
+    loaded = sys.modules.get(top)
+    if loaded is None or loaded.__spec__ is None:
+        return
+    here = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
+    taken = loaded.__spec__.origin
+    if here is None or here.origin is None or (taken and Path(taken).resolve() == Path(here.origin).resolve()):
+        return
+    raise CallableError(
+        f"{key}: the module `{top}` of {folder} is hidden by the one that is already imported from {taken}; give yours "
+        "another name"
+    )
+
+
+def _where(error: BaseException) -> str:
+    """` (FILE line N)`: the innermost line of user code (neither installed nor ours) that took part in `error`."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename != __file__ and "-packages" not in frame.filename
+    ]
+    return f" ({frames[-1].filename} line {frames[-1].lineno})" if frames else ""
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename} line {error.lineno})"
+    text = str(error)
+    return f"{type(error).__name__}{': ' if text else ''}{text}{_where(error)}"
+
+
+def _call(reference: str, import_path: Path, key: str) -> Any:
+    """Call what `reference` names without arguments."""
+    function = load_callable(reference, import_path, key)
+    if isinstance(function, nn.Module):
+        raise CallableError(f"{key}: `{reference}` is a module already; name a function that returns a new one")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise CallableError(
+            f"{key}: `{reference}` is called without arguments, but {error}; give it defaults"
+        ) from None
+    except ValueError:
+        pass  # Some built-in callables have no signature; the call itself will tell.
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"{key}: `{reference}()` raised {_told(error)}") from error
+
+
+def build_model(job: Job, import_path: Path) -> nn.Module:
+    """The user's model, freshly made. Seeds nothing: the caller seeds the generator around it.
+
+    Raises:
+        CallableError: it cannot be made, or is no `nn.Module`.
+    """
+    model = _call(job.model, import_path, "model")
+    if not isinstance(model, nn.Module):
+        raise CallableError(f"model: `{job.model}()` returned {_type_name(model)}; it must return a torch.nn.Module")
+    return model
+
+
+def build_train_data(job: Job, import_path: Path) -> MapDataset:
+    """The training set, at least `batch_size` samples long.
+
+    Raises:
+        CallableError: it cannot be made, is no map-style dataset of pairs, or is shorter than one minibatch.
+    """
+    dataset = _build_dataset(job.data.train, import_path, "data.train")
+    if job.batch_size > len(dataset):
+        raise CallableError(
+            f"batch_size: is {job.batch_size}, but data.train (`{job.data.train}`) has only {len(dataset)} samples; "
+            f"set it to {len(dataset)} or less"
+        )
+    return dataset
+
+
+def build_eval_data(job: Job, import_path: Path) -> MapDataset | None:
+    """The evaluation set, or None when the job names none.
+
+    Raises:
+        CallableError: it cannot be made or is no map-style dataset of pairs.
+    """
+    return _build_dataset(job.data.eval, import_path, "data.eval") if job.data.eval is not None else None
+
+
+def build_datasets(job: Job, import_path: Path) -> tuple[MapDataset, MapDataset | None]:
+    """Training and evaluation set.
+
+    Raises:
+        CallableError: see `build_train_data` and `build_eval_data`.
+    """
+    return build_train_data(job, import_path), build_eval_data(job, import_path)
+
+
+def _build_dataset(reference: str, import_path: Path, key: str) -> MapDataset:
+    dataset = _call(reference, import_path, key)
+    place = f"{key}: `{reference}()`"
+    if isinstance(dataset, IterableDataset):
+        raise CallableError(
+            f"{place} returned an IterableDataset; hetpipe deals samples by their index, so return a map-style dataset "
+            "with __len__ and __getitem__"
+        )
+    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+    if lacking or isinstance(dataset, Mapping):
+        raise CallableError(
+            f"{place} returned {_type_name(dataset)}{' without ' + ' and '.join(lacking) if lacking else ''}; return a "
+            "map-style dataset: len(dataset) samples, dataset[i] for 0 <= i < len"
+        )
+    found = cast("MapDataset", dataset)
+    try:
+        num_samples = len(found)
+        sample = found[0] if num_samples else None
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"{place}: reading its length and first sample raised {_told(error)}") from error
+    if not num_samples:
+        raise CallableError(f"{place} is empty; a dataset needs at least one sample")
+    if not (isinstance(sample, tuple | list) and len(sample) == 2):  # noqa: PLR2004 - a pair
+        raise CallableError(f"{place}: sample 0 is {_type_name(sample)}; each sample must be a pair (input, target)")
+    return found
+
+
+def _type_name(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def load_loss(job: Job, import_path: Path) -> LossFunction:
+    """The loss: called with (output, target), see `call_loss`.
+
+    Raises:
+        CallableError: it cannot be imported or cannot take two arguments.
+    """
+    return _load_two_argument(job.loss, import_path, "loss", "torch.nn.functional:cross_entropy")
+
+
+def load_metrics(job: Job, import_path: Path) -> dict[str, LossFunction]:
+    """The job's metrics by name, in its order; see `call_metric`.
+
+    Raises:
+        CallableError: one cannot be imported or cannot take two arguments.
+    """
+    example = "hetpipe.pipeline.metrics:accuracy"
+    return {
+        name: _load_two_argument(reference, import_path, f"metrics.{name}", example)
+        for name, reference in job.metrics.items()
+    }
+
+
+def _load_two_argument(reference: str, import_path: Path, key: str, example: str) -> LossFunction:
+    function = load_callable(reference, import_path, key)
+    if isinstance(function, type):
+        raise CallableError(
+            f"{key}: `{reference}` is a class, and calling it with (output, target) would only construct it; name a "
+            f"function, for example `{example}`"
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise CallableError(f"{key}: `{reference}` must take (output, target), but {error}") from None
+    except ValueError:
+        pass  # Some built-in callables have no signature; the first call will tell.
+    return function
+
+
+def call_loss(function: LossFunction, output: Any, target: Any) -> Tensor:
+    """The loss of one minibatch as a zero-dimensional tensor, ready for `backward`.
+
+    Raises:
+        CallableError: it raised, or did not return one floating-point number that depends on the output.
+    """
+    result = _scalar(function, output, target, "loss")
+    outputs = output if isinstance(output, tuple | list) else (output,)
+    if not result.requires_grad and any(isinstance(value, Tensor) and value.requires_grad for value in outputs):
+        raise CallableError(
+            "loss: its result does not depend on the output; do not detach it or call .item() in the loss"
+        )
+    return result
+
+
+def call_metric(name: str, function: LossFunction, output: Any, target: Any) -> float:
+    """The mean of metric `name` over one minibatch.
+
+    Raises:
+        CallableError: it raised, or did not return one number.
+    """
+    with torch.no_grad():
+        return _scalar(function, output, target, f"metrics.{name}").item()
+
+
+def _scalar(function: LossFunction, output: Any, target: Any, key: str) -> Tensor:
+    try:
+        result = function(output, target)
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"{key}: raised {_told(error)}") from error
+    if isinstance(result, int | float) and key != "loss":
+        return torch.tensor(float(result))
+    if not isinstance(result, Tensor):
+        raise CallableError(f"{key}: returned {_type_name(result)}; return a tensor with the mean over the samples")
+    if result.numel() != 1:
+        raise CallableError(
+            f"{key}: returned a tensor of shape {list(result.shape)}; return one number, the mean over the samples "
+            "(reduction='mean' in torch's own)"
+        )
+    if not result.is_floating_point():
+        raise CallableError(f"{key}: returned a tensor of {result.dtype}; return a floating-point tensor")
+    return result if result.ndim == 0 else result.reshape(())

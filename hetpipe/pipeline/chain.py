@@ -1,0 +1,198 @@
+"""A model as a chain of layers, and a stage as a run of consecutive ones.
+
+The chain is the model's own: the entries of an `nn.Sequential`, or what the model's documented `layers()` returns. Cut
+or not, a layer boundary treats values alike: forward and backward tensors are contiguous and 64-byte aligned
+(`wsp.md` §3, Arithmetic), so that another partition of the same model computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from hetpipe.errors import CallableError
+from hetpipe.spec.ids import LayerIndex
+from hetpipe.spec.plan import DTYPE_BYTES, TensorSpec
+
+#: What crosses a layer boundary: a flat tuple of tensors.
+Values = tuple[Tensor, ...]
+
+ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One entry of the chain. The mappings go from the layer's own names to the model's (`state_dict`) names."""
+
+    index: LayerIndex
+    name: str
+    module: nn.Module
+    parameters: Mapping[str, str]
+    """Trainable parameters."""
+    frozen: Mapping[str, str]
+    """Parameters with `requires_grad=False`: they never change and never reach a shard."""
+    buffers: Mapping[str, str]
+    places: tuple[tuple[dict[str, Tensor], str, str], ...]
+    """Where the module looks up its trainable parameters: a module's own dictionary, the key in it, the model's name.
+    A parameter that the layer uses twice has two places."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` → `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
+    """The spec of `tensor` under `name`.
+
+    Raises:
+        CallableError: the dtype may not cross a wire.
+    """
+    dtype = dtype_name(tensor.dtype)
+    if dtype not in DTYPE_BYTES:
+        raise CallableError(f"{name} has dtype {dtype}; hetpipe moves {', '.join(DTYPE_BYTES)}")
+    return TensorSpec(name, tuple(tensor.shape), dtype)
+
+
+def _entries(model: nn.Module) -> Sequence[nn.Module]:
+    if isinstance(model, nn.Sequential):
+        return list(model)
+    layers = getattr(model, "layers", None)
+    if not callable(layers) or isinstance(layers, nn.Module):
+        raise CallableError(
+            f"model is a {type(model).__name__}: hetpipe needs a chain of layers, so return an nn.Sequential or give "
+            "the model a method layers() that returns its modules in the order in which they run"
+        )
+    entries = list(layers())
+    wrong = [type(entry).__name__ for entry in entries if not isinstance(entry, nn.Module)]
+    if wrong:
+        raise CallableError(f"model.layers() must return nn.Module objects, not {', '.join(sorted(set(wrong)))}")
+    return entries
+
+
+def chain_of(model: nn.Module) -> tuple[Layer, ...]:
+    """Cut `model` into its layers.
+
+    Raises:
+        CallableError: no chain, an empty one, parameters outside of it, or one parameter in two layers.
+    """
+    parameter_names = {id(p): name for name, p in model.named_parameters()}
+    buffer_names = {id(b): name for name, b in model.named_buffers()}
+    module_names = {id(m): name for name, m in model.named_modules()}
+    owner: dict[str, int] = {}
+    layers: list[Layer] = []
+    for index, module in enumerate(_entries(model)):
+        names = {id(parameter): local for local, parameter in module.named_parameters()}
+        parameters: dict[str, str] = {}
+        frozen: dict[str, str] = {}
+        for local, parameter in module.named_parameters():
+            name = parameter_names.get(id(parameter), f"layers.{index}.{local}")
+            if owner.setdefault(name, index) != index:
+                raise CallableError(
+                    f"parameter {name} belongs to layers {owner[name]} and {index}: tied weights across layers are not "
+                    "supported; put both uses into one layer"
+                )
+            (parameters if parameter.requires_grad else frozen)[local] = name
+        buffers = {
+            local: buffer_names.get(id(buffer), f"layers.{index}.{local}") for local, buffer in module.named_buffers()
+        }
+        places = tuple(
+            (cast("dict[str, Tensor]", part._parameters), key, parameters[names[id(parameter)]])  # noqa: SLF001 - see run_layers
+            for part in module.modules()
+            for key, parameter in part.named_parameters(recurse=False)
+            if parameter.requires_grad
+        )
+        label = module_names.get(id(module)) or str(index)
+        layers.append(Layer(LayerIndex(index), label, module, parameters, frozen, buffers, places))
+    if not layers:
+        raise CallableError("the model's chain of layers is empty")
+    outside = sorted(set(parameter_names.values()) - set(owner))
+    if outside:
+        raise CallableError(f"parameters outside of the chain of layers would never train: {', '.join(outside)}")
+    return tuple(layers)
+
+
+def forget_weights(layers: Sequence[Layer]) -> None:
+    """Free the modules' own trainable parameters, for who always gives weights to `run_layers`.
+
+    Placeholders of the same shape and dtype stand in their places, so that modules can still be printed and counted.
+    """
+    placeholders: dict[str, nn.Parameter] = {}
+    for layer in layers:
+        for owner, key, name in layer.places:
+            placeholder = placeholders.setdefault(name, nn.Parameter(torch.empty_like(owner[key], device="meta")))
+            owner[key] = placeholder
+
+
+def _normal(tensor: Tensor) -> Tensor:
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
+
+
+class _Boundary(torch.autograd.Function):
+    """Identity that normalises strides and alignment both ways, and hides leaves from in-place layers."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return _normal(value.detach())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _normal(gradient)
+
+
+def _boundary(value: Tensor) -> Tensor:
+    normal: Tensor = _Boundary.apply(value)  # type: ignore[no-untyped-call]  # torch ships it untyped
+    return normal
+
+
+def _as_values(output: object, layer: Layer) -> Values:
+    if isinstance(output, Tensor):
+        return (output,)
+    if isinstance(output, tuple | list) and output and all(isinstance(item, Tensor) for item in output):
+        return tuple(output)
+    raise CallableError(
+        f"layer {layer.index} ({layer.name}) must return a tensor or a tuple of tensors, not {output!r:.80}"
+    )
+
+
+def run_layers(
+    layers: Sequence[Layer],
+    weights: Mapping[str, Tensor],
+    values: Values,
+    before_layer: Callable[[Layer], None] | None = None,
+) -> Values:
+    """Run consecutive layers with the given weights instead of the modules' own.
+
+    What `torch.func.functional_call` does, less what it looks up anew at every call (80 µs per layer on a cold cache):
+    a plain tensor stands where a module keeps its parameter while the module runs.
+
+    Args:
+        layers: consecutive layers.
+        weights: the model's parameter name → tensor; every trainable parameter of `layers`.
+        values: the input of the first layer.
+        before_layer: called before each layer, to seed the random generator.
+    """
+    for layer in layers:
+        if before_layer is not None:
+            before_layer(layer)
+        inputs = tuple(_boundary(value) if value.is_floating_point() else value for value in values)
+        values = _as_values(_call(layer, weights, inputs), layer)
+    return values
+
+
+def _call(layer: Layer, weights: Mapping[str, Tensor], inputs: Values) -> object:
+    kept = [owner[key] for owner, key, _ in layer.places]
+    try:
+        for owner, key, name in layer.places:
+            owner[key] = weights[name]
+        return layer.module(*inputs)
+    finally:
+        for (owner, key, _), parameter in zip(layer.places, kept, strict=True):
+            owner[key] = parameter

@@ -1,0 +1,185 @@
+"""The tensors of one stage: forward, backward and evaluation on given weights. No order, no network, no optimizer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetpipe.clock import Clock
+from hetpipe.pipeline.callables import LossFunction, call_loss, call_metric
+from hetpipe.pipeline.chain import Layer, Values, run_layers
+from hetpipe.pipeline.seeds import layer_seed
+from hetpipe.schedule.policy import Kind
+from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.spec.run import DeviceConfig, StageEmulation
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What backward needs of a forward."""
+
+    inputs: Values
+    outputs: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a backward computed."""
+
+    weights: Mapping[str, Tensor | None]
+    """Parameter name → gradient; None where the minibatch did not use the parameter."""
+    inputs: tuple[Tensor | None, ...]
+    """Per input of the stage; None for integers and for inputs that were not used."""
+
+
+class Emulator:
+    """Stretches computations, to emulate a slower device.
+
+    A computation takes what the device's profile says, or else its own time, times slowdown · U[1, 1 + jitter].
+    """
+
+    def __init__(
+        self, device: DeviceConfig, clock: Clock, *, seed: int, emulation: StageEmulation | None = None
+    ) -> None:
+        self._device = device
+        self._clock = clock
+        self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
+        self._profiled_seconds: dict[Kind, float] = {}
+        if emulation is not None:
+            self._profiled_seconds = {
+                Kind.FORWARD: emulation.forward_seconds,
+                Kind.BACKWARD: emulation.backward_seconds,
+            }
+
+    def stretch(self, kind: Kind, started: float) -> None:
+        """Sleep for what a computation that began at `started` (monotonic seconds) has yet to last."""
+        device = self._device
+        if device.slowdown == 1.0 and device.jitter == 0.0 and not self._profiled_seconds:
+            return
+        taken = self._clock.monotonic() - started
+        factor = device.slowdown * (1.0 + device.jitter * self._random.random())
+        self._clock.sleep(max(0.0, self._profiled_seconds.get(kind, taken) * factor - taken))
+
+
+class StageCompute:
+    """Runs one stage's layers. Keeps what backward needs from forward to backward, per minibatch."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        *,
+        vw: VirtualWorkerIndex,
+        seed: int,
+        device: torch.device,
+        loss: LossFunction | None,
+    ) -> None:
+        """Take over `layers`; `loss` is given on the last stage only."""
+        self._layers = layers
+        self._vw = vw
+        self._seed = seed
+        self._device = device
+        self._loss = loss
+        self._pending: dict[Minibatch, _Pending] = {}
+        for layer in layers:
+            layer.module.to(device)
+            layer.module.train()
+
+    def forward(self, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
+        """Run minibatch `p`; returns what goes to the next stage."""
+        inputs = tuple(self._leaf(value) for value in values)
+        outputs = run_layers(self._layers, weights, inputs, lambda layer: self._seed_for(p, layer))
+        self._pending[p] = _Pending(inputs, outputs)
+        return outputs
+
+    def loss(self, p: Minibatch, target: Any) -> float:
+        """The mean loss of minibatch `p`, whose forward ran; its backward starts from it."""
+        assert self._loss is not None, "only the last stage has a loss"
+        pending = self._pending[p]
+        value = call_loss(self._loss, _unwrapped(pending.outputs), self.to_device(target))
+        self._pending[p] = _Pending(pending.inputs, (value,))
+        return float(value.detach())
+
+    def backward(
+        self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None
+    ) -> Gradients:
+        """Run the backward of `p`; `gradients` are those of its outputs, None on the last stage."""
+        pending = self._pending.pop(p)
+        sent = gradients if gradients is not None else (None,)
+        pairs = [
+            (output, None if gradient is None else gradient.to(self._device))
+            for output, gradient in zip(pending.outputs, sent, strict=True)
+            if output.requires_grad and (gradients is None or gradient is not None)
+        ]
+        inputs = [value for value in pending.inputs if value.requires_grad]
+        leaves = list(weights.values())
+        if not pairs or not (leaves or inputs):
+            return Gradients(dict.fromkeys(weights), tuple(None for _ in pending.inputs))
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [*leaves, *inputs],
+            [gradient for _, gradient in pairs],
+            allow_unused=True,
+        )
+        of_inputs = iter(found[len(leaves) :])
+        return Gradients(
+            dict(zip(weights, found[: len(leaves)], strict=True)),
+            tuple(next(of_inputs) if value.requires_grad else None for value in pending.inputs),
+        )
+
+    @torch.no_grad()
+    def evaluate(self, weights: Mapping[str, Tensor], values: Values) -> Values:
+        """Run a minibatch in evaluation mode; nothing is kept."""
+        for layer in self._layers:
+            layer.module.eval()
+        try:
+            return run_layers(self._layers, weights, tuple(value.to(self._device) for value in values))
+        finally:
+            for layer in self._layers:
+                layer.module.train()
+
+    def to_device(self, target: Any) -> Any:
+        """A target, moved to the stage's device."""
+        if isinstance(target, Tensor):
+            return target.to(self._device)
+        if isinstance(target, tuple | list):
+            return type(target)(self.to_device(item) for item in target)
+        return {k: self.to_device(v) for k, v in target.items()} if isinstance(target, dict) else target
+
+    @property
+    def num_pending(self) -> int:
+        """Minibatches between forward and backward."""
+        return len(self._pending)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _leaf(self, value: Tensor) -> Tensor:
+        value = value.to(self._device)
+        needs_gradient = value.is_floating_point() and self._layers[0].index > 0
+        return value.detach().requires_grad_() if needs_gradient else value
+
+    def _seed_for(self, p: Minibatch, layer: Layer) -> None:
+        seed = layer_seed(self._seed, self._vw, p, layer.index)
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+
+def _unwrapped(outputs: Values) -> Tensor | Values:
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def metric_sums(
+    outputs: Values,
+    target: Any,
+    *,
+    functions: Mapping[str, LossFunction],
+    num_samples: int,
+) -> dict[str, float]:
+    """Σ over samples of every metric of one evaluation minibatch; each function returns a mean."""
+    output = _unwrapped(outputs)
+    return {name: call_metric(name, function, output, target) * num_samples for name, function in functions.items()}

@@ -1,0 +1,123 @@
+"""Everything that reaches a stage from other threads, behind one lock and one bell.
+
+The compute thread sleeps on the bell; links, the log follower and the fetcher ring it. The inbox sorts what came and
+numbers arrivals, so that an order can tell what was here first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetpipe.errors import LinkClosed
+from hetpipe.link.policy import Frame, FrameKind, Link
+from hetpipe.spec.ids import Clock
+from hetpipe.sync.log_view import LogView
+from hetpipe.sync.records import Record
+from hetpipe.weights.flat import FlatBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame and its arrival number."""
+
+    frame: Frame
+    arrival: int
+
+
+class Inbox:
+    """The state that background threads change. A `Listener` of the synchroniser.
+
+    Methods called by the compute thread expect the bell's lock to be held, except `wait`.
+    """
+
+    def __init__(self, upstream: Link | None, downstream: Link | None, start: Clock) -> None:
+        self.bell = threading.Condition()
+        self.log = LogView(start)
+        #: clock → w^(clock) of this stage, not yet used.
+        self.fetched: dict[Clock, FlatBuffer] = {}
+        #: Clocks that were freed before a fetch ahead of need reached them.
+        self.lost: set[Clock] = set()
+        #: Frames from the previous stage, in order: forwards, barriers, evaluations.
+        self.from_upstream: deque[Arrived] = deque()
+        #: Backward frames from the next stage, in order.
+        self.from_downstream: deque[Arrived] = deque()
+        #: Links whose other end is still there.
+        self._links = {"upstream": upstream, "downstream": downstream}
+        #: The good-bye of a neighbour that closed in order; an error only for who still needs frames.
+        self._closed: LinkClosed | None = None
+        self._num_arrivals = 0
+        self._error: Exception | None = None
+        for link in (upstream, downstream):
+            if link is not None:
+                link.watch(self.ring)
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Something may have changed."""
+        with self.bell:
+            self.bell.notify_all()
+
+    def on_records(self, records: Sequence[Record]) -> None:
+        """See `Listener`."""
+        with self.bell:
+            self.log.follow(records)
+            self.bell.notify_all()
+
+    def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
+        """See `Listener`."""
+        with self.bell:
+            if published is None:
+                self.lost.add(clock)
+            else:
+                self.fetched[clock] = published
+            self.bell.notify_all()
+
+    def on_error(self, error: Exception) -> None:
+        """See `Listener`; the first error counts."""
+        with self.bell:
+            self._error = self._error or error
+            self.bell.notify_all()
+
+    # -- from the compute thread, with the bell held -----------------------------------------------------------------
+
+    def next_arrival(self) -> int:
+        """A number above all earlier ones."""
+        self._num_arrivals += 1
+        return self._num_arrivals
+
+    def collect(self, *, needs_frames: bool) -> None:
+        """Take in the frames that are there.
+
+        Args:
+            needs_frames: whether a neighbour that closed its link in order is missed. After the last frame of a run
+                neighbours may leave in any order.
+
+        Raises:
+            Exception: what a background thread could not get over, or `LinkClosed`.
+        """
+        if self._error is not None:
+            raise self._error
+        self._drain("upstream", self.from_upstream)
+        self._drain("downstream", self.from_downstream)
+        if needs_frames and self._closed is not None and not (self.from_upstream or self.from_downstream):
+            raise self._closed
+
+    def _drain(self, name: str, queue: deque[Arrived]) -> None:
+        link = self._links[name]
+        try:
+            while link is not None and (frame := link.try_receive()) is not None:
+                queue.append(Arrived(frame, self.next_arrival()))
+        except LinkClosed as error:
+            if not error.orderly:
+                raise
+            self._links[name] = None
+            self._closed = error
+
+    def head(self, kind: FrameKind) -> Arrived | None:
+        """The next frame from the previous stage, if it is of this kind."""
+        queue = self.from_upstream
+        return queue[0] if queue and queue[0].frame.kind is kind else None

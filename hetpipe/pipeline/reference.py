@@ -1,0 +1,218 @@
+"""The reference executor: what a deterministic run must compute, in one process, one thread and one order.
+
+It judges the distributed runtime bit for bit, so it is written from the formulas of `wsp.md` (§2, §3, §5) and imports
+none of what it judges: no gate, no schedule, no weight policy, no shard. Speed and memory are no aims of it.
+
+A run is a sequence of *segments*, each between two barriers. In a segment all virtual workers do minibatch p in turn,
+then all do p + 1: when the last one has closed wave W, w^(W + 1) can be written down, and by then nobody needs more.
+A segment starts from a `ReferenceState` and ends in one, so a resumed run is the same computation as an uninterrupted
+one. The caller sets `torch.set_num_threads(1)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from hetpipe.pipeline.chain import chain_of, run_layers
+from hetpipe.pipeline.reference_optimizer import ReferenceOptimizer
+from hetpipe.pipeline.reference_values import (
+    MapDataset,
+    MinibatchRecord,
+    ReferenceEvaluation,
+    ReferenceResult,
+    ReferenceRun,
+    ReferenceState,
+    ScalarCallable,
+    Tensors,
+)
+from hetpipe.pipeline.reference_worker import (
+    ReferenceWorker,
+    added,
+    buffers_of,
+    load_buffers,
+    output_of,
+    parameters_of,
+    read_block,
+)
+from hetpipe.spec.ids import Clock, Minibatch, VirtualWorkerIndex
+from hetpipe.sync.division import Block, deal, shuffled
+
+__all__ = [
+    "MinibatchRecord",
+    "ReferenceEvaluation",
+    "ReferenceResult",
+    "ReferenceRun",
+    "ReferenceState",
+    "evaluate",
+    "initial_state",
+    "run_reference",
+]
+
+Records = dict[tuple[VirtualWorkerIndex, Minibatch], MinibatchRecord]
+
+
+def initial_state(run: ReferenceRun) -> ReferenceState:
+    """The state at clock 0: the model as built under the run's seed, fresh optimizers, no sample used."""
+    with torch.random.fork_rng(devices=[]):
+        layers = chain_of(_built(run))
+    weights = parameters_of(layers)
+    fresh = tuple(
+        ReferenceOptimizer(run.optimizer, run.arguments, weights).state() for _ in range(run.num_virtual_workers)
+    )
+    return ReferenceState(Clock(0), 0, frozenset(), 0, 0, weights, buffers_of(layers), fresh)
+
+
+def run_reference(run: ReferenceRun, start: ReferenceState | None = None) -> ReferenceResult:
+    """Compute `run`, from `start` (a barrier's state of an earlier run of the same kind) or from the beginning.
+
+    The process's random generator is used, and left as it was found.
+
+    Raises:
+        ValueError: the optimizer is unknown, a sample is malformed, or `start` has another number of virtual workers.
+    """
+    state = initial_state(run) if start is None else start
+    if len(state.optimizers) != run.num_virtual_workers:
+        raise ValueError(f"start has {len(state.optimizers)} virtual workers, the run {run.num_virtual_workers}")
+    records: Records = {}
+    barriers = {state.clock: state}
+    with torch.random.fork_rng(devices=[]):
+        workers = [ReferenceWorker(VirtualWorkerIndex(vw), run, _built(run)) for vw in range(run.num_virtual_workers)]
+        while not _is_finished(run, state):
+            state = _segment(run, workers, state, records)
+            barriers[state.clock] = state
+    return ReferenceResult(state, barriers, records)
+
+
+def _built(run: ReferenceRun) -> nn.Module:
+    torch.manual_seed(run.seed)
+    return run.model()
+
+
+def _is_finished(run: ReferenceRun, state: ReferenceState) -> bool:
+    if run.stop_at_clock is not None and state.clock >= run.stop_at_clock:
+        return True
+    if run.epochs is not None:
+        return state.epoch >= run.epochs
+    return run.total_minibatches is not None and state.minibatches >= run.total_minibatches
+
+
+def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorkerIndex, tuple[Block, ...]]:
+    """The unused samples of the epoch, permuted and dealt (`wsp.md` §5, Data)."""
+    unused = [index for index in range(len(run.train)) if index not in state.used]
+    order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
+    members = [VirtualWorkerIndex(vw) for vw in range(run.num_virtual_workers)]
+    limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
+    return deal(order, batch_size=run.batch_size, members=members, limit=limit)
+
+
+def _next_barrier(run: ReferenceRun, start: Clock, longest: int) -> Clock:
+    """The first barrier above `start`, where `longest` is the most minibatches that one virtual worker was dealt."""
+    clocks = [start + -(-longest // run.minibatches_per_wave), *run.extra_barriers]
+    if run.checkpoint_every_waves is not None:
+        clocks.append((start // run.checkpoint_every_waves + 1) * run.checkpoint_every_waves)
+    if run.stop_at_clock is not None:
+        clocks.append(run.stop_at_clock)
+    return Clock(min(clock for clock in clocks if clock > start))
+
+
+def _segment(
+    run: ReferenceRun, workers: Sequence[ReferenceWorker], state: ReferenceState, records: Records
+) -> ReferenceState:
+    """Run from the barrier `state` to the next one and return the state there; adds to `records`."""
+    blocks = _division(run, state)
+    start, n = state.clock, run.minibatches_per_wave
+    barrier = _next_barrier(run, start, max(len(own) for own in blocks.values()))
+    published: dict[Clock, Tensors] = {start: state.weights}
+    done: list[Block] = []
+    for worker in workers:
+        worker.begin(state)
+    for wave in range(start, barrier):
+        for p in range(wave * n + 1, (wave + 1) * n + 1):
+            position = p - 1 - start * n
+            for worker in workers:
+                own = blocks[worker.index]
+                if position < len(own):
+                    record = worker.minibatch(Minibatch(p), own[position], published)
+                    records[record.vw, record.p] = record
+                    done.append(record.samples)
+        updates = [worker.close_wave(wave) for worker in workers]
+        published[Clock(wave + 1)] = _published(run, published[Clock(wave)], updates)
+        oldest = min(worker.clock for worker in workers)
+        published = {clock: weights for clock, weights in published.items() if clock >= oldest}
+    used = state.used.union(*done)
+    is_epoch_over = len(used) == len(run.train)
+    return ReferenceState(
+        clock=barrier,
+        epoch=state.epoch + 1 if is_epoch_over else state.epoch,
+        used=frozenset() if is_epoch_over else used,
+        minibatches=state.minibatches + len(done),
+        samples=state.samples + sum(len(block) for block in done),
+        weights=published[barrier],
+        buffers=_merged_buffers([worker.buffers() for worker in workers]),
+        optimizers=tuple(worker.optimizer_state() for worker in workers),
+    )
+
+
+def _published(run: ReferenceRun, previous: Tensors, updates: Sequence[Tensors | None]) -> Tensors:
+    """w^(W+1) = ((w^(W) + ũ_0) + ũ_1) + … in the order of the virtual workers; each ũ × 1/V first with `mean`."""
+    weights = previous
+    for update in updates:
+        if update is None:
+            continue
+        term = update
+        if run.combine == "mean":
+            term = {name: tensor.mul(1 / run.num_virtual_workers) for name, tensor in update.items()}
+        weights = added(weights, term)
+    return weights
+
+
+def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
+    """Floating buffers: their mean, added in the order of the virtual workers, then × 1/V. Others: the maximum."""
+    merged = dict(buffers[0])
+    for own in buffers[1:]:
+        for name, tensor in merged.items():
+            merged[name] = tensor + own[name] if tensor.is_floating_point() else torch.maximum(tensor, own[name])
+    return {
+        name: tensor.mul(1 / len(buffers)) if tensor.is_floating_point() else tensor for name, tensor in merged.items()
+    }
+
+
+def evaluate(
+    run: ReferenceRun,
+    *,
+    weights: Tensors,
+    buffers: Tensors,
+    dataset: MapDataset,
+    metrics: Mapping[str, ScalarCallable] | None = None,
+) -> ReferenceEvaluation:
+    """Loss and metrics of `weights` on `dataset`, in eval mode and without gradients.
+
+    Blocks of the run's `batch_size`, in the order of the indices, are dealt round-robin to its virtual workers; each
+    adds value × samples over its blocks, the sums are added in the order of the virtual workers and divided once.
+
+    Args:
+        run: gives the model, the loss, the batch size and V.
+        weights: published weights.
+        buffers: merged buffers.
+        dataset: what to evaluate on; not empty.
+        metrics: name → (output, target) → scalar mean.
+    """
+    functions: dict[str, ScalarCallable] = {"loss": run.loss, **(metrics or {})}
+    num_samples = len(dataset)
+    blocks = [range(i, min(i + run.batch_size, num_samples)) for i in range(0, num_samples, run.batch_size)]
+    totals = dict.fromkeys(functions, 0.0)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        layers = chain_of(_built(run).eval())
+        load_buffers(layers, buffers)
+        for vw in range(run.num_virtual_workers):
+            sums = dict.fromkeys(functions, 0.0)
+            for block in blocks[vw :: run.num_virtual_workers]:
+                inputs, target = read_block(dataset, block)
+                output = output_of(run_layers(layers, weights, inputs))
+                for name, function in functions.items():
+                    sums[name] += float(function(output, target)) * len(block)
+            totals = {name: total + sums[name] for name, total in totals.items()}
+    return ReferenceEvaluation(num_samples, {name: total / num_samples for name, total in totals.items()})

@@ -1,0 +1,87 @@
+"""What one stage's loop is built from: who it is, what surrounds it, and what it computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.link.policy import Link
+from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.timeline import TimelineWriter
+from hetpipe.pipeline.callables import LossFunction, MapDataset
+from hetpipe.pipeline.chain import Layer
+from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.synchroniser import Synchroniser
+from hetpipe.schedule.policy import Order
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.run import StageReport
+from hetpipe.spec.sync import DataSpec, SyncSpec
+from hetpipe.weights.flat import BufferPool
+from hetpipe.weights.wave import WaveWeights
+
+
+@dataclass(frozen=True, slots=True)
+class StageIdentity:
+    """Which stage of which virtual worker, in which life."""
+
+    vw: VirtualWorkerIndex
+    stage: StageIndex
+    incarnation: Incarnation
+    num_stages: int
+    num_workers: int
+
+    @property
+    def is_first(self) -> bool:
+        """It reads inputs and opens minibatches."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """It reads targets and computes the loss."""
+        return self.stage == self.num_stages - 1
+
+    def __str__(self) -> str:
+        """As people say it."""
+        return f"stage {self.stage} of virtual worker {self.vw}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageData:
+    """The data sets (first and last stage only) and what is measured on them."""
+
+    spec: DataSpec
+    train: MapDataset | None
+    evaluation: MapDataset | None
+    metrics: Mapping[str, LossFunction]
+    """`loss` and the job's own; last stage only."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """Everything a stage's loop drives."""
+
+    identity: StageIdentity
+    sync: SyncSpec
+    layers: tuple[Layer, ...]
+    compute: StageCompute
+    emulator: Emulator
+    weights: WaveWeights
+    pool: BufferPool
+    order: Order
+    data: StageData
+    upstream: Link | None
+    downstream: Link | None
+    synchroniser: Synchroniser
+    history: HistoryWriter
+    timeline: TimelineWriter
+    report: Callable[[StageReport], None]
+    clock: TimeSource
+    checkpoint_dir: Callable[[Clock], Path]
+    """The folder of the checkpoint at a clock."""
+    guard: AbstractContextManager[object]
+    """Held while torch's global generator is in use; a lock where stages share a process."""
+    stall_seconds: float
+    """Longest wait for anything before the stage gives up, naming what it waited for."""

@@ -1,0 +1,65 @@
+"""What a stage needs of whoever keeps the virtual workers in step. `ps.client.ShardClient` is one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hetpipe.spec.ids import Clock, Wave
+from hetpipe.spec.requests import Blocks
+from hetpipe.spec.sync import Progress
+from hetpipe.sync.records import Record
+from hetpipe.weights.flat import FlatBuffer
+
+
+class Listener(Protocol):
+    """Hears what background threads find out. Called on their threads; must be quick and must not raise."""
+
+    def on_records(self, records: Sequence[Record]) -> None:
+        """More of the decision log, in order."""
+        ...
+
+    def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
+        """w^(clock) of this stage is here (its one holder is the listener), or None: freed before it was needed."""
+        ...
+
+    def on_error(self, error: Exception) -> None:
+        """A background thread cannot go on."""
+        ...
+
+
+class Synchroniser(Protocol):
+    """For the compute thread of one stage. Calls that transfer weights return at once; the others block briefly."""
+
+    #: Bytes of weights sent and received so far.
+    pushed_bytes: int
+    pulled_bytes: int
+
+    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
+        """Push ũ (its holder passes over; None for an empty wave) and report it, after all earlier waves."""
+        ...
+
+    def fetch(self, clock: Clock, *, ahead: bool) -> None:
+        """Pull w^(clock); it arrives at `Listener.on_fetched`. `ahead`: a guess, which may come too late."""
+        ...
+
+    def hold(self, switch: int) -> tuple[Clock, Clock]:
+        """The clock for minibatch switch·N, and the next barrier. Raises `ClockNotPublished`: not yet."""
+        ...
+
+    def progress(self) -> Progress:
+        """The progress at the start of the segment under way."""
+        ...
+
+    def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
+        """Send this stage's model buffers; returns what they became over all virtual workers."""
+        ...
+
+    def report_checkpoint(self, clock: Clock, path: Path) -> bool:
+        """This stage's part of the checkpoint is on disk; returns whether all parts are."""
+        ...
+
+    def drain(self, *, deadline_seconds: float) -> None:
+        """Wait until everything pushed so far is staged and reported."""
+        ...

@@ -1,0 +1,94 @@
+"""What a stage counts and says about itself while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.observe.timeline import Activity, TimelineWriter
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.synchroniser import Synchroniser
+from hetpipe.pipeline.waiting import Waiter
+from hetpipe.spec.ids import Clock, Minibatch
+from hetpipe.spec.run import StageProgress, StageReport
+
+#: Seconds between two reports.
+REPORT_SECONDS = 1.0
+
+
+class Tally:
+    """Losses by wave, computing time, and a report about once a second."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        waiter: Waiter,
+        synchroniser: Synchroniser,
+        *,
+        report: Callable[[StageReport], None],
+        timeline: TimelineWriter,
+        clock: TimeSource,
+    ) -> None:
+        self._inbox = inbox
+        self._waiter = waiter
+        self._synchroniser = synchroniser
+        self._report = report
+        self._timeline = timeline
+        self._clock = clock
+        self._reported_at = clock.monotonic()
+        self._compute_seconds = 0.0
+        self._minibatches = 0
+        self._samples = 0
+        self._waves = Clock(0)
+        self._first_loss: float | None = None
+        self._last_loss: float | None = None
+        #: Σ loss · samples and Σ samples of the wave under way.
+        self._wave_loss = 0.0
+        self._wave_samples = 0
+
+    def loss(self, p: Minibatch, value: float, num_samples: int) -> None:
+        """The mean loss of minibatch `p`; last stage only."""
+        del p
+        self._wave_loss += value * num_samples
+        self._wave_samples += num_samples
+        self._samples += num_samples
+
+    def computed(self, activity: Activity, p: Minibatch, started: float) -> None:
+        """A computation that began at `started` has ended."""
+        ended = self._clock.monotonic()
+        self._compute_seconds += ended - started
+        self._minibatches += activity is Activity.BACKWARD
+        self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p)
+
+    def wave_closed(self, num_waves: int) -> None:
+        """All minibatches of a wave are done here."""
+        self._waves = Clock(num_waves)
+        if self._wave_samples:
+            self._last_loss = self._wave_loss / self._wave_samples
+            if self._first_loss is None:
+                self._first_loss = self._last_loss
+            self._wave_loss, self._wave_samples = 0.0, 0
+
+    def tick(self, *, now: bool = False) -> None:
+        """Report if it is time, or `now`."""
+        moment = self._clock.monotonic()
+        if not now and moment - self._reported_at < REPORT_SECONDS:
+            return
+        self._reported_at = moment
+        with self._inbox.bell:
+            published = self._inbox.log.published
+        self._report(
+            StageProgress(
+                minibatches=self._minibatches,
+                samples=self._samples,
+                clock=self._waves,
+                published=published,
+                loss=self._last_loss,
+                first_loss=self._first_loss,
+                waiting_seconds=self._waiter.waiting_seconds,
+                idle_seconds=self._waiter.idle_seconds,
+                compute_seconds=self._compute_seconds,
+                pushed_bytes=self._synchroniser.pushed_bytes,
+                pulled_bytes=self._synchroniser.pulled_bytes,
+            )
+        )

@@ -1,0 +1,1 @@
+"""Which devices form which virtual worker? `policy.py` asks; the other files are the answers and their parts."""

@@ -1,0 +1,54 @@
+"""Every way to form virtual workers from a few devices, some of which may stay idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from hetpipe.planner.jobs import Groups
+from hetpipe.spec.cluster import node_of
+from hetpipe.spec.ids import DeviceId
+
+#: Devices taken of each class.
+_Taken = tuple[int, ...]
+
+
+def every_grouping(devices: Mapping[DeviceId, str]) -> Iterator[Groups]:
+    """Groupings that differ in more than which of several equal devices of one node is where.
+
+    Args:
+        devices: device → type.
+
+    >>> cluster = {DeviceId("n0/0"): "V", DeviceId("n0/1"): "V"}
+    >>> [[list(group) for group in groups] for groups in every_grouping(cluster)]
+    [[['n0/0', 'n0/1']], [['n0/0']], [['n0/0'], ['n0/1']]]
+    """
+    classes: dict[tuple[str, str], list[DeviceId]] = {}
+    for device, kind in devices.items():
+        classes.setdefault((node_of(device), kind), []).append(device)
+    members = list(classes.values())
+    everything = tuple(len(alike) for alike in members)
+
+    def divide(left: _Taken, most: _Taken) -> Iterator[list[_Taken]]:
+        """Groups in descending order, none above `most`, so that each set of groups comes once."""
+        for group in product(*(range(count, -1, -1) for count in left)):
+            if any(group) and group <= most:
+                rest = tuple(count - taken for count, taken in zip(left, group, strict=True))
+                yield [group]
+                for others in divide(rest, group):
+                    yield [group, *others]
+
+    for grouping in divide(everything, everything):
+        yield _with_devices(grouping, members)
+
+
+def _with_devices(grouping: Sequence[_Taken], members: Sequence[Sequence[DeviceId]]) -> Groups:
+    used = [0] * len(members)
+    found = []
+    for taken in grouping:
+        group: list[DeviceId] = []
+        for index, count in enumerate(taken):
+            group += members[index][used[index] : used[index] + count]
+            used[index] += count
+        found.append(group)
+    return found

@@ -1,0 +1,162 @@
+"""From a profile, a cluster and wishes to a plan document: what `hetpipe plan` shows and a run begins with."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from hetpipe.errors import PlanError
+from hetpipe.planner.allocation.auto import auto
+from hetpipe.planner.allocation.equal_distribution import equal_distribution
+from hetpipe.planner.allocation.explicit import explicit
+from hetpipe.planner.allocation.hybrid_distribution import hybrid_distribution
+from hetpipe.planner.allocation.node_partition import node_partition
+from hetpipe.planner.allocation.parallel import parallel
+from hetpipe.planner.allocation.policy import Allocation
+from hetpipe.planner.baselines import all_reduce, single_devices
+from hetpipe.planner.costs import Costs, milliseconds
+from hetpipe.planner.every_partition import Pipeline
+from hetpipe.planner.job_rate import samples_per_second
+from hetpipe.planner.jobs import JobPlan, Jobs
+from hetpipe.planner.options import AllocationName, PlanOptions
+from hetpipe.planner.partitioner import Partitioner
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.fit import check_fits
+from hetpipe.spec.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
+from hetpipe.spec.profile import Profile
+
+#: What a whole job will do: the simulator. Takes a plan and the options it was made with.
+Predict = Callable[[JobPlan, PlanOptions], Predicted]
+
+ALLOCATIONS: Mapping[AllocationName, Allocation] = {
+    "NP": node_partition,
+    "ED": equal_distribution,
+    "HD": hybrid_distribution,
+    "auto": auto,
+    "explicit": explicit,
+    "parallel": parallel,
+}
+
+#: Those that need nothing but the cluster; a plan says what each of them would have done.
+_COMPARED: tuple[AllocationName, ...] = ("NP", "ED", "HD", "auto")
+
+
+def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, predict: Predict) -> PlanDocument:
+    """The plan that the options ask for, and what the alternatives would do.
+
+    Args:
+        profile: the layers on every type of the cluster.
+        cluster: devices and links.
+        options: what is asked for.
+        predict: says what the chosen plan and each alternative allocation will do, so that the figures compare.
+
+    Raises:
+        PlanError: the model does not fit, or the options contradict each other or the cluster.
+        DocumentError: the profile lacks a type of the cluster.
+    """
+    check_fits(profile, cluster)
+    costs = Costs(profile, cluster)
+    jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
+    plan = ALLOCATIONS[options.allocation](jobs)
+    if math.isinf(plan.rate.samples_per_second):
+        raise PlanError("every layer takes 0 ms in the profile, so nothing can be planned by it; profile again")
+    predicted = predict(plan, options)
+    return _document(plan, options, predicted, tuple(_alternatives(jobs, predicted, predict)))
+
+
+def closed_form(plan: JobPlan, options: PlanOptions) -> Predicted:  # noqa: ARG001 - a `Predict`
+    """The prediction without a simulator: the job rate that the searches use."""
+    return Predicted(
+        samples_per_second=plan.rate.samples_per_second,
+        cross_node_bytes_per_minibatch=plan.rate.cross_node_bytes_per_minibatch,
+    )
+
+
+def _alternatives(jobs: Jobs, chosen: Predicted, predict: Predict) -> Iterator[Alternative]:
+    for name in _COMPARED:
+        if name == jobs.options.allocation:
+            continue
+        try:
+            plan = ALLOCATIONS[name](jobs)
+        except PlanError as error:
+            yield Alternative(name=name, samples_per_second=None, reason=str(error))
+            continue
+        rate = predict(plan, jobs.options).samples_per_second
+        yield Alternative(name=name, samples_per_second=rate, reason=f"{_compared(rate, chosen)}; {_limit(plan)}")
+    slots = jobs.options.optimizer_slots
+    for baseline in (all_reduce(jobs.costs, slots), *single_devices(jobs.costs, slots)):
+        rate_or_none, reason = baseline.samples_per_second, baseline.reason
+        if rate_or_none is not None:
+            reason = f"{_compared(rate_or_none, chosen)}; {reason}"
+        yield Alternative(name=baseline.name, samples_per_second=rate_or_none, reason=reason)
+
+
+def _compared(rate: float, chosen: Predicted) -> str:
+    """How `rate` compares, in words.
+
+    >>> _compared(50.0, Predicted(samples_per_second=200.0, cross_node_bytes_per_minibatch=0.0))
+    'loses 75.0 %'
+    """
+    percent = 100 * (rate / chosen.samples_per_second - 1)
+    if round(abs(percent), 1) == 0:
+        return "as fast"
+    return f"loses {-percent:.1f} %" if percent < 0 else f"gains {percent:.1f} %"
+
+
+def _limit(plan: JobPlan) -> str:
+    """What holds a plan back, in words."""
+    if plan.rate.network_binds:
+        return f"the network card of {plan.rate.busiest_node} lets no more through"
+    slowest = min(range(len(plan.workers)), key=lambda index: plan.workers[index].minibatches_per_tick)
+    kinds = Counter(stage.kind for stage in plan.workers[slowest].stages)
+    mix = " + ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
+    if len(plan.workers) == 1:
+        return f"it is one virtual worker, {mix}"
+    return f"of its {len(plan.workers)} virtual workers number {slowest}, {mix}, is the slowest"
+
+
+def _document(
+    plan: JobPlan, options: PlanOptions, predicted: Predicted, alternatives: tuple[Alternative, ...]
+) -> PlanDocument:
+    costs = plan.costs
+    jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
+    groups = [[stage.device for stage in worker.stages] for worker in plan.workers]
+    used = {device for group in groups for device in group}
+    return PlanDocument(
+        model=costs.profile.model,
+        batch_size=costs.profile.batch_size,
+        allocation=options.allocation,
+        weights=options.weights,
+        staleness=options.staleness,
+        virtual_workers=tuple(_worker(worker, plan, jobs) for worker in plan.workers),
+        minibatches_per_wave=plan.minibatches_per_wave,
+        max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),
+        shards=plan.placed.shards,
+        placement=plan.placed.as_document(),
+        idle_devices=tuple(device for device in jobs.devices if device not in used),
+        predicted=predicted,
+        alternatives=alternatives,
+    )
+
+
+def _worker(worker: Pipeline, plan: JobPlan, jobs: Jobs) -> PlannedWorker:
+    memory, num_stages = jobs.memory(plan.minibatches_per_wave), len(worker.stages)
+    stages = tuple(
+        PlannedStage(
+            device=stage.device,
+            type=stage.kind,
+            layers=(stage.first, stage.last),
+            time_ms=milliseconds(stage.ticks),
+            memory_bytes=stage.memory_bytes,
+            receive_ms=milliseconds(stage.receive_ticks),
+            recompute=stage.recompute,
+            in_flight=memory.in_flight(index, num_stages),
+        )
+        for index, stage in enumerate(worker.stages)
+    )
+    return PlannedWorker(
+        stages=stages,
+        bottleneck_ms=milliseconds(worker.bottleneck_ticks),
+        samples_per_second=samples_per_second(worker.minibatches_per_tick, plan.costs.profile.batch_size),
+    )

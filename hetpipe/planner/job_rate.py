@@ -1,0 +1,122 @@
+"""How fast is a whole job, and how much does it send between nodes? The objective of every search over allocations.
+
+Two things can hold a job back. Bounded staleness holds every virtual worker to the slowest one in the long run, so
+together they do V times its rate. And a node's network card carries activations, gradients, pushes and pulls.
+
+Whatever leaves a node has a mirror image that arrives there: the gradient of an activation has its size, a pull the
+size of a push. So one figure per node stands for both directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetpipe.planner.costs import TICKS_PER_MS, Costs
+from hetpipe.planner.shard_bytes import PlacedParameters, Span
+from hetpipe.spec.cluster import node_of
+
+_TICKS_PER_SECOND = 1000 * TICKS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class JobRate:
+    """What a job does in the long run, by closed form."""
+
+    samples_per_second: float
+    """The smaller of the next two."""
+    compute_samples_per_second: float
+    """V times the slowest virtual worker."""
+    network_samples_per_second: float
+    """What the busiest network card lets through; infinite where nothing crosses nodes."""
+    busiest_node: str | None
+    """The node of that card."""
+    cross_node_bytes_per_minibatch: float
+    """Every byte that leaves a node, per minibatch of the job."""
+
+    @property
+    def network_binds(self) -> bool:
+        """Whether it is a network card that holds the job back."""
+        return self.network_samples_per_second < self.compute_samples_per_second
+
+
+def samples_per_second(minibatches_per_tick: float, batch_size: int) -> float:
+    """A rate as people read it."""
+    return minibatches_per_tick * _TICKS_PER_SECOND * batch_size
+
+
+def bytes_leaving(
+    stages: Sequence[Span], *, costs: Costs, placed: PlacedParameters, minibatches_per_wave: int
+) -> dict[str, int]:
+    """Node → bytes that leave it on account of one virtual worker, per wave of that worker.
+
+    N activations and N gradients per cut between nodes; one push and one pull of every parameter per wave.
+    """
+    leaving = dict(placed.bytes_on)
+    nodes = [node_of(stage.device) for stage in stages]
+    for node, stage in zip(nodes, stages, strict=True):
+        local = placed.local_bytes(node, stage.first, stage.last)
+        remote = placed.bytes_of(stage.first, stage.last) - local
+        leaving[node] = leaving.get(node, 0) + remote - local
+    for position in range(len(stages) - 1):
+        here, behind = nodes[position], nodes[position + 1]
+        if here != behind:
+            crossing = minibatches_per_wave * costs.cut_bytes[stages[position].last]
+            leaving[here] += crossing
+            leaving[behind] += crossing
+    return leaving
+
+
+def network_minibatches_per_second(
+    leaving: Mapping[str, int], *, minibatches: int, network_cards: Mapping[str, float]
+) -> tuple[float, str | None]:
+    """What the cards let through, and the node that is busiest.
+
+    Args:
+        leaving: node → bytes per `minibatches` minibatches of the job.
+        minibatches: how many the bytes are for.
+        network_cards: node → bytes per second each way.
+
+    Returns:
+        Minibatches per second (infinite where nothing leaves), and the first of the busiest nodes.
+    """
+    least, busiest = math.inf, None
+    for node, num_bytes in sorted(leaving.items()):
+        if num_bytes and (rate := network_cards[node] * minibatches / num_bytes) < least:
+            least, busiest = rate, node
+    return least, busiest
+
+
+def job_rate(
+    slowest_minibatches_per_tick: float,
+    leaving: Sequence[Mapping[str, int]],
+    *,
+    costs: Costs,
+    minibatches_per_wave: int,
+    network_cards: Mapping[str, float],
+) -> JobRate:
+    """The rate of a job.
+
+    Args:
+        slowest_minibatches_per_tick: closed-form rate of the slowest virtual worker.
+        leaving: `bytes_leaving` of each virtual worker.
+        costs: for the batch size.
+        minibatches_per_wave: N.
+        network_cards: node → bytes per second each way.
+    """
+    batch_size = costs.profile.batch_size
+    total: dict[str, int] = {}
+    for worker in leaving:
+        for node, num_bytes in worker.items():
+            total[node] = total.get(node, 0) + num_bytes
+    minibatches = len(leaving) * minibatches_per_wave
+    network, busiest = network_minibatches_per_second(total, minibatches=minibatches, network_cards=network_cards)
+    compute = len(leaving) * samples_per_second(slowest_minibatches_per_tick, batch_size)
+    return JobRate(
+        samples_per_second=min(compute, batch_size * network),
+        compute_samples_per_second=compute,
+        network_samples_per_second=batch_size * network,
+        busiest_node=busiest,
+        cross_node_bytes_per_minibatch=sum(total.values()) / minibatches,
+    )

@@ -1,0 +1,287 @@
+"""From groups of devices to a whole job: pipelines, N, shards, and the rate of it all.
+
+Which devices form a virtual worker is asked elsewhere (`planner.allocation`); here is what the answer is worth. For
+given groups and N the search is exact over the pipelines that `planner.pipelines` considers as long as no network card
+binds, otherwise as `planner.combinations` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
+
+from hetpipe.errors import InfeasiblePlan, PlanError
+from hetpipe.planner import waves
+from hetpipe.planner.combinations import IMPROVED, Combinations
+from hetpipe.planner.costs import Costs, MemoryModel
+from hetpipe.planner.every_partition import Pipeline
+from hetpipe.planner.job_rate import JobRate, bytes_leaving, job_rate
+from hetpipe.planner.min_max_shortage import explain
+from hetpipe.planner.options import PlanOptions
+from hetpipe.planner.partitioner import Partitioner
+from hetpipe.planner.pipelines import Pipelines
+from hetpipe.planner.shard_bytes import PlacedParameters, place_bytes
+from hetpipe.spec.cluster import node_of
+from hetpipe.spec.ids import DeviceId
+
+#: One group of devices per virtual worker.
+Groups = Sequence[Sequence[DeviceId]]
+
+#: Rates that differ by less than this are the same rate, computed in another order.
+_SAME = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Who computes what, with which N, and what comes of it."""
+
+    costs: Costs
+    """For the batch size that is planned with."""
+    workers: tuple[Pipeline, ...]
+    minibatches_per_wave: int
+    placed: PlacedParameters
+    rate: JobRate
+
+    @property
+    def bottleneck_ticks(self) -> int:
+        """The largest stage time of all."""
+        return max(worker.bottleneck_ticks for worker in self.workers)
+
+
+def is_better(one: JobPlan, other: JobPlan) -> bool:
+    """Whether `one` has the higher rate; of equals the smaller N, then the smaller largest stage time."""
+    here, there = one.rate.samples_per_second, other.rate.samples_per_second
+    if abs(here - there) > _SAME * max(here, there):
+        return here > there
+    return (one.minibatches_per_wave, one.bottleneck_ticks) < (other.minibatches_per_wave, other.bottleneck_ticks)
+
+
+def best_of(jobs: Jobs, groupings: Iterable[Groups]) -> JobPlan:
+    """The best plan of several groupings; of equals the first.
+
+    Raises:
+        PlanError: none is feasible; that of the first.
+    """
+    best: JobPlan | None = None
+    refusal: PlanError | None = None
+    for groups in groupings:
+        try:
+            found = jobs.best(groups)
+        except PlanError as error:
+            refusal = refusal or error
+            continue
+        if best is None or is_better(found, best):
+            best = found
+    if best is None:
+        raise refusal or PlanError("there is no way to form virtual workers from no devices")
+    return best
+
+
+class Jobs:
+    """Judges groups of devices. Remembers what it finds, so one serves a whole search."""
+
+    def __init__(self, costs: Costs, options: PlanOptions, partitioner: Partitioner) -> None:
+        """Prepare.
+
+        Args:
+            costs: the profile on the cluster.
+            options: what was asked for.
+            partitioner: finds min-max partitions.
+        """
+        self.costs = costs
+        self.options = options
+        self.devices = costs.cluster.devices
+        self._partitioner = partitioner
+        self.pipelines = Pipelines(costs, self.memory, options.recompute, partitioner)
+        self.network_cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
+        self._node_rank = {node.name: rank for rank, node in enumerate(costs.cluster.nodes)}
+        #: The parameters on these shards, where that does not depend on pipelines.
+        self.place_on = lru_cache(maxsize=64)(self._place_by_shards)
+
+    def memory(self, minibatches_per_wave: int) -> MemoryModel:
+        """What stages keep with N minibatches per wave."""
+        options = self.options
+        return MemoryModel(
+            weights=options.weights,
+            minibatches_per_wave=minibatches_per_wave,
+            optimizer_slots=options.optimizer_slots,
+            reserve_bytes=options.reserve_bytes,
+        )
+
+    def choices(self, groups: Groups) -> Sequence[int]:
+        """Every N worth trying, ascending; which of them fit in memory is not looked at."""
+        num_stages = [len(group) for group in groups]
+        if self.options.minibatches_per_wave is not None:
+            waves.check_given(self.options.minibatches_per_wave, num_stages, self.options.weights)
+            return [self.options.minibatches_per_wave]
+        return waves.choices([waves.SEARCHED_PER_STAGE * k for k in num_stages], num_stages, self.options.weights)
+
+    def best(self, groups: Groups) -> JobPlan:
+        """The plan with the highest rate over all N; of equals the one with the smallest N.
+
+        Raises:
+            PlanError: no N fits, or the placement is not possible.
+        """
+        return self._best_waves(groups, self.best_with)
+
+    def best_min_max(self, groups: Groups) -> JobPlan:
+        """The same where each virtual worker must have its min-max partition.
+
+        Raises:
+            PlanError: no N fits, or the placement is not possible.
+        """
+        return self._best_waves(groups, self._min_max_with)
+
+    def best_with(self, minibatches_per_wave: int, groups: Groups) -> JobPlan | None:
+        """The plan with the highest rate for this N; of equals the one with the smallest largest stage time.
+
+        Returns:
+            None if a virtual worker does not fit in memory.
+
+        Raises:
+            PlanError: the placement is not possible.
+        """
+        fastest = _all_there(self.pipelines.fastest(group, minibatches_per_wave) for group in groups)
+        if fastest is None:
+            return None
+        slowest = min(worker.minibatches_per_tick for worker in fastest)
+        chosen = [
+            min(
+                self._fast_enough(group, minibatches_per_wave, slowest, first),
+                key=lambda worker: worker.bottleneck_ticks,
+            )
+            for group, first in zip(groups, fastest, strict=True)
+        ]
+        plan = self.judge(chosen, minibatches_per_wave)
+        return self._relieve_network(groups, plan) if plan.rate.network_binds else plan
+
+    def judge(self, workers: Sequence[Pipeline], minibatches_per_wave: int) -> JobPlan:
+        """These pipelines as a job.
+
+        Raises:
+            PlanError: the placement is not possible for them.
+        """
+        placed = self.place(workers)
+        leaving = [self._bytes_leaving(worker, placed, minibatches_per_wave) for worker in workers]
+        rate = job_rate(
+            min(worker.minibatches_per_tick for worker in workers),
+            leaving,
+            costs=self.costs,
+            minibatches_per_wave=minibatches_per_wave,
+            network_cards=self.network_cards,
+        )
+        return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate)
+
+    def place(self, workers: Sequence[Pipeline]) -> PlacedParameters:
+        """The parameters on shards: one shard on each node that computes, or as many as were asked for, in turn.
+
+        Nodes without work hold no shard: so an idle node can never slow a job down.
+
+        Raises:
+            PlanError: the placement is not possible for these pipelines.
+        """
+        shards = self.shards_on({node_of(stage.device) for worker in workers for stage in worker.stages})
+        if self.options.placement == "ed_local":
+            return place_bytes(
+                self.costs.profile,
+                shards=shards,
+                placement="ed_local",
+                workers=[worker.stages for worker in workers],
+            )
+        return self.place_on(shards)
+
+    def shards_on(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """The node of each shard, if these nodes compute."""
+        in_order = sorted(nodes, key=self._node_rank.__getitem__)
+        return tuple(in_order[index % len(in_order)] for index in range(self.options.num_shards or len(in_order)))
+
+    def max_minibatches_per_wave(self, devices: Sequence[DeviceId]) -> int:
+        """Max_m of a virtual worker on these devices: the largest N ≤ 4K for which a partition fits."""
+        return waves.max_minibatches_per_wave(lambda n: self.pipelines.fits(devices, n), len(devices))
+
+    def _best_waves(self, groups: Groups, plan_with: Callable[[int, Groups], JobPlan | None]) -> JobPlan:
+        most_stages = max(len(group) for group in groups)
+        choices = self.choices(groups)
+        if not choices:
+            raise PlanError(
+                f"the weight policy {self.options.weights} needs {most_stages} minibatches per wave for the longest "
+                "virtual worker, more than 4 per stage of the shortest; make their numbers of stages more alike, or "
+                "give --minibatches-per-wave"
+            )
+        best: JobPlan | None = None
+        for n in choices:
+            found = plan_with(n, groups)
+            if found is None:
+                break  # a larger N needs no less memory
+            if best is None or is_better(found, best):
+                best = found
+            if n >= most_stages and not found.rate.network_binds and self.options.weights != "flush":
+                break  # with N ≥ K only the network gains from a larger N
+        return best or self._refuse(choices[0], groups)
+
+    def _refuse(self, minibatches_per_wave: int, groups: Groups) -> NoReturn:
+        memory = self.memory(minibatches_per_wave)
+        for index, group in enumerate(groups):
+            if self._partitioner.find(group, memory) is None:
+                raise InfeasiblePlan(
+                    f"virtual worker {index} ({', '.join(group)}): {explain(self._partitioner, group, memory)}"
+                )
+        raise AssertionError("a plan that fits was refused")
+
+    def _min_max_with(self, minibatches_per_wave: int, groups: Groups) -> JobPlan | None:
+        workers = _all_there(self.pipelines.min_max(group, minibatches_per_wave) for group in groups)
+        return None if workers is None else self.judge(workers, minibatches_per_wave)
+
+    def _place_by_shards(self, shards: tuple[str, ...]) -> PlacedParameters:
+        return place_bytes(self.costs.profile, shards=shards, placement=self.options.placement)
+
+    def _fast_enough(
+        self, group: Sequence[DeviceId], minibatches_per_wave: int, rate: float, fastest: Pipeline
+    ) -> Iterator[Pipeline]:
+        """Pipelines of a group that do not hold the job back: their largest stage time decides."""
+        yield fastest
+        if minibatches_per_wave >= len(group) and self.options.weights != "flush":
+            return
+        for found in self.pipelines.several(group, minibatches_per_wave):
+            if found.minibatches_per_tick < rate:
+                return
+            yield found
+
+    def _relieve_network(self, groups: Groups, start: JobPlan) -> JobPlan:
+        """The best combination where a network card binds; never worse than `start`."""
+        n = start.minibatches_per_wave
+        if not len(groups) < sum(self.pipelines.num_several(group) for group in groups) <= IMPROVED:
+            return start
+        several = [self.pipelines.several(group, n) for group in groups]
+        if self.options.placement == "ed_local":
+            # They must share one partition, so they change together.
+            others: Iterable[tuple[Pipeline, ...]] = zip(*several, strict=False)
+        else:
+            combinations = Combinations(
+                several,
+                minibatches_per_wave=n,
+                network_cards=self.network_cards,
+                bytes_leaving=lambda pipeline: self._bytes_leaving(pipeline, start.placed, n),
+            )
+            others = [combinations.best()]
+        best = start
+        for workers in others:
+            found = self.judge(workers, n)
+            if is_better(found, best):
+                best = found
+        return best
+
+    def _bytes_leaving(self, worker: Pipeline, placed: PlacedParameters, minibatches_per_wave: int) -> dict[str, int]:
+        return bytes_leaving(worker.stages, costs=self.costs, placed=placed, minibatches_per_wave=minibatches_per_wave)
+
+
+def _all_there(workers: Iterable[Pipeline | None]) -> list[Pipeline] | None:
+    """The workers, or None if one is missing."""
+    found: list[Pipeline] = []
+    for worker in workers:
+        if worker is None:
+            return None
+        found.append(worker)
+    return found

@@ -1,0 +1,57 @@
+"""Measurements that were made before, one file each, in the user's cache folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.observe.log import get_logger
+from hetpipe.profiler.measurement import Measurement
+from hetpipe.spec import wire
+
+_log = get_logger(__name__)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where profiles are cached, by the XDG Base Directory Specification: `$XDG_CACHE_HOME/hetpipe/profiles`.
+
+    >>> str(cache_folder({"XDG_CACHE_HOME": "/cache"})), str(cache_folder({"HOME": "/home/me", "XDG_CACHE_HOME": "x"}))
+    ('/cache/hetpipe/profiles', '/home/me/.cache/hetpipe/profiles')
+    """
+    named = Path(environment.get("XDG_CACHE_HOME", ""))
+    home = Path(environment["HOME"]) if "HOME" in environment else Path.home()
+    # The specification: a relative path is to be ignored.
+    return (named if named.is_absolute() else home / ".cache") / "hetpipe" / "profiles"
+
+
+class MeasurementCache:
+    """Finds and keeps measurements by key. Several processes may use one folder: files appear whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str) -> Measurement | None:
+        """The measurement under `key`; None if there is none that can be read."""
+        try:
+            return wire.from_json(Measurement, self._path(key).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ProtocolViolation) as error:
+            _log.warning("cached_profile_unusable", path=str(self._path(key)), reason=str(error))
+            return None
+
+    def keep(self, key: str, measurement: Measurement) -> None:
+        """Store `measurement`; a cache that cannot be written is no reason to fail."""
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile("w", dir=path.parent, prefix=f".{key}.", encoding="utf-8", delete=False) as file:
+                file.write(wire.to_json(Measurement, measurement))
+            Path(file.name).replace(path)
+        except OSError as error:
+            _log.warning("profile_not_cached", path=str(path), reason=str(error))
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"

@@ -1,0 +1,121 @@
+"""Measures a model layer by layer on one device. One layer at a time is there, so large models fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from hetpipe.clock import Clock
+from hetpipe.pipeline.chain import Values, tensor_spec
+from hetpipe.profiler.kept import Saved, kept_bytes
+from hetpipe.profiler.layer_run import LayerRun, told_as_the_users
+from hetpipe.profiler.measurement import LayerMeasurement, Measurement, Work
+from hetpipe.profiler.sampling import Sampling
+from hetpipe.profiler.stopwatch import Stopwatch, stopwatch_for
+from hetpipe.profiler.subject import Subject
+from hetpipe.profiler.tracing import trace_saved, trace_work
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is known of one layer before the next one is looked at."""
+
+    run: LayerRun
+    saved: Saved
+    output_bytes: int
+    times_ms: tuple[float, float]
+    work: tuple[Work, Work]
+
+
+def measure_chain(
+    subject: Subject,
+    device: torch.device,
+    device_type: str,
+    *,
+    sampling: Sampling,
+    clock: Clock,
+    on_layer: Callable[[int], None],
+) -> Measurement:
+    """Measure every layer of `subject` on `device`, which profiles call `device_type`.
+
+    Args:
+        subject: the job's code.
+        device: where it runs.
+        device_type: the name of its kind.
+        sampling: how often each layer runs.
+        clock: takes the times on CPUs.
+        on_layer: hears the position of each layer before it is measured.
+
+    Raises:
+        CallableError: a layer or the loss cannot run.
+    """
+    stopwatch = stopwatch_for(device, clock)
+    values = _copies(tuple(value.to(device) for value in subject.batch.inputs))
+    input_bytes = _num_bytes(values)
+    found: list[_Found] = []
+    with torch.enable_grad():
+        for position, layer in enumerate(subject.chain):
+            on_layer(position)
+            with told_as_the_users(layer, values):
+                run = LayerRun(subject, layer, device)
+                # The layer may work in place, and its inputs are what the layer before it keeps.
+                inputs = _copies(values)
+                values, saved = trace_saved(run, values)
+                work = trace_work(run, _copies(inputs))
+                times_ms = _median_times(run, inputs, stopwatch, sampling, clock)
+            run.leave()
+            found.append(_Found(run, saved, _num_bytes(values), times_ms, work))
+    kept = kept_bytes([layer.saved for layer in found])
+    layers = tuple(_measurement(layer, size) for layer, size in zip(found, kept, strict=True))
+    return Measurement(device_type, layers, input_bytes, sampling.least, clock.wall())
+
+
+def _median_times(
+    run: LayerRun, inputs: Values, stopwatch: Stopwatch, sampling: Sampling, clock: Clock
+) -> tuple[float, float]:
+    """The median milliseconds of forward and backward."""
+    gradients = run.gradients_for(run.forward(_copies(inputs)))
+    run.backward(gradients)
+    for _ in range(sampling.warm_up):
+        run.forward(_copies(inputs))
+        run.backward(gradients)
+    started = clock.monotonic()
+    samples: tuple[list[float], list[float]] = ([], [])
+    while not sampling.is_enough(samples, elapsed_seconds=clock.monotonic() - started):
+        fresh = _copies(inputs)
+        stopwatch.lap()
+        run.forward(fresh)
+        stopwatch.lap()
+        run.backward(gradients)
+        stopwatch.lap()
+        for times, time_ms in zip(samples, stopwatch.laps_ms(), strict=True):
+            times.append(time_ms)
+    return median(samples[0]), median(samples[1])
+
+
+def _measurement(found: _Found, activation_bytes: int) -> LayerMeasurement:
+    layer = found.run.layer
+    return LayerMeasurement(
+        name=layer.name,
+        parameters=tuple(
+            tensor_spec(name, layer.module.get_parameter(local)) for local, name in layer.parameters.items()
+        ),
+        activation_bytes=activation_bytes,
+        output_bytes=found.output_bytes,
+        forward_ms=found.times_ms[0],
+        backward_ms=found.times_ms[1],
+        forward=found.work[0],
+        backward=found.work[1],
+    )
+
+
+def _copies(values: Values) -> Values:
+    return tuple(value.clone() for value in values)
+
+
+def _num_bytes(tensors: tuple[Tensor, ...]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

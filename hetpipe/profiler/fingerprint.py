@@ -1,0 +1,97 @@
+"""What a measurement depends on: the user's code and model, the minibatch, the device and the software.
+
+The user's source files count whole, all that were imported for the job, so a change anywhere in them measures again.
+What the code reads from elsewhere shows in the shapes of parameters and inputs, or not at all: then `--fresh` helps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import hetpipe
+from hetpipe.pipeline.chain import dtype_name, tensor_spec
+from hetpipe.profiler.subject import Subject
+from hetpipe.spec import wire
+from hetpipe.spec.plan import TensorSpec
+
+#: Changes when measurements of older versions must not be used any more.
+_METHOD = 1
+
+#: Folders of packages that are installed, not the user's.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Measurements with equal fingerprints may stand for each other."""
+
+    model: str
+    loss: str
+    sources: Mapping[str, str]
+    """Module → digest of its file, of the user's modules."""
+    layers: tuple[tuple[str, tuple[TensorSpec, ...]], ...]
+    """Name, then parameters (frozen ones included) and buffers."""
+    inputs: tuple[TensorSpec, ...]
+    """Of one minibatch, by position."""
+    batch_size: int
+    device: str
+    """What the device calls itself."""
+    num_threads: int
+    torch_version: str
+    method: int = _METHOD
+
+    @property
+    def key(self) -> str:
+        """A name for a file."""
+        return sha256(wire.to_json(Fingerprint, self).encode()).hexdigest()[:32]
+
+
+def fingerprint_of(subject: Subject, device: torch.device, import_path: Path) -> Fingerprint:
+    """The fingerprint of `subject` on `device`; its code was imported from `import_path`."""
+    return Fingerprint(
+        model=subject.job.model,
+        loss=subject.job.loss,
+        sources=digests(sys.modules, import_path.resolve()),
+        layers=tuple((layer.name, _specs(layer.module)) for layer in subject.chain),
+        inputs=tuple(tensor_spec(str(index), value) for index, value in enumerate(subject.batch.inputs)),
+        batch_size=subject.job.batch_size,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        num_threads=torch.get_num_threads(),
+        torch_version=torch.__version__,
+    )
+
+
+def digests(modules: Mapping[str, ModuleType], folder: Path) -> dict[str, str]:
+    """Digests of the files of the modules in `folder` (resolved), but for installed packages and hetpipe itself."""
+    found = {}
+    for name, module in sorted(modules.items()):
+        file = getattr(module, "__file__", None)
+        # Thousands of modules are not the user's: look at their paths as text.
+        if file is None or not file.startswith(f"{folder}/") or name.partition(".")[0] == hetpipe.__name__:
+            continue
+        path = Path(file)
+        if not _INSTALLED & set(path.parts) and path.is_file():
+            found[name] = sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def _specs(module: torch.nn.Module) -> tuple[TensorSpec, ...]:
+    tensors: Iterable[tuple[str, torch.Tensor]] = (*module.named_parameters(), *module.named_buffers())
+    return tuple(TensorSpec(name, tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors)
+
+
+def _cpu_name() -> str:
+    """The processor's model, from the kernel where it says so."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "cpu"

@@ -1,0 +1,98 @@
+"""How many bytes of tensors are alive, and how many were at most?
+
+`LiveBytes` sees every operation of its thread (and of the backward passes that it starts). A storage counts from the
+operation that made it until nothing holds it any more, whether Python code or a graph of autograd did. What kernels
+need only while they run is invisible, and so are tensors made outside of the block, unless they are handed to `count`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ships it untyped
+    """Counts the bytes of live tensors while its block runs; what outlives the block is seen to die after it, too.
+
+    >>> with LiveBytes() as live:
+    ...     a = torch.zeros(4)
+    ...     b = a + a
+    ...     del a
+    >>> live.now_bytes, live.peak_bytes
+    (16, 32)
+    """
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        """Count storages on devices of this type only (`cpu`, `cuda`)."""
+        super().__init__()  # type: ignore[no-untyped-call]  # torch ships it untyped
+        self._device_type = device_type
+        # A storage may die in any thread, and in this one while the lock is held, when the collector runs.
+        self._lock = threading.RLock()
+        #: Identity of a live storage → its weak reference and the bytes it was counted with.
+        self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self.now_bytes = 0
+        self.peak_bytes = 0
+
+    def __enter__(self) -> Self:
+        """Begin to look."""
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return self
+
+    def count(self, tensors: Iterable[Tensor]) -> None:
+        """Count storages that were made before the block, from now until they die."""
+        for tensor in tensors:
+            self._see(tensor.untyped_storage())
+
+    def restart_peak(self) -> None:
+        """Forget the peak so far."""
+        with self._lock:
+            self.peak_bytes = self.now_bytes
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, then look at what it returned."""
+        result = func(*args, **(kwargs or {}))
+        given = {
+            storage_identity(tensor.untyped_storage())
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, Tensor)
+        }
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
+                identity = storage_identity(tensor.untyped_storage())
+                # A view of what was there before the block is nothing new.
+                if identity in self._live or identity not in given:
+                    self._see(tensor.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        """Count `storage`, or notice that it was resized."""
+        identity, num_bytes = storage_identity(storage), storage.nbytes()
+        with self._lock:
+            known = self._live.get(identity)
+            if known is None:
+                reference = weakref.ref(storage, lambda _: self._forget(identity))
+                before = 0
+            else:
+                reference, before = known
+            self._live[identity] = reference, num_bytes
+            self.now_bytes += num_bytes - before
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+
+    def _forget(self, identity: int) -> None:
+        with self._lock:
+            _, num_bytes = self._live.pop(identity)
+            self.now_bytes -= num_bytes
+
+
+def storage_identity(storage: torch.UntypedStorage) -> int:
+    """Unique among live storages; the address of the data is not, as empty ones share it."""
+    return int(storage._cdata)  # noqa: SLF001 - torch has no public name for it

@@ -1,0 +1,71 @@
+"""What is known after measuring: the values that leave the profiling process and lie in the cache.
+
+They hold more than the public profile: how much work each layer is, from which times on other types are estimated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hetpipe.spec.plan import DTYPE_BYTES, TensorSpec
+
+#: The device type of CPUs, in profiles and of agents' devices.
+CPU_TYPE = "cpu"
+
+#: What a model computes in that has no trainable parameter.
+_DEFAULT_DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a computation amounts to, wherever it runs."""
+
+    flops: int
+    """Of matrix products, convolutions and attention; one multiply-add counts as two."""
+    operations: int
+    """Operations that compute or move something (no views): on a GPU about one kernel each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMeasurement:
+    """One layer on one device, for one minibatch. On the last layer times and bytes include the loss."""
+
+    name: str
+    parameters: tuple[TensorSpec, ...]
+    """The trainable ones."""
+    activation_bytes: int
+    """What it keeps from forward to backward; a tensor that two layers keep counts at the first of them."""
+    output_bytes: int
+    forward_ms: float
+    backward_ms: float
+    forward: Work
+    backward: Work
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the trainable parameters."""
+        return sum(parameter.num_bytes for parameter in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A whole model on one device type."""
+
+    device_type: str
+    layers: tuple[LayerMeasurement, ...]
+    input_bytes: int
+    """What the first layer gets."""
+    repeats: int
+    """Times that every layer ran at least."""
+    measured_at: float
+    """Seconds since 1970-01-01 UTC."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of most of the parameters, by bytes."""
+        bytes_by_dtype = Counter[str]()
+        for layer in self.layers:
+            for parameter in layer.parameters:
+                bytes_by_dtype[parameter.dtype] += parameter.num_elements * DTYPE_BYTES[parameter.dtype]
+        return bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else _DEFAULT_DTYPE

@@ -1,0 +1,45 @@
+"""What the profiling process is asked and what it answers: the values on its pipe. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hetpipe.profiler.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOrder:
+    """Measure this."""
+
+    job: dict[str, Any]
+    """The validated job, as `Job.model_dump(mode="json")`."""
+    import_path: str
+    """Folder that user code is imported from first."""
+    cache_folder: str
+    with_cpu: bool = False
+    """Measure the CPU even where there are CUDA devices."""
+    fresh: bool = False
+    """Do not look for earlier measurements."""
+    repeats: int | None = None
+    """Samples per layer; None: as many as a stable median needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileStep:
+    """How far it is."""
+
+    device_type: str
+    layer: str
+    done: int
+    """Layers measured, over all device types."""
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileAnswer:
+    """What was found, one measurement per device type that is here."""
+
+    measurements: tuple[Measurement, ...]
+    cached: tuple[str, ...]
+    """The device types whose measurements were made before."""

@@ -1,0 +1,80 @@
+"""How often must a time be taken until its median can be trusted? Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+#: Standard error of a median in standard deviations over √n (normal distribution): √(π/2).
+_MEDIAN_ERROR = math.sqrt(math.pi / 2)
+#: Interquartile range of a normal distribution in standard deviations.
+_QUARTILES = 1.349
+
+#: No layer is done before; what disturbs a machine lasts longer than a short layer.
+_LEAST_SECONDS = 0.1
+#: Once a layer took this long, the samples so far must do.
+_MOST_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """When a layer has been measured often enough."""
+
+    warm_up: int = 3
+    """Runs before the first that counts: memory is allocated, kernels are chosen and loaded."""
+    least: int = 20
+    """Samples taken in any case."""
+    most: int = 1000
+    """No more samples than these."""
+    tolerance: float = 0.01
+    """Relative standard error of the median that is good enough."""
+    least_seconds: float = _LEAST_SECONDS
+    most_seconds: float = _MOST_SECONDS
+
+    @classmethod
+    def fixed(cls, repeats: int) -> Sampling:
+        """Exactly `repeats` samples."""
+        return cls(least=repeats, most=repeats)
+
+    @classmethod
+    def within(cls, *, num_layers: int, total_seconds: float = 60.0) -> Sampling:
+        """For a whole model in about `total_seconds`, unless its layers take longer than that for the least samples.
+
+        >>> Sampling.within(num_layers=1200).most_seconds
+        0.05
+        """
+        share = total_seconds / num_layers
+        return cls(least_seconds=min(_LEAST_SECONDS, share), most_seconds=min(_MOST_SECONDS, share))
+
+    def is_enough(self, samples_ms: Sequence[Sequence[float]], *, elapsed_seconds: float) -> bool:
+        """Whether to stop.
+
+        Args:
+            samples_ms: the samples so far of each time that is measured, equally many of each.
+            elapsed_seconds: what they took.
+        """
+        count = len(samples_ms[0])
+        if count < self.least:
+            return False
+        if count >= self.most or elapsed_seconds >= self.most_seconds:
+            return True
+        return elapsed_seconds >= self.least_seconds and all(
+            relative_error(samples) <= self.tolerance for samples in samples_ms
+        )
+
+
+def relative_error(samples: Sequence[float]) -> float:
+    """The standard error of the median of `samples` over that median, from their quartiles; outliers do not count.
+
+    >>> relative_error([2.0] * 10)
+    0.0
+    >>> round(relative_error([1.8, 1.9, 2.0, 2.1, 2.2] * 5), 3)
+    0.019
+    """
+    middle = median(samples)
+    if middle == 0.0 or len(samples) == 1:
+        return 0.0
+    low, _, high = quantiles(samples, n=4)
+    return _MEDIAN_ERROR * (high - low) / _QUARTILES / math.sqrt(len(samples)) / middle

@@ -1,0 +1,186 @@
+"""How much memory does a stage really use? The runtime's own loop, run for one stage with everything around it made up.
+
+`SegmentRun` computes real minibatches on real weight versions with the real optimizer, in this thread. The neighbours
+always have the next frame ready, so as many minibatches are in flight as the schedule lets in, and the published
+weights in use are as old as the staleness bound allows, as if another virtual worker were slow. Pushes and pulls take
+no time: what a stage holds because the network is slow (a ũ under way, a second clock fetched ahead) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.observe.history import NullHistory
+from hetpipe.observe.timeline import NullTimeline
+from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
+from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.segment_run import SegmentRun
+from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
+from hetpipe.pipeline.tally import Tally
+from hetpipe.pipeline.waiting import Waiter
+from hetpipe.profiler.live_bytes import LiveBytes
+from hetpipe.profiler.subject import VIRTUAL_WORKER, Subject
+from hetpipe.profiler.surroundings import NextStage, PreviousStage, Shards
+from hetpipe.schedule.one_forward_one_backward import OneForwardOneBackward
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex
+from hetpipe.spec.run import DeviceConfig
+from hetpipe.spec.sync import SyncSpec
+from hetpipe.sync.records import BarrierRecord, PublishRecord
+from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.weights.optimizer import WaveOptimizer
+from hetpipe.weights.wave import WaveWeights
+
+#: Waves after which the oldest allowed clock moves on with each wave; by then every kind of buffer was in use.
+_SETTLED_WAVES = 3
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What the stage is connected to."""
+
+    inbox: Inbox
+    before: PreviousStage | None
+    behind: NextStage | None
+    first_weights: FlatBuffer
+    """Of the stage, on the shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePeak:
+    """The memory of one stage, in bytes of live tensors. The parts do not add up to the peak: activations are left."""
+
+    peak_bytes: int
+    """At most, all together, but for `module_bytes`."""
+    num_buffers: int
+    """Weight buffers that the pool made; none is given back."""
+    buffer_bytes: int
+    """Size of each: the stage's parameters, each rounded up to 64 bytes."""
+    optimizer_bytes: int
+    """The optimizer's state."""
+    module_bytes: int
+    """The modules' own parameters and buffers. The first weights stay where they were made, though nobody uses them."""
+
+
+def measure_stage_peak(
+    subject: Subject, counts: Sequence[int], stage: StageIndex, *, minibatches_per_wave: int, staleness: int = 0
+) -> StagePeak:
+    """Run stage `stage` of one virtual worker on the CPU and watch its tensors.
+
+    Args:
+        subject: the job's code.
+        counts: layers per stage, first stage first.
+        stage: which one.
+        minibatches_per_wave: N.
+        staleness: D; the published weights in use are as old as it allows.
+    """
+    first = sum(counts[:stage])
+    layers = subject.chain[first : first + counts[stage]]
+    sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True)
+    num_minibatches = (staleness + _SETTLED_WAVES) * minibatches_per_wave
+    before = PreviousStage(_input_of(subject, first), sync, num_minibatches) if stage else None
+    behind = NextStage() if stage + 1 < len(counts) else None
+    identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts), 1)
+    first_weights = _first_weights(layers)
+    with torch.enable_grad(), LiveBytes() as live:
+        inbox = Inbox(before, behind, Clock(0))
+        for neighbour in (before, behind):
+            if neighbour is not None:
+                neighbour.inbox = inbox
+        parts = _parts(subject, layers, identity, sync, _Around(inbox, before, behind, first_weights))
+        _run(parts, inbox, num_minibatches)
+    state = parts.weights.optimizer.state().values()
+    module = [tensor for layer in layers for tensor in (*layer.module.parameters(), *layer.module.buffers())]
+    return StagePeak(
+        peak_bytes=live.peak_bytes,
+        num_buffers=parts.pool.peak,
+        buffer_bytes=parts.pool.layout.num_bytes,
+        optimizer_bytes=sum(value.nbytes for entry in state for value in entry.values() if isinstance(value, Tensor)),
+        module_bytes=sum(tensor.nbytes for tensor in module),
+    )
+
+
+def _parts(
+    subject: Subject, layers: Sequence[Layer], identity: StageIdentity, sync: SyncSpec, around: _Around
+) -> StageParts:
+    """The stage, put together as `agent.stage_assembly` does it."""
+    job = subject.job
+    pool = BufferPool(around.first_weights.layout, _CPU)
+    rho = pool.take().zero_()
+    optimizer = WaveOptimizer(job.optimizer.name, job.optimizer.arguments, rho)
+    return StageParts(
+        identity=identity,
+        sync=sync,
+        layers=tuple(layers),
+        compute=StageCompute(
+            layers,
+            vw=identity.vw,
+            seed=job.seed,
+            device=_CPU,
+            loss=subject.loss if identity.is_last else None,
+        ),
+        emulator=Emulator(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=0),
+        weights=WaveWeights(pool, optimizer, rho, sync.minibatches_per_wave),
+        pool=pool,
+        order=OneForwardOneBackward(),
+        data=StageData(job.data_spec(len(subject.train)), subject.train, None, {}),
+        upstream=around.before,
+        downstream=around.behind,
+        synchroniser=Shards(pool, around.first_weights, around.inbox),
+        history=NullHistory(),
+        timeline=NullTimeline(),
+        report=lambda _: None,
+        clock=SYSTEM_CLOCK,
+        checkpoint_dir=lambda _: Path(),
+        guard=nullcontext(),
+        stall_seconds=0.0,
+    )
+
+
+def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
+    """One segment from clock 0 on; every minibatch reads the same samples."""
+    waiter = Waiter(
+        str(parts.identity),
+        inbox.bell,
+        report=parts.report,
+        timeline=parts.timeline,
+        clock=parts.clock,
+        stall_seconds=0.0,
+    )
+    tally = Tally(inbox, waiter, parts.synchroniser, report=parts.report, timeline=parts.timeline, clock=parts.clock)
+    num_waves = num_minibatches // parts.sync.minibatches_per_wave
+    inbox.on_records([BarrierRecord(0, Clock(num_waves), "end", 0), PublishRecord(1, Clock(0), ())])
+    parts.synchroniser.fetch(Clock(0), ahead=False)
+    parts.weights.start(Clock(0), inbox.fetched.pop(Clock(0)))
+    block = tuple(range(parts.data.spec.batch_size))
+    SegmentRun(parts, inbox, waiter, tally, Clock(0), (block,) * num_minibatches).run()
+
+
+def _first_weights(layers: Sequence[Layer]) -> FlatBuffer:
+    specs = [
+        (tensor_spec(name, parameter), parameter.detach())
+        for layer in layers
+        for local, name in layer.parameters.items()
+        for parameter in (layer.module.get_parameter(local),)
+    ]
+    buffer = FlatBuffer(FlatLayout([(spec.name, spec.shape, spec.dtype) for spec, _ in specs]), _CPU)
+    for spec, parameter in specs:
+        buffer.views[spec.name].copy_(parameter)
+    return buffer
+
+
+@torch.no_grad()
+def _input_of(subject: Subject, first: int) -> Values:
+    """What reaches the layer at position `first`."""
+    before = subject.chain[:first]
+    weights = {name: x.module.get_parameter(local) for x in before for local, name in x.parameters.items()}
+    return run_layers(before, weights, subject.batch.inputs)

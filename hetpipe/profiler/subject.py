@@ -1,0 +1,47 @@
+"""What is profiled: the job's model as a chain of layers, one minibatch of its data, and its loss.
+
+Made in a process of its own, because this imports the user's code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_loss
+from hetpipe.pipeline.chain import Layer, chain_of
+from hetpipe.pipeline.data import Batch, read_minibatch
+from hetpipe.pipeline.optimizer_choice import check_optimizer_arguments
+from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.spec.job import Job
+
+#: The minibatch that is profiled; every one stands for all.
+MINIBATCH = Minibatch(1)
+VIRTUAL_WORKER = VirtualWorkerIndex(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A job's own code, made ready to run."""
+
+    job: Job
+    chain: tuple[Layer, ...]
+    train: MapDataset
+    batch: Batch
+    loss: LossFunction
+
+
+def load_subject(job: Job, import_path: Path) -> Subject:
+    """Import and call what the job names; read its first minibatch.
+
+    Raises:
+        CallableError, JobError: what cannot be used, by its path in the job.
+    """
+    check_optimizer_arguments(job.optimizer)
+    torch.manual_seed(job.seed)
+    chain = chain_of(build_model(job, import_path))
+    train = build_train_data(job, import_path)
+    batch = read_minibatch(train, range(job.batch_size), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
+    return Subject(job, chain, train, batch, load_loss(job, import_path))

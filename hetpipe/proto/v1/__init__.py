@@ -1,0 +1,1 @@
+"""Generated from proto/hetpipe/proto/v1 by scripts/protos."""

@@ -1,0 +1,534 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MemberRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_ROLE_UNSPECIFIED: _ClassVar[MemberRole]
+    MEMBER_ROLE_AGENT: _ClassVar[MemberRole]
+    MEMBER_ROLE_PARAMETER_SERVER: _ClassVar[MemberRole]
+    MEMBER_ROLE_WORKER: _ClassVar[MemberRole]
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_SUBMITTED: _ClassVar[JobState]
+    JOB_STATE_INSPECTING: _ClassVar[JobState]
+    JOB_STATE_PLANNING: _ClassVar[JobState]
+    JOB_STATE_STARTING: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_STOPPING: _ClassVar[JobState]
+    JOB_STATE_FINISHED: _ClassVar[JobState]
+    JOB_STATE_STOPPED: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+
+class StopMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STOP_MODE_UNSPECIFIED: _ClassVar[StopMode]
+    STOP_MODE_CHECKPOINT: _ClassVar[StopMode]
+    STOP_MODE_NOW: _ClassVar[StopMode]
+MEMBER_ROLE_UNSPECIFIED: MemberRole
+MEMBER_ROLE_AGENT: MemberRole
+MEMBER_ROLE_PARAMETER_SERVER: MemberRole
+MEMBER_ROLE_WORKER: MemberRole
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_SUBMITTED: JobState
+JOB_STATE_INSPECTING: JobState
+JOB_STATE_PLANNING: JobState
+JOB_STATE_STARTING: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_STOPPING: JobState
+JOB_STATE_FINISHED: JobState
+JOB_STATE_STOPPED: JobState
+JOB_STATE_FAILED: JobState
+STOP_MODE_UNSPECIFIED: StopMode
+STOP_MODE_CHECKPOINT: StopMode
+STOP_MODE_NOW: StopMode
+
+class Device(_message.Message):
+    __slots__ = ("device", "type", "memory_bytes", "torch_device")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TORCH_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    type: str
+    memory_bytes: int
+    torch_device: str
+    def __init__(self, device: _Optional[str] = ..., type: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., torch_device: _Optional[str] = ...) -> None: ...
+
+class MemberInfo(_message.Message):
+    __slots__ = ("role", "id", "host", "pid", "address", "devices", "shard_index", "highest_term")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    SHARD_INDEX_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
+    role: MemberRole
+    id: str
+    host: str
+    pid: int
+    address: str
+    devices: _containers.RepeatedCompositeFieldContainer[Device]
+    shard_index: int
+    highest_term: int
+    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., shard_index: _Optional[int] = ..., highest_term: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("info", "order", "lease_seconds_left")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    info: MemberInfo
+    order: int
+    lease_seconds_left: float
+    def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., order: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
+
+class ClockSnapshot(_message.Message):
+    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason")
+    class LocalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    MAX_DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_REASON_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    published: int
+    global_clock: int
+    local: _containers.ScalarMap[int, int]
+    max_distance: int
+    epoch: int
+    minibatches: int
+    samples: int
+    barrier: int
+    barrier_reason: str
+    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("member",)
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    member: MemberInfo
+    def __init__(self, member: _Optional[_Union[MemberInfo, _Mapping]] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("registration", "lease_seconds", "order")
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    registration: str
+    lease_seconds: float
+    order: int
+    def __init__(self, registration: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., order: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("member_id", "registration", "clocks", "job_ids", "last_command")
+    class ClocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ClockSnapshot
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ClockSnapshot, _Mapping]] = ...) -> None: ...
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    registration: str
+    clocks: _containers.MessageMap[str, ClockSnapshot]
+    job_ids: _containers.RepeatedScalarFieldContainer[str]
+    last_command: int
+    def __init__(self, member_id: _Optional[str] = ..., registration: _Optional[str] = ..., clocks: _Optional[_Mapping[str, ClockSnapshot]] = ..., job_ids: _Optional[_Iterable[str]] = ..., last_command: _Optional[int] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("lease_seconds", "ended_job_ids")
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_seconds: float
+    ended_job_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_seconds: _Optional[float] = ..., ended_job_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("member_id", "registration")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    registration: str
+    def __init__(self, member_id: _Optional[str] = ..., registration: _Optional[str] = ...) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchCommandsRequest(_message.Message):
+    __slots__ = ("agent_id", "registration", "after_sequence")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    registration: str
+    after_sequence: int
+    def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
+
+class InspectCommand(_message.Message):
+    __slots__ = ("job_id", "job_json", "import_path", "run_dir")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_JSON_FIELD_NUMBER: _ClassVar[int]
+    IMPORT_PATH_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    job_json: str
+    import_path: str
+    run_dir: str
+    def __init__(self, job_id: _Optional[str] = ..., job_json: _Optional[str] = ..., import_path: _Optional[str] = ..., run_dir: _Optional[str] = ...) -> None: ...
+
+class StartStageCommand(_message.Message):
+    __slots__ = ("job_id", "config_json")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    config_json: str
+    def __init__(self, job_id: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
+
+class StopJobCommand(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class WatchCommandsResponse(_message.Message):
+    __slots__ = ("sequence", "inspect", "start_stage", "stop_job")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    INSPECT_FIELD_NUMBER: _ClassVar[int]
+    START_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STOP_JOB_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    inspect: InspectCommand
+    start_stage: StartStageCommand
+    stop_job: StopJobCommand
+    def __init__(self, sequence: _Optional[int] = ..., inspect: _Optional[_Union[InspectCommand, _Mapping]] = ..., start_stage: _Optional[_Union[StartStageCommand, _Mapping]] = ..., stop_job: _Optional[_Union[StopJobCommand, _Mapping]] = ...) -> None: ...
+
+class StageKey(_message.Message):
+    __slots__ = ("job_id", "vw", "stage", "incarnation")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    vw: int
+    stage: int
+    incarnation: int
+    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ..., stage: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class StageNews(_message.Message):
+    __slots__ = ("key", "report_json")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    key: StageKey
+    report_json: str
+    def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., report_json: _Optional[str] = ...) -> None: ...
+
+class InspectionResult(_message.Message):
+    __slots__ = ("job_id", "model_report_json", "error", "problems")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    model_report_json: str
+    error: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job_id: _Optional[str] = ..., model_report_json: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ChildExit(_message.Message):
+    __slots__ = ("key", "pid", "exit_code", "last_output")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    LAST_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    key: StageKey
+    pid: int
+    exit_code: int
+    last_output: str
+    def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ...) -> None: ...
+
+class AgentNews(_message.Message):
+    __slots__ = ("stage", "inspection", "exit")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    INSPECTION_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
+    stage: StageNews
+    inspection: InspectionResult
+    exit: ChildExit
+    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("agent_id", "registration", "batch", "news")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    NEWS_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    registration: str
+    batch: int
+    news: _containers.RepeatedCompositeFieldContainer[AgentNews]
+    def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., batch: _Optional[int] = ..., news: _Optional[_Iterable[_Union[AgentNews, _Mapping]]] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SubmitJobRequest(_message.Message):
+    __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_JSON_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    IMPORT_PATH_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    job_json: str
+    run_dir: str
+    import_path: str
+    restore: str
+    def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[str] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ...) -> None: ...
+
+class SubmitJobResponse(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class StopJobRequest(_message.Message):
+    __slots__ = ("job_id", "mode")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    mode: StopMode
+    def __init__(self, job_id: _Optional[str] = ..., mode: _Optional[_Union[StopMode, str]] = ...) -> None: ...
+
+class StopJobResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: JobState
+    def __init__(self, state: _Optional[_Union[JobState, str]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("role", "index", "vw", "host", "pid", "state")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    index: int
+    vw: int
+    host: str
+    pid: int
+    state: str
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., vw: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    name: str
+    state: JobState
+    run_dir: str
+    failure: str
+    processes: _containers.RepeatedCompositeFieldContainer[Process]
+    clocks: ClockSnapshot
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: JobStatus
+    def __init__(self, status: _Optional[_Union[JobStatus, _Mapping]] = ...) -> None: ...
+
+class WatchJobRequest(_message.Message):
+    __slots__ = ("job_id", "after_sequence")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    after_sequence: int
+    def __init__(self, job_id: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
+
+class StateChanged(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: JobState
+    def __init__(self, state: _Optional[_Union[JobState, str]] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("sentence", "seconds")
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    seconds: float
+    def __init__(self, sentence: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("clock", "epoch", "samples", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    epoch: int
+    samples: int
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class StageRow(_message.Message):
+    __slots__ = ("first_layer", "last_layer", "device")
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    first_layer: int
+    last_layer: int
+    device: str
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class VirtualWorkerRow(_message.Message):
+    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SHARE_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageRow]
+    clock: int
+    distance: int
+    samples_per_second: float
+    loss: float
+    waiting_share: float
+    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ...) -> None: ...
+
+class ProgressTable(_message.Message):
+    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ETA_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[VirtualWorkerRow]
+    running_seconds: float
+    epoch: int
+    samples: int
+    total_samples: int
+    samples_per_second: float
+    eta_seconds: float
+    staleness: int
+    global_clock: int
+    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ...) -> None: ...
+
+class JobEnded(_message.Message):
+    __slots__ = ("state", "sentence", "error", "problems", "result_json")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
+    state: JobState
+    sentence: str
+    error: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    result_json: str
+    def __init__(self, state: _Optional[_Union[JobState, str]] = ..., sentence: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., result_json: _Optional[str] = ...) -> None: ...
+
+class WatchJobResponse(_message.Message):
+    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress", "ended")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    state_changed: StateChanged
+    waiting: Waiting
+    evaluated: Evaluated
+    progress: ProgressTable
+    ended: JobEnded
+    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
+
+class ListMembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMembersResponse(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class GetClocksRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetClocksResponse(_message.Message):
+    __slots__ = ("clocks",)
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    clocks: ClockSnapshot
+    def __init__(self, clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ...) -> None: ...
+
+class WatchClocksRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class WatchClocksResponse(_message.Message):
+    __slots__ = ("clocks",)
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    clocks: ClockSnapshot
+    def __init__(self, clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ...) -> None: ...

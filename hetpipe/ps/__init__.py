@@ -1,0 +1,1 @@
+"""Parameter-server shards: tensors, the clock shard, and the stage's client."""

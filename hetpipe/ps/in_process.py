@@ -1,0 +1,108 @@
+"""Shards in the same process: no sockets, the same objects and the same bytes. For tests and for one-process runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.ps.job_shard import JobShard
+from hetpipe.spec.ids import Clock, ShardIndex, StageIndex, Wave
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.sync import Progress
+from hetpipe.sync.records import Record
+
+#: Longest wait for new records before `follow` ends and the caller follows again.
+_FOLLOW_SECONDS = 0.1
+
+
+class InProcessShard:
+    """A `ShardTransport` to a shard of this process."""
+
+    def __init__(self, job_shard: JobShard) -> None:
+        self._shard = job_shard.shard
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+        """See `ShardTransport.push`."""
+        session = self._shard.begin_push(header)
+        if session is None:
+            return True
+        for chunk in chunks:
+            session.write(chunk)
+        session.finish()
+        return False
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """See `ShardTransport.pull`."""
+        with self._shard.pull(header) as chunks:
+            yield from chunks
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class InProcessClock:
+    """A `ClockTransport` to the clock shard of this process."""
+
+    def __init__(self, job_shard: JobShard) -> None:
+        self._job = job_shard
+        self._clock = job_shard.clock_shard
+
+    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
+        """See `ClockTransport.join`."""
+        return self._clock.join(requester, link_address)
+
+    def initialized(self, requester: Requester) -> None:
+        """See `ClockTransport.initialized`."""
+        self._clock.initialized(requester)
+
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
+        """See `ClockTransport.staged`."""
+        self._clock.staged(requester, wave, blocks)
+
+    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
+        """See `ClockTransport.hold`."""
+        return self._clock.hold(requester, switch)
+
+    def progress(self, requester: Requester) -> Progress:
+        """See `ClockTransport.progress`."""
+        self._clock.check_requester(requester)
+        return self._clock.progress()
+
+    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
+        """See `ClockTransport.follow`."""
+        bell = self._clock.news if gathered else self._clock.bell
+        with bell:
+            bell.wait_for(lambda: self._clock.records_from(start), timeout=_FOLLOW_SECONDS)
+            records = self._clock.records_from(start)
+        if records:
+            yield records
+
+    def acknowledge(self, shard: ShardIndex, num_records: int) -> None:
+        """See `ClockTransport.acknowledge`."""
+        self._clock.acknowledge(shard, num_records)
+
+    def report_checkpoint(self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile]) -> bool:
+        """See `ClockTransport.report_checkpoint`."""
+        self._clock.check_requester(requester)
+        return self._job.keeper.report(requester, clock, files, self._clock.progress())
+
+    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
+        """See `ClockTransport.push_buffers`."""
+        self._clock.check_requester(header.requester)
+        began = self._clock.progress().clock
+        if header.clock != began:
+            raise ProtocolViolation(
+                f"{header.requester} sends buffers of the barrier at {header.clock}, not at {began}"
+            )
+        receiver, buffer = self._job.buffers.receive(header)
+        for chunk in chunks:
+            receiver.write(chunk)
+        receiver.finish()
+        self._job.buffers.sent(header, buffer)
+
+    def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
+        """See `ClockTransport.pull_buffers`."""
+        yield from self._job.buffers.stream(header)
+
+    def close(self) -> None:
+        """Nothing to free."""

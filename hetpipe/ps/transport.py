@@ -1,0 +1,84 @@
+"""How does a stage reach the shards? The question, with two answers beside it: `in_process` and `grpc`.
+
+Guarantees of every answer. Thread-safe. Errors are the shard's own typed ones, or `PeerUnreachable`/`DeadlineExceeded`
+that name the shard. Repeating any call is safe: a push staged before, a wave reported before, a stage that has joined
+before get the same answer. Nothing here waits for another virtual worker: "not yet" is an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from hetpipe.spec.ids import Clock, ShardIndex, StageIndex, Wave
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.sync import Progress
+from hetpipe.sync.records import Record
+
+
+class ShardTransport(Protocol):
+    """The bulk calls, to any shard."""
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+        """Stage slices; returns whether they had been staged before."""
+        ...
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """The chunks of the asked-for slices. Raises `ClockNotPublished` before the first one if it is too early."""
+        ...
+
+    def close(self) -> None:
+        """Free the connection; calls under way end with `PeerUnreachable`."""
+        ...
+
+
+class ClockTransport(Protocol):
+    """The calls only the clock shard answers."""
+
+    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
+        """Say that a stage is there; returns the first stage's meeting point and who has joined."""
+        ...
+
+    def initialized(self, requester: Requester) -> None:
+        """This stage's part of the first weights is on every shard."""
+        ...
+
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
+        """This stage's part of a wave is on every shard."""
+        ...
+
+    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
+        """The clock for minibatch switch·N, and the next barrier. Raises `ClockNotPublished`: not yet."""
+        ...
+
+    def progress(self, requester: Requester) -> Progress:
+        """The progress at the start of the segment under way."""
+        ...
+
+    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
+        """The records of the log from `start` on, as they come; ends now and then, then follow again.
+
+        `gathered`: commits may come late, together with the next record of another kind. Shards act on commits; stages
+        only say by them whom they wait for.
+        """
+        ...
+
+    def acknowledge(self, shard: ShardIndex, num_records: int) -> None:
+        """A shard has carried out records."""
+        ...
+
+    def report_checkpoint(self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile]) -> bool:
+        """This stage's part of the checkpoint is on disk; returns whether all parts are."""
+        ...
+
+    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
+        """Send the model buffers of this stage at a barrier."""
+        ...
+
+    def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
+        """What the buffers became. Raises `ClockNotPublished` while a virtual worker's are missing."""
+        ...
+
+    def close(self) -> None:
+        """Free the connection; calls under way end."""
+        ...

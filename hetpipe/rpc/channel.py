@@ -1,0 +1,92 @@
+"""Channels: how every client of hetpipe connects.
+
+A channel notices a dead peer within `KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS`, tries again soon and often, never
+goes through a proxy, and has explicit message limits.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from hetpipe.errors import UserError
+
+#: Seconds of silence after which either end pings the other.
+KEEPALIVE_SECONDS = 4
+
+#: Seconds a ping may stay unanswered before the connection counts as broken.
+KEEPALIVE_TIMEOUT_SECONDS = 3
+
+#: Largest message either way, in bytes: a tensor chunk of 4 MiB with its header, and some room.
+MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+
+#: HTTP/2 frame size and how far a sender may run ahead of the reader: chunks of tensors travel in few, large pieces.
+_FRAME_BYTES = 2**24 - 1
+_LOOKAHEAD_BYTES = 16 * 1024 * 1024
+
+#: Pauses between two attempts to connect, and how long one attempt may take.
+_RECONNECT_FIRST_MS = 100
+_RECONNECT_MAX_MS = 1_000
+_CONNECT_MS = 3_000
+
+_LARGEST_PORT = 65_535
+
+Options = list[tuple[str, int]]
+
+
+def message_options(max_message_bytes: int) -> Options:
+    """Message limits of either end; -1, gRPC's word for "no limit", is refused."""
+    if max_message_bytes <= 0:
+        raise UserError(f"the largest message must be a positive number of bytes, not {max_message_bytes}")
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.http2.max_frame_size", _FRAME_BYTES),
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
+    ]
+
+
+def keepalive_options() -> Options:
+    """Pings of either end, also while no call is under way."""
+    return [
+        ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1_000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`HOST:PORT` as host and port; an IPv6 host may stand in brackets.
+
+    Raises:
+        UserError: the text is no such address.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _LARGEST_PORT:
+        raise UserError(f"{address!r} is no address; write HOST:PORT, for example 127.0.0.1:7300")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """`HOST:PORT`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
+    """A channel to the server at `address` (`HOST:PORT`). It connects on first use; the caller closes it.
+
+    Raises:
+        UserError: the address is malformed.
+    """
+    host, port = split_address(address)
+    options: Options = [
+        *message_options(max_message_bytes),
+        *keepalive_options(),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
+    ]
+    return grpc.insecure_channel(join_address(host, port), options=options)

@@ -1,0 +1,229 @@
+"""Members, clocks, commands and news as messages and back, in pairs `x_to_proto` and `x_from_proto`.
+
+`x_from_proto` accepts what `x_to_proto` makes and raises `ProtocolViolation` for a message without its essential parts.
+"""
+
+from __future__ import annotations
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.spec.commands import (
+    AgentNews,
+    ChildExit,
+    Command,
+    InspectCommand,
+    InspectionResult,
+    NumberedCommand,
+    StageKey,
+    StageNews,
+    StartStageCommand,
+    StopJobCommand,
+)
+from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
+from hetpipe.spec.plan import ModelReport
+from hetpipe.spec.run import AgentDevice, ClockSnapshot, StageConfig, StageReport
+from hetpipe.spec.wire import from_json, to_json
+
+_ROLE_TO_PROTO: dict[MemberRole, pb.MemberRole] = {
+    MemberRole.AGENT: pb.MEMBER_ROLE_AGENT,
+    MemberRole.PARAMETER_SERVER: pb.MEMBER_ROLE_PARAMETER_SERVER,
+    MemberRole.WORKER: pb.MEMBER_ROLE_WORKER,
+}
+_ROLE_FROM_PROTO = {number: role for role, number in _ROLE_TO_PROTO.items()}
+
+
+def device_to_proto(device: AgentDevice) -> pb.Device:
+    """One device."""
+    return pb.Device(
+        device=device.device, type=device.type, memory_bytes=device.memory_bytes, torch_device=device.torch_device
+    )
+
+
+def device_from_proto(message: pb.Device) -> AgentDevice:
+    """One device."""
+    return AgentDevice(
+        device=message.device,
+        type=message.type,
+        memory_bytes=message.memory_bytes,
+        torch_device=message.torch_device,
+    )
+
+
+def member_info_to_proto(info: MemberInfo) -> pb.MemberInfo:
+    """What a process tells of itself."""
+    return pb.MemberInfo(
+        role=_ROLE_TO_PROTO[info.role],
+        id=info.id,
+        host=info.host,
+        pid=info.pid,
+        address=info.address,
+        devices=[device_to_proto(device) for device in info.devices],
+        shard_index=info.shard_index,
+        highest_term=info.highest_term,
+    )
+
+
+def member_info_from_proto(message: pb.MemberInfo) -> MemberInfo:
+    """What a process tells of itself."""
+    role = _ROLE_FROM_PROTO.get(message.role)
+    if role is None or not message.id:
+        raise ProtocolViolation(f"a member needs a role and an id, not role {message.role} and id {message.id!r}")
+    return MemberInfo(
+        role=role,
+        id=MemberId(message.id),
+        host=message.host,
+        pid=message.pid,
+        address=message.address,
+        devices=tuple(device_from_proto(device) for device in message.devices),
+        shard_index=ShardIndex(message.shard_index) if message.HasField("shard_index") else None,
+        highest_term=Term(message.highest_term),
+    )
+
+
+def member_to_proto(member: Member) -> pb.Member:
+    """A live member."""
+    return pb.Member(
+        info=member_info_to_proto(member.info), order=member.order, lease_seconds_left=member.lease_seconds_left
+    )
+
+
+def member_from_proto(message: pb.Member) -> Member:
+    """A live member."""
+    return Member(
+        info=member_info_from_proto(message.info),
+        order=message.order,
+        lease_seconds_left=message.lease_seconds_left,
+    )
+
+
+def clocks_to_proto(clocks: ClockSnapshot) -> pb.ClockSnapshot:
+    """The clocks of one job."""
+    return pb.ClockSnapshot(
+        term=clocks.term,
+        published=clocks.published,
+        global_clock=clocks.global_clock,
+        local={int(vw): int(clock) for vw, clock in clocks.local.items()},
+        max_distance=clocks.max_distance,
+        epoch=clocks.epoch,
+        minibatches=clocks.minibatches,
+        samples=clocks.samples,
+        barrier=clocks.barrier,
+        barrier_reason=clocks.barrier_reason,
+    )
+
+
+def clocks_from_proto(message: pb.ClockSnapshot) -> ClockSnapshot:
+    """The clocks of one job, local clocks in index order."""
+    return ClockSnapshot(
+        term=Term(message.term),
+        published=Clock(message.published),
+        global_clock=Clock(message.global_clock),
+        local={VirtualWorkerIndex(vw): Clock(message.local[vw]) for vw in sorted(message.local)},
+        max_distance=message.max_distance,
+        epoch=message.epoch,
+        minibatches=message.minibatches,
+        samples=message.samples,
+        barrier=Clock(message.barrier),
+        barrier_reason=message.barrier_reason,
+    )
+
+
+def stage_key_to_proto(key: StageKey) -> pb.StageKey:
+    """The name of one life of one stage."""
+    return pb.StageKey(job_id=key.job_id, vw=key.vw, stage=key.stage, incarnation=key.incarnation)
+
+
+def stage_key_from_proto(message: pb.StageKey) -> StageKey:
+    """The name of one life of one stage."""
+    return StageKey(
+        JobId(message.job_id),
+        VirtualWorkerIndex(message.vw),
+        StageIndex(message.stage),
+        Incarnation(message.incarnation),
+    )
+
+
+def command_to_proto(numbered: NumberedCommand) -> pb.WatchCommandsResponse:
+    """One command of an agent's stream."""
+    sequence, command = numbered.sequence, numbered.command
+    match command:
+        case InspectCommand():
+            inspect = pb.InspectCommand(
+                job_id=command.job_id,
+                job_json=command.job_json,
+                import_path=command.import_path,
+                run_dir=command.run_dir,
+            )
+            return pb.WatchCommandsResponse(sequence=sequence, inspect=inspect)
+        case StartStageCommand():
+            start = pb.StartStageCommand(job_id=command.job_id, config_json=to_json(StageConfig, command.config))
+            return pb.WatchCommandsResponse(sequence=sequence, start_stage=start)
+        case StopJobCommand():
+            return pb.WatchCommandsResponse(sequence=sequence, stop_job=pb.StopJobCommand(job_id=command.job_id))
+
+
+def command_from_proto(message: pb.WatchCommandsResponse) -> NumberedCommand:
+    """One command of an agent's stream."""
+    command: Command
+    match message.WhichOneof("command"):
+        case "inspect":
+            inspect = message.inspect
+            command = InspectCommand(JobId(inspect.job_id), inspect.job_json, inspect.import_path, inspect.run_dir)
+        case "start_stage":
+            start = message.start_stage
+            command = StartStageCommand(JobId(start.job_id), from_json(StageConfig, start.config_json))
+        case "stop_job":
+            command = StopJobCommand(JobId(message.stop_job.job_id))
+        case _:
+            raise ProtocolViolation(f"command {message.sequence} is of a kind this version does not know")
+    return NumberedCommand(message.sequence, command)
+
+
+def news_to_proto(news: AgentNews) -> pb.AgentNews:
+    """One thing an agent tells."""
+    match news:
+        case StageNews():
+            report_json = to_json(StageReport, news.report)
+            return pb.AgentNews(stage=pb.StageNews(key=stage_key_to_proto(news.key), report_json=report_json))
+        case InspectionResult():
+            result = pb.InspectionResult(
+                job_id=news.job_id,
+                model_report_json="" if news.model is None else to_json(ModelReport, news.model),
+                error=news.error,
+                problems=news.problems,
+            )
+            return pb.AgentNews(inspection=result)
+        case ChildExit():
+            child_exit = pb.ChildExit(
+                key=stage_key_to_proto(news.key),
+                pid=news.pid,
+                exit_code=news.exit_code,
+                last_output=news.last_output,
+            )
+            return pb.AgentNews(exit=child_exit)
+
+
+def news_from_proto(message: pb.AgentNews) -> AgentNews:
+    """One thing an agent tells."""
+    match message.WhichOneof("news"):
+        case "stage":
+            report: StageReport = from_json(StageReport, message.stage.report_json)
+            return StageNews(stage_key_from_proto(message.stage.key), report)
+        case "inspection":
+            text = message.inspection.model_report_json
+            return InspectionResult(
+                job_id=JobId(message.inspection.job_id),
+                model=from_json(ModelReport, text) if text else None,
+                error=message.inspection.error,
+                problems=tuple(message.inspection.problems),
+            )
+        case "exit":
+            return ChildExit(
+                key=stage_key_from_proto(message.exit.key),
+                pid=message.exit.pid,
+                exit_code=message.exit.exit_code,
+                last_output=message.exit.last_output,
+            )
+        case _:
+            raise ProtocolViolation("the agent's news are of a kind this version does not know")

@@ -1,0 +1,277 @@
+"""Submissions, job events and job status as messages and back, in pairs `x_to_proto` and `x_from_proto`."""
+
+from __future__ import annotations
+
+import json
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc.convert import clocks_from_proto, clocks_to_proto
+from hetpipe.spec.events import (
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    JobState,
+    JobStatus,
+    NumberedEvent,
+    ProcessStatus,
+    ProgressTable,
+    StageRow,
+    StateChanged,
+    StopMode,
+    Submission,
+    VirtualWorkerRow,
+    Waiting,
+)
+from hetpipe.spec.ids import Clock, DeviceId, JobId, LayerIndex, VirtualWorkerIndex
+from hetpipe.spec.wire import revive
+
+_STATE_TO_PROTO: dict[JobState, pb.JobState] = {
+    JobState.SUBMITTED: pb.JOB_STATE_SUBMITTED,
+    JobState.INSPECTING: pb.JOB_STATE_INSPECTING,
+    JobState.PLANNING: pb.JOB_STATE_PLANNING,
+    JobState.STARTING: pb.JOB_STATE_STARTING,
+    JobState.RUNNING: pb.JOB_STATE_RUNNING,
+    JobState.STOPPING: pb.JOB_STATE_STOPPING,
+    JobState.FINISHED: pb.JOB_STATE_FINISHED,
+    JobState.STOPPED: pb.JOB_STATE_STOPPED,
+    JobState.FAILED: pb.JOB_STATE_FAILED,
+}
+_STATE_FROM_PROTO: dict[int, JobState] = {number: state for state, number in _STATE_TO_PROTO.items()}
+
+_MODE_TO_PROTO: dict[StopMode, pb.StopMode] = {
+    StopMode.CHECKPOINT: pb.STOP_MODE_CHECKPOINT,
+    StopMode.NOW: pb.STOP_MODE_NOW,
+}
+_MODE_FROM_PROTO: dict[int, StopMode] = {number: mode for mode, number in _MODE_TO_PROTO.items()}
+
+
+def state_to_proto(state: JobState) -> pb.JobState:
+    """Where a job stands."""
+    return _STATE_TO_PROTO[state]
+
+
+def state_from_proto(number: int) -> JobState:
+    """Where a job stands."""
+    state = _STATE_FROM_PROTO.get(number)
+    if state is None:
+        raise ProtocolViolation(f"job state {number} is not known to this version")
+    return state
+
+
+def stop_mode_to_proto(mode: StopMode) -> pb.StopMode:
+    """How to stop."""
+    return _MODE_TO_PROTO[mode]
+
+
+def stop_mode_from_proto(number: int) -> StopMode:
+    """How to stop."""
+    mode = _MODE_FROM_PROTO.get(number)
+    if mode is None:
+        raise ProtocolViolation(f"stop mode {number} is not known to this version")
+    return mode
+
+
+def submission_to_proto(submission: Submission) -> pb.SubmitJobRequest:
+    """A job as it is handed in."""
+    return pb.SubmitJobRequest(
+        request_id=submission.request_id,
+        job_json=submission.job_json,
+        run_dir=submission.run_dir,
+        import_path=submission.import_path,
+        restore=submission.restore or "",
+    )
+
+
+def submission_from_proto(message: pb.SubmitJobRequest) -> Submission:
+    """A job as it is handed in."""
+    if not message.request_id or not message.run_dir:
+        raise ProtocolViolation("a submission needs a request id and the folder of the run")
+    return Submission(
+        request_id=message.request_id,
+        job_json=message.job_json,
+        run_dir=message.run_dir,
+        import_path=message.import_path,
+        restore=message.restore or None,
+    )
+
+
+def progress_to_proto(table: ProgressTable) -> pb.ProgressTable:
+    """A picture of a running job."""
+    rows = [
+        pb.VirtualWorkerRow(
+            vw=row.vw,
+            stages=[
+                pb.StageRow(first_layer=stage.first_layer, last_layer=stage.last_layer, device=stage.device)
+                for stage in row.stages
+            ],
+            clock=row.clock,
+            distance=row.distance,
+            samples_per_second=row.samples_per_second,
+            loss=row.loss,
+            waiting_share=row.waiting_share,
+        )
+        for row in table.rows
+    ]
+    return pb.ProgressTable(
+        rows=rows,
+        running_seconds=table.running_seconds,
+        epoch=table.epoch,
+        samples=table.samples,
+        total_samples=table.total_samples,
+        samples_per_second=table.samples_per_second,
+        eta_seconds=table.eta_seconds,
+        staleness=table.staleness,
+        global_clock=table.global_clock,
+    )
+
+
+def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
+    """A picture of a running job."""
+    rows = tuple(
+        VirtualWorkerRow(
+            vw=VirtualWorkerIndex(row.vw),
+            stages=tuple(
+                StageRow(LayerIndex(stage.first_layer), LayerIndex(stage.last_layer), DeviceId(stage.device))
+                for stage in row.stages
+            ),
+            clock=Clock(row.clock),
+            distance=row.distance,
+            samples_per_second=row.samples_per_second,
+            loss=row.loss if row.HasField("loss") else None,
+            waiting_share=row.waiting_share,
+        )
+        for row in message.rows
+    )
+    return ProgressTable(
+        rows=rows,
+        running_seconds=message.running_seconds,
+        epoch=message.epoch,
+        samples=message.samples,
+        total_samples=message.total_samples,
+        samples_per_second=message.samples_per_second,
+        eta_seconds=message.eta_seconds if message.HasField("eta_seconds") else None,
+        staleness=message.staleness if message.HasField("staleness") else None,
+        global_clock=Clock(message.global_clock),
+    )
+
+
+def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:
+    """One event of a job."""
+    sequence, event = numbered.sequence, numbered.event
+    match event:
+        case StateChanged():
+            changed = pb.StateChanged(state=state_to_proto(event.state))
+            return pb.WatchJobResponse(sequence=sequence, state_changed=changed)
+        case Waiting():
+            waiting = pb.Waiting(sentence=event.sentence, seconds=event.seconds)
+            return pb.WatchJobResponse(sequence=sequence, waiting=waiting)
+        case Evaluated():
+            evaluated = pb.Evaluated(
+                clock=event.clock, epoch=event.epoch, samples=event.samples, values=dict(event.values)
+            )
+            return pb.WatchJobResponse(sequence=sequence, evaluated=evaluated)
+        case ProgressTable():
+            return pb.WatchJobResponse(sequence=sequence, progress=progress_to_proto(event))
+        case JobEnded():
+            ended = pb.JobEnded(
+                state=state_to_proto(event.state),
+                sentence=event.sentence,
+                error=event.error,
+                problems=event.problems,
+                result_json="" if event.result is None else json.dumps(event.result),
+            )
+            return pb.WatchJobResponse(sequence=sequence, ended=ended)
+
+
+def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:
+    """One event of a job."""
+    event: JobEvent
+    match message.WhichOneof("event"):
+        case "state_changed":
+            event = StateChanged(state_from_proto(message.state_changed.state))
+        case "waiting":
+            event = Waiting(message.waiting.sentence, message.waiting.seconds)
+        case "evaluated":
+            evaluated = message.evaluated
+            values = {name: evaluated.values[name] for name in sorted(evaluated.values)}
+            event = Evaluated(Clock(evaluated.clock), evaluated.epoch, evaluated.samples, values)
+        case "progress":
+            event = progress_from_proto(message.progress)
+        case "ended":
+            ended = message.ended
+            event = JobEnded(
+                state=state_from_proto(ended.state),
+                sentence=ended.sentence,
+                error=ended.error,
+                problems=tuple(ended.problems),
+                result=_result_from_json(ended.result_json),
+            )
+        case _:
+            raise ProtocolViolation(f"event {message.sequence} is of a kind this version does not know")
+    return NumberedEvent(message.sequence, event)
+
+
+def process_to_proto(process: ProcessStatus) -> pb.Process:
+    """One process of the cluster."""
+    return pb.Process(
+        role=process.role,
+        index=process.index,
+        vw=process.vw,
+        host=process.host,
+        pid=process.pid,
+        state=process.state,
+    )
+
+
+def process_from_proto(message: pb.Process) -> ProcessStatus:
+    """One process of the cluster."""
+    plain = {
+        "role": message.role,
+        "index": message.index,
+        "vw": message.vw if message.HasField("vw") else None,
+        "host": message.host,
+        "pid": message.pid,
+        "state": message.state,
+    }
+    process: ProcessStatus = revive(ProcessStatus, plain)
+    return process
+
+
+def status_to_proto(status: JobStatus) -> pb.JobStatus:
+    """One job's status."""
+    return pb.JobStatus(
+        job_id=status.job_id or "",
+        name=status.name,
+        state=pb.JOB_STATE_UNSPECIFIED if status.state is None else state_to_proto(status.state),
+        run_dir=status.run_dir,
+        failure=status.failure,
+        processes=[process_to_proto(process) for process in status.processes],
+        clocks=None if status.clocks is None else clocks_to_proto(status.clocks),
+    )
+
+
+def status_from_proto(message: pb.JobStatus) -> JobStatus:
+    """One job's status."""
+    unspecified = message.state == pb.JOB_STATE_UNSPECIFIED
+    return JobStatus(
+        job_id=JobId(message.job_id) if message.job_id else None,
+        name=message.name,
+        state=None if unspecified else state_from_proto(message.state),
+        run_dir=message.run_dir,
+        failure=message.failure,
+        processes=tuple(process_from_proto(process) for process in message.processes),
+        clocks=clocks_from_proto(message.clocks) if message.HasField("clocks") else None,
+    )
+
+
+def _result_from_json(text: str) -> dict[str, object] | None:
+    if not text:
+        return None
+    try:
+        result = json.loads(text)
+    except ValueError as error:
+        raise ProtocolViolation(f"the result of the job is not JSON: {error}") from error
+    if not isinstance(result, dict):
+        raise ProtocolViolation("the result of the job is not a JSON object")
+    return result

@@ -1,0 +1,226 @@
+"""The client side of `CoordinatorService`: values in, values out. Used by agents, shards, the CLI and `hetpipe.Client`.
+
+The watching methods hide that a stream is reopened every `STREAM_SECONDS` from the last position seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import UnknownJob
+from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc import coordinator_methods as methods
+from hetpipe.rpc.caller import Caller
+from hetpipe.rpc.convert import (
+    clocks_from_proto,
+    clocks_to_proto,
+    command_from_proto,
+    member_from_proto,
+    member_info_to_proto,
+    news_to_proto,
+)
+from hetpipe.rpc.convert_jobs import (
+    event_from_proto,
+    state_from_proto,
+    status_from_proto,
+    stop_mode_to_proto,
+    submission_to_proto,
+)
+from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
+from hetpipe.spec.commands import AgentNews, NumberedCommand
+from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission
+from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
+from hetpipe.spec.run import ClockSnapshot
+
+#: Deadline of a call that the coordinator answers at once.
+CALL_SECONDS = 5.0
+
+#: Deadline of a heartbeat: shorter than a lease, so that a second one can still save it.
+HEARTBEAT_SECONDS = 2.0
+
+
+class CoordinatorClient:
+    """Typed calls to one coordinator. Thread-safe; `close` ends the calls under way.
+
+    Every method raises `PeerUnreachable` or `DeadlineExceeded` when the coordinator is away, and what the coordinator
+    itself raises. `job_id=None` means the newest job.
+    """
+
+    def __init__(self, address: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.address = address
+        self._caller = Caller(address, service=methods.SERVICE, role="coordinator", clock=clock)
+
+    def close(self) -> None:
+        """End all calls and the connection."""
+        self._caller.close()
+
+    def register(self, member: MemberInfo) -> Lease:
+        """Make `member` a member, or replace its registration."""
+        request = pb.RegisterRequest(member=member_info_to_proto(member))
+        response = self._caller.unary(methods.REGISTER, request, deadline_seconds=CALL_SECONDS, awaited="a lease")
+        return Lease(Registration(response.registration), response.lease_seconds, response.order)
+
+    def heartbeat(
+        self,
+        member_id: MemberId,
+        registration: Registration,
+        *,
+        clocks: Mapping[JobId, ClockSnapshot] | None = None,
+        jobs: Sequence[JobId] = (),
+        last_command: int = 0,
+    ) -> Renewal:
+        """Renew a lease, and tell what is new.
+
+        Args:
+            member_id: the member.
+            registration: its newest token.
+            clocks: per job; clock shards only.
+            jobs: the jobs the member does something for.
+            last_command: number of the last command carried out; agents only.
+
+        Raises:
+            UnknownMember: the lease ran out, or a newer registration replaced it.
+        """
+        request = pb.HeartbeatRequest(
+            member_id=member_id,
+            registration=registration,
+            clocks={job: clocks_to_proto(snapshot) for job, snapshot in (clocks or {}).items()},
+            job_ids=jobs,
+            last_command=last_command,
+        )
+        response = self._caller.unary(
+            methods.HEARTBEAT, request, deadline_seconds=HEARTBEAT_SECONDS, awaited="the renewal of a lease"
+        )
+        return Renewal(response.lease_seconds, tuple(JobId(job) for job in response.ended_job_ids))
+
+    def leave(self, member_id: MemberId, registration: Registration) -> None:
+        """End a membership; nothing happens when there is none."""
+        request = pb.LeaveRequest(member_id=member_id, registration=registration)
+        self._caller.unary(methods.LEAVE, request, deadline_seconds=CALL_SECONDS)
+
+    def watch_commands(self, agent: AgentId, registration: Registration, *, after: int) -> Iterator[NumberedCommand]:
+        """One stream of the commands after number `after`; ends after `STREAM_SECONDS`, then open the next.
+
+        Raises:
+            UnknownMember: register again.
+        """
+        request = pb.WatchCommandsRequest(agent_id=agent, registration=registration, after_sequence=after)
+        responses = self._caller.stream(
+            methods.WATCH_COMMANDS, request, deadline_seconds=STREAM_DEADLINE_SECONDS, awaited="the next command"
+        )
+        with closing(responses):
+            for response in responses:
+                yield command_from_proto(response)
+
+    def report(self, agent: AgentId, registration: Registration, *, batch: int, news: Sequence[AgentNews]) -> None:
+        """Tell what happened to an agent's children. A batch sent twice under one number counts once.
+
+        Raises:
+            UnknownMember: register again.
+        """
+        request = pb.ReportRequest(
+            agent_id=agent, registration=registration, batch=batch, news=[news_to_proto(item) for item in news]
+        )
+        self._caller.unary(methods.REPORT, request, deadline_seconds=CALL_SECONDS)
+
+    def submit_job(self, submission: Submission) -> JobId:
+        """Hand in a job; a resend of the same `request_id` gives the same id. Errors found later come as events.
+
+        Raises:
+            JobError: the job cannot be read; all its problems.
+        """
+        response = self._caller.unary(
+            methods.SUBMIT_JOB, submission_to_proto(submission), deadline_seconds=CALL_SECONDS, awaited="a job id"
+        )
+        return JobId(response.job_id)
+
+    def stop_job(self, job_id: JobId | None = None, *, mode: StopMode) -> JobState:
+        """Ask a job to stop; its events tell when it has. Nothing happens when it has ended.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        request = pb.StopJobRequest(job_id=job_id or "", mode=stop_mode_to_proto(mode))
+        response = self._caller.unary(methods.STOP_JOB, request, deadline_seconds=CALL_SECONDS)
+        return state_from_proto(response.state)
+
+    def status(self, job_id: JobId | None = None) -> JobStatus:
+        """One job's status; with no job at all, the cluster's processes alone.
+
+        Raises:
+            UnknownJob: the named job is not known.
+        """
+        request = pb.GetStatusRequest(job_id=job_id or "")
+        response = self._caller.unary(methods.GET_STATUS, request, deadline_seconds=CALL_SECONDS)
+        return status_from_proto(response.status)
+
+    def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
+        """The events after number `after` as they come, until `JobEnded`, which is the last.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        job_id = self._known_job(job_id)
+        while True:
+            request = pb.WatchJobRequest(job_id=job_id, after_sequence=after)
+            responses = self._caller.stream(
+                methods.WATCH_JOB,
+                request,
+                deadline_seconds=STREAM_DEADLINE_SECONDS,
+                awaited="the next event of the job",
+            )
+            with closing(responses):
+                for response in responses:
+                    numbered = event_from_proto(response)
+                    after = max(after, numbered.sequence)
+                    yield numbered
+                    if isinstance(numbered.event, JobEnded):
+                        return
+
+    def members(self) -> tuple[Member, ...]:
+        """The live members in order of registration."""
+        response = self._caller.unary(methods.LIST_MEMBERS, pb.ListMembersRequest(), deadline_seconds=CALL_SECONDS)
+        return tuple(member_from_proto(member) for member in response.members)
+
+    def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
+        """The newest clocks, or None while the clock shard has told none.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        request = pb.GetClocksRequest(job_id=job_id or "")
+        response = self._caller.unary(methods.GET_CLOCKS, request, deadline_seconds=CALL_SECONDS)
+        return clocks_from_proto(response.clocks) if response.HasField("clocks") else None
+
+    def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
+        """The clocks now and after every change, until the job has ended.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        job_id = self._known_job(job_id)
+        last: ClockSnapshot | None = None
+        while True:
+            status = self.status(job_id)
+            request = pb.WatchClocksRequest(job_id=job_id)
+            responses = self._caller.stream(
+                methods.WATCH_CLOCKS, request, deadline_seconds=STREAM_DEADLINE_SECONDS, awaited="the next clock"
+            )
+            with closing(responses):
+                for response in responses:
+                    snapshot = clocks_from_proto(response.clocks)
+                    if snapshot != last:
+                        last = snapshot
+                        yield snapshot
+            if status.state is not None and status.state.is_terminal:
+                return
+
+    def _known_job(self, job_id: JobId | None) -> JobId:
+        """`job_id`, or the newest job's id: a watch must not change over to a newer job half-way."""
+        known = job_id or self.status().job_id
+        if known is None:
+            raise UnknownJob(f"the coordinator at {self.address} has no job yet; submit one first")
+        return known

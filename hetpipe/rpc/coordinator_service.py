@@ -1,0 +1,193 @@
+"""The server side of `CoordinatorService`: messages in, values to the handlers, values back, messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+
+from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc import coordinator_methods as methods
+from hetpipe.rpc.convert import (
+    clocks_from_proto,
+    clocks_to_proto,
+    command_to_proto,
+    member_info_from_proto,
+    member_to_proto,
+    news_from_proto,
+)
+from hetpipe.rpc.convert_jobs import (
+    event_to_proto,
+    state_to_proto,
+    status_to_proto,
+    stop_mode_from_proto,
+    submission_from_proto,
+)
+from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
+from hetpipe.spec.commands import AgentNews, NumberedCommand
+from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission
+from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
+from hetpipe.spec.run import ClockSnapshot
+
+if TYPE_CHECKING:
+    from hetpipe.rpc.method import GenericHandler
+
+
+class CoordinatorHandlers(Protocol):
+    """What a coordinator answers. Called from many threads at once; errors are `HetpipeError`s.
+
+    A job id of None means the newest job. The three iterators run in a thread of the server and end by themselves when
+    the client goes away or the server stops.
+    """
+
+    def register(self, member: MemberInfo) -> Lease:
+        """Make a member, or replace its registration."""
+        ...
+
+    def heartbeat(
+        self,
+        member_id: MemberId,
+        registration: Registration,
+        *,
+        clocks: Mapping[JobId, ClockSnapshot],
+        jobs: tuple[JobId, ...],
+        last_command: int,
+    ) -> Renewal:
+        """Renew a lease. Raises `UnknownMember`."""
+        ...
+
+    def leave(self, member_id: MemberId, registration: Registration) -> None:
+        """End a membership; nothing happens when there is none."""
+        ...
+
+    def watch_commands(
+        self, agent: AgentId, registration: Registration, after: int, context: grpc.ServicerContext
+    ) -> Iterator[NumberedCommand]:
+        """The commands after number `after`. Raises `UnknownMember`."""
+        ...
+
+    def report(self, agent: AgentId, registration: Registration, batch: int, news: tuple[AgentNews, ...]) -> None:
+        """Take a batch of news, once. Raises `UnknownMember`."""
+        ...
+
+    def submit_job(self, submission: Submission) -> JobId:
+        """Take a job. Raises `JobError` when it cannot be read."""
+        ...
+
+    def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
+        """Ask a job to stop. Raises `UnknownJob`."""
+        ...
+
+    def status(self, job_id: JobId | None) -> JobStatus:
+        """One job's status. Raises `UnknownJob`."""
+        ...
+
+    def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:
+        """The events after number `after`. Raises `UnknownJob`."""
+        ...
+
+    def members(self) -> tuple[Member, ...]:
+        """The live members in order of registration."""
+        ...
+
+    def clocks(self, job_id: JobId | None) -> ClockSnapshot | None:
+        """The newest clocks, or None. Raises `UnknownJob`."""
+        ...
+
+    def watch_clocks(self, job_id: JobId | None, context: grpc.ServicerContext) -> Iterator[ClockSnapshot]:
+        """The clocks now and after every change. Raises `UnknownJob`."""
+        ...
+
+
+def coordinator_service(handlers: CoordinatorHandlers) -> GenericHandler:
+    """All calls of the service, for `Server.add(SERVICE, …)`."""
+    adapter = _Adapter(handlers)
+    return service_handler(
+        methods.SERVICE,
+        dict(
+            [
+                unary_handler(methods.REGISTER, adapter.register),
+                unary_handler(methods.HEARTBEAT, adapter.heartbeat),
+                unary_handler(methods.LEAVE, adapter.leave),
+                streaming_handler(methods.WATCH_COMMANDS, adapter.watch_commands),
+                unary_handler(methods.REPORT, adapter.report),
+                unary_handler(methods.SUBMIT_JOB, adapter.submit_job),
+                unary_handler(methods.STOP_JOB, adapter.stop_job),
+                unary_handler(methods.GET_STATUS, adapter.status),
+                streaming_handler(methods.WATCH_JOB, adapter.watch_job),
+                unary_handler(methods.LIST_MEMBERS, adapter.members),
+                unary_handler(methods.GET_CLOCKS, adapter.clocks),
+                streaming_handler(methods.WATCH_CLOCKS, adapter.watch_clocks),
+            ]
+        ),
+    )
+
+
+def _job(text: str) -> JobId | None:
+    return JobId(text) if text else None
+
+
+class _Adapter:
+    def __init__(self, handlers: CoordinatorHandlers) -> None:
+        self._handlers = handlers
+
+    def register(self, request: pb.RegisterRequest, _: grpc.ServicerContext) -> pb.RegisterResponse:
+        lease = self._handlers.register(member_info_from_proto(request.member))
+        return pb.RegisterResponse(
+            registration=lease.registration, lease_seconds=lease.lease_seconds, order=lease.order
+        )
+
+    def heartbeat(self, request: pb.HeartbeatRequest, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
+        renewal = self._handlers.heartbeat(
+            MemberId(request.member_id),
+            Registration(request.registration),
+            clocks={JobId(job): clocks_from_proto(request.clocks[job]) for job in sorted(request.clocks)},
+            jobs=tuple(JobId(job) for job in request.job_ids),
+            last_command=request.last_command,
+        )
+        return pb.HeartbeatResponse(lease_seconds=renewal.lease_seconds, ended_job_ids=renewal.ended_jobs)
+
+    def leave(self, request: pb.LeaveRequest, _: grpc.ServicerContext) -> pb.LeaveResponse:
+        self._handlers.leave(MemberId(request.member_id), Registration(request.registration))
+        return pb.LeaveResponse()
+
+    def watch_commands(
+        self, request: pb.WatchCommandsRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchCommandsResponse]:
+        agent, registration = AgentId(request.agent_id), Registration(request.registration)
+        for command in self._handlers.watch_commands(agent, registration, request.after_sequence, context):
+            yield command_to_proto(command)
+
+    def report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportResponse:
+        news = tuple(news_from_proto(item) for item in request.news)
+        self._handlers.report(AgentId(request.agent_id), Registration(request.registration), request.batch, news)
+        return pb.ReportResponse()
+
+    def submit_job(self, request: pb.SubmitJobRequest, _: grpc.ServicerContext) -> pb.SubmitJobResponse:
+        return pb.SubmitJobResponse(job_id=self._handlers.submit_job(submission_from_proto(request)))
+
+    def stop_job(self, request: pb.StopJobRequest, _: grpc.ServicerContext) -> pb.StopJobResponse:
+        state = self._handlers.stop_job(_job(request.job_id), stop_mode_from_proto(request.mode))
+        return pb.StopJobResponse(state=state_to_proto(state))
+
+    def status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(status=status_to_proto(self._handlers.status(_job(request.job_id))))
+
+    def watch_job(self, request: pb.WatchJobRequest, context: grpc.ServicerContext) -> Iterator[pb.WatchJobResponse]:
+        for event in self._handlers.watch_job(_job(request.job_id), request.after_sequence, context):
+            yield event_to_proto(event)
+
+    def members(self, _request: pb.ListMembersRequest, _: grpc.ServicerContext) -> pb.ListMembersResponse:
+        return pb.ListMembersResponse(members=[member_to_proto(member) for member in self._handlers.members()])
+
+    def clocks(self, request: pb.GetClocksRequest, _: grpc.ServicerContext) -> pb.GetClocksResponse:
+        clocks = self._handlers.clocks(_job(request.job_id))
+        return pb.GetClocksResponse(clocks=None if clocks is None else clocks_to_proto(clocks))
+
+    def watch_clocks(
+        self, request: pb.WatchClocksRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchClocksResponse]:
+        for clocks in self._handlers.watch_clocks(_job(request.job_id), context):
+            yield pb.WatchClocksResponse(clocks=clocks_to_proto(clocks))

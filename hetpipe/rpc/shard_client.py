@@ -1,0 +1,239 @@
+"""The client of a parameter-server shard: plain values in, plain values out.
+
+`GrpcShard` and `GrpcClock` are the network's answers to `ps.transport`; `ShardControl` is what the coordinator uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import grpc
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import HetpipeError, PeerUnreachable
+from hetpipe.proto.v1 import parameter_server_pb2 as pb
+from hetpipe.rpc import convert_shard as convert
+from hetpipe.rpc import shard_methods as methods
+from hetpipe.rpc.caller import Caller
+from hetpipe.rpc.channel import open_channel
+from hetpipe.rpc.status import translate_rpc_error
+from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
+from hetpipe.spec import wire
+from hetpipe.spec.ids import Clock as ClockValue
+from hetpipe.spec.ids import JobId, ShardIndex, StageIndex, Term, Wave
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.run import ClockSnapshot, ShardConfig
+from hetpipe.spec.sync import Progress
+from hetpipe.sync.records import Record
+
+#: Deadline of a call that moves no tensors.
+CONTROL_SECONDS = 10.0
+
+#: Slowest transfer that is still waited for; a bulk call's deadline follows from its size.
+_SLOWEST_BYTES_PER_SECOND = 1_000_000
+_BULK_SECONDS = 60.0
+_LONGEST_BULK_SECONDS = 3600.0
+
+
+class _BulkCaller:
+    """Raw byte streams to one shard."""
+
+    def __init__(self, address: str, role: str, clock: Clock) -> None:
+        self._address = address
+        self._role = role
+        self._clock = clock
+        self._channel = open_channel(address)
+
+    def send(self, name: str, header: bytes, chunks: Iterable[bytes], *, seconds: float) -> bytes:
+        """Stream a header and chunks; returns the response's bytes."""
+        call = self._channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+        started = self._clock.monotonic()
+        try:
+            response: bytes = call(_with_header(header, chunks), timeout=seconds)
+        except grpc.RpcError as error:
+            raise self._translated(error, name, started) from error
+        except ValueError as error:
+            raise self._closed(error) from error
+        return response
+
+    def receive(self, name: str, header: bytes, *, seconds: float) -> Iterator[bytes]:
+        """Ask by a header; yields the chunks."""
+        call = self._channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+        started = self._clock.monotonic()
+        try:
+            responses = call(header, timeout=seconds)
+        except ValueError as error:
+            raise self._closed(error) from error
+        try:
+            yield from responses
+        except grpc.RpcError as error:
+            raise self._translated(error, name, started) from error
+        finally:
+            responses.cancel()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
+
+    def close(self) -> None:
+        """End all calls."""
+        self._channel.close()
+
+    def _translated(self, error: grpc.RpcError, call: str, started: float) -> HetpipeError:
+        elapsed = self._clock.monotonic() - started
+        return translate_rpc_error(error, peer=self._address, role=self._role, call=call, elapsed_seconds=elapsed)
+
+    def _closed(self, error: ValueError) -> PeerUnreachable:
+        """What a call on a closed channel means; gRPC itself raises a ValueError."""
+        return PeerUnreachable(
+            f"the connection to the {self._role} at {self._address} was closed on this side ({error})"
+        )
+
+
+def _as_is(message: bytes) -> bytes:
+    """Identity serializer: tensor messages are bytes already."""
+    return message
+
+
+def _with_header(header: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    yield header
+    yield from chunks
+
+
+def _bulk_seconds(num_elements: int) -> float:
+    return min(_BULK_SECONDS + 8 * num_elements / _SLOWEST_BYTES_PER_SECOND, _LONGEST_BULK_SECONDS)
+
+
+class GrpcShard:
+    """A `ShardTransport` over the network."""
+
+    def __init__(self, address: str, shard: ShardIndex, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._bulk = _BulkCaller(address, f"parameter server {shard}", clock)
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+        """See `ShardTransport.push`."""
+        seconds = _bulk_seconds(sum(s.stop - s.start for s in header.slices))
+        raw = convert.push_header_to_proto(header).SerializeToString()
+        response = self._bulk.send(methods.PUSH, raw, chunks, seconds=seconds)
+        return pb.PushAcknowledgement.FromString(response).duplicate
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """See `ShardTransport.pull`."""
+        seconds = _bulk_seconds(sum(s.stop - s.start for s in header.slices))
+        raw = convert.pull_header_to_proto(header).SerializeToString()
+        return self._bulk.receive(methods.PULL, raw, seconds=seconds)
+
+    def close(self) -> None:
+        """End all calls."""
+        self._bulk.close()
+
+
+class GrpcClock:
+    """A `ClockTransport` over the network."""
+
+    def __init__(self, address: str, *, job_id: JobId, term: Term, clock: Clock = SYSTEM_CLOCK) -> None:
+        role = "parameter server 0 (clock shard)"
+        self._caller = Caller(address, service=methods.SERVICE, role=role, clock=clock)
+        self._bulk = _BulkCaller(address, role, clock)
+        self._job_id = job_id
+        self._term = term
+
+    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
+        """See `ClockTransport.join`."""
+        request = pb.JoinRequest(requester=convert.requester_to_proto(requester), link_address=link_address)
+        response = self._caller.unary(methods.JOIN, request, deadline_seconds=CONTROL_SECONDS)
+        return response.link_address, tuple(StageIndex(stage) for stage in response.joined)
+
+    def initialized(self, requester: Requester) -> None:
+        """See `ClockTransport.initialized`."""
+        request = pb.ReportInitializedRequest(requester=convert.requester_to_proto(requester))
+        self._caller.unary(methods.REPORT_INITIALIZED, request, deadline_seconds=CONTROL_SECONDS)
+
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
+        """See `ClockTransport.staged`."""
+        request = pb.ReportStagedRequest(
+            requester=convert.requester_to_proto(requester),
+            wave=wave,
+            blocks=[pb.Block(indices=block) for block in blocks or ()],
+        )
+        self._caller.unary(methods.REPORT_STAGED, request, deadline_seconds=CONTROL_SECONDS)
+
+    def hold(self, requester: Requester, switch: int) -> tuple[ClockValue, ClockValue]:
+        """See `ClockTransport.hold`."""
+        request = pb.HoldClockRequest(requester=convert.requester_to_proto(requester), switch=switch)
+        response = self._caller.unary(methods.HOLD_CLOCK, request, deadline_seconds=CONTROL_SECONDS)
+        return ClockValue(response.clock), ClockValue(response.barrier)
+
+    def progress(self, requester: Requester) -> Progress:
+        """See `ClockTransport.progress`."""
+        request = pb.GetProgressRequest(requester=convert.requester_to_proto(requester))
+        response = self._caller.unary(methods.GET_PROGRESS, request, deadline_seconds=CONTROL_SECONDS)
+        return convert.progress_from_proto(response)
+
+    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
+        """See `ClockTransport.follow`."""
+        request = pb.FollowLogRequest(job_id=self._job_id, term=self._term, start=start, gathered=gathered)
+        stream = self._caller.stream(methods.FOLLOW_LOG, request, deadline_seconds=STREAM_DEADLINE_SECONDS)
+        for response in stream:
+            yield tuple(convert.record_from_proto(record) for record in response.records)
+
+    def acknowledge(self, shard: ShardIndex, num_records: int) -> None:
+        """See `ClockTransport.acknowledge`."""
+        request = pb.AcknowledgeRequest(job_id=self._job_id, term=self._term, shard=shard, num_records=num_records)
+        self._caller.unary(methods.ACKNOWLEDGE, request, deadline_seconds=CONTROL_SECONDS)
+
+    def report_checkpoint(self, requester: Requester, clock: ClockValue, files: Sequence[CheckpointFile]) -> bool:
+        """See `ClockTransport.report_checkpoint`."""
+        request = pb.ReportCheckpointRequest(
+            requester=convert.requester_to_proto(requester),
+            clock=clock,
+            files=[pb.CheckpointFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files],
+        )
+        return self._caller.unary(methods.REPORT_CHECKPOINT, request, deadline_seconds=CONTROL_SECONDS).complete
+
+    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
+        """See `ClockTransport.push_buffers`."""
+        raw = convert.buffers_header_to_proto(header).SerializeToString()
+        self._bulk.send(methods.PUSH_BUFFERS, raw, chunks, seconds=_BULK_SECONDS)
+
+    def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
+        """See `ClockTransport.pull_buffers`."""
+        raw = convert.buffers_header_to_proto(header).SerializeToString()
+        return self._bulk.receive(methods.PULL_BUFFERS, raw, seconds=_BULK_SECONDS)
+
+    def close(self) -> None:
+        """End all calls."""
+        self._caller.close()
+        self._bulk.close()
+
+
+class ShardControl:
+    """What the coordinator asks of a shard. Thread-safe."""
+
+    def __init__(self, address: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._caller = Caller(address, service=methods.SERVICE, role="parameter server", clock=clock)
+
+    def configure(self, config: ShardConfig) -> None:
+        """Have the shard take over a job. Repeatable.
+
+        Raises:
+            HetpipeError: the shard's refusal, `PeerUnreachable` or `DeadlineExceeded`.
+        """
+        request = pb.ConfigureRequest(config=wire.to_json(ShardConfig, config))
+        self._caller.unary(methods.CONFIGURE, request, deadline_seconds=CONTROL_SECONDS)
+
+    def release(self, job_id: JobId) -> None:
+        """Have the shard forget a job; one it does not know is no error."""
+        self._caller.unary(methods.RELEASE, pb.ReleaseRequest(job_id=job_id), deadline_seconds=CONTROL_SECONDS)
+
+    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> ClockValue:
+        """Set an unplanned barrier (clock shard); returns its clock."""
+        request = pb.RequestBarrierRequest(job_id=job_id, term=term, reason=reason)
+        response = self._caller.unary(methods.REQUEST_BARRIER, request, deadline_seconds=CONTROL_SECONDS)
+        return ClockValue(response.clock)
+
+    def clocks(self, job_id: JobId) -> ClockSnapshot:
+        """The clocks of a job (clock shard)."""
+        request = pb.GetShardClocksRequest(job_id=job_id)
+        response = self._caller.unary(methods.GET_SHARD_CLOCKS, request, deadline_seconds=CONTROL_SECONDS)
+        return wire.from_json(ClockSnapshot, response.snapshot)
+
+    def close(self) -> None:
+        """End all calls."""
+        self._caller.close()

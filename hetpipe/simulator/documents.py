@@ -1,0 +1,91 @@
+"""From a plan file, a profile and a cluster to what the simulator runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from hetpipe.errors import PlanError
+from hetpipe.planner.costs import Costs
+from hetpipe.planner.shard_bytes import Piece, PlacedParameters, parameters_of
+from hetpipe.schedule.in_flight import WeightPolicy
+from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.spec.plan_document import PlanDocument, PlannedStage, SliceRange
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.suggest import did_you_mean
+
+_POLICIES: dict[str, WeightPolicy] = {name: name for name in get_args(WeightPolicy)}
+
+
+def weight_policy(name: str) -> WeightPolicy:
+    """The weight policy that a plan file names.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    if name not in _POLICIES:
+        raise PlanError(f"there is no weight policy {name!r}; {did_you_mean(name, _POLICIES)}")
+    return _POLICIES[name]
+
+
+def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
+    """The plan in a plan file.
+
+    Args:
+        document: the file.
+        costs: the profile and the cluster that it was made for, with times for all types in use.
+
+    Raises:
+        PlanError: it does not fit them.
+    """
+    nodes = [node.name for node in costs.cluster.nodes]
+    for node in document.shards:
+        if node not in nodes:
+            raise PlanError(f"a shard of the plan is on {node!r}, no node of the cluster; {did_you_mean(node, nodes)}")
+    num_layers = document.virtual_workers[0].stages[-1].layers[1]
+    if num_layers != costs.num_layers:
+        raise PlanError(
+            f"the plan has {num_layers} layers, the profile {costs.num_layers}; plan again with this profile"
+        )
+    return SimulatedPlan(
+        workers=tuple(tuple(_stage(stage, costs) for stage in worker.stages) for worker in document.virtual_workers),
+        minibatches_per_wave=document.minibatches_per_wave,
+        placed=placed_parameters(document.placement, document.shards, costs.profile),
+    )
+
+
+def placed_parameters(
+    placement: Mapping[str, int | tuple[SliceRange, ...]], shards: Sequence[str], profile: Profile
+) -> PlacedParameters:
+    """The placement of a plan file, prepared for sums.
+
+    Args:
+        placement: by parameter where the profile names them, else by layer.
+        shards: the node of each shard; none: nothing is placed.
+        profile: the layers.
+
+    Raises:
+        PlanError: a parameter is not placed, or not of this size.
+    """
+    pieces: list[Piece] = []
+    for parameter in parameters_of(profile) if shards else ():
+        place = placement.get(parameter.name, ())
+        slices = ((place, 0, parameter.num_bytes),) if isinstance(place, int) else place
+        if sum(stop - start for _, start, stop in slices) != parameter.num_bytes:
+            raise PlanError(
+                f"the plan does not place the {parameter.num_bytes} bytes of {parameter.name!r} once each; plan again "
+                "with this profile"
+            )
+        pieces += [Piece(parameter.name, parameter.layer, shard, start, stop) for shard, start, stop in slices]
+    return PlacedParameters(pieces, shards, len(profile.layers))
+
+
+def _stage(stage: PlannedStage, costs: Costs) -> SimulatedStage:
+    devices = costs.cluster.devices
+    kind = devices.get(stage.device)
+    if kind is None:
+        raise PlanError(f"the cluster has no device {stage.device}; {did_you_mean(stage.device, devices)}")
+    if stage.type != kind:
+        raise PlanError(f"{stage.device} is a {stage.type} in the plan and a {kind} in the cluster; plan again")
+    first, last = stage.layers
+    return SimulatedStage(stage.device, kind, first, last, recompute=stage.recompute)

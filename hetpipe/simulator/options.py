@@ -1,0 +1,76 @@
+"""How a plan is run in simulation: the options, and what of them cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hetpipe.errors import PlanError
+from hetpipe.schedule.catalogue import DEFAULT_ORDER, ORDERS
+from hetpipe.schedule.in_flight import WeightPolicy, least_minibatches_per_wave
+from hetpipe.simulator.plan import SimulatedPlan
+from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.suggest import did_you_mean
+
+#: What a shard adds to its weights, in bytes of updates per second: three passes over memory by one core.
+DEFAULT_APPLY_BYTES_PER_SECOND = 4e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions:
+    """How the plan is run."""
+
+    staleness: int | None
+    """D; None: ∞."""
+    minibatches: int
+    """Of each virtual worker."""
+    weights: WeightPolicy = "wave"
+    schedule: str = DEFAULT_ORDER
+    """`1f1b` or `fifo`."""
+    deterministic: bool = False
+    """W* is the required clock, instead of the newest published."""
+    jitter_cv: float = 0.0
+    """Standard deviation over mean of the time of every computation; lognormal, the mean stays."""
+    seed: int = 0
+    """Of the jitter. A minibatch's draw at a stage does not depend on anything else that happens."""
+    stragglers: Mapping[DeviceId, float] = field(default_factory=dict)
+    """Device → how many times longer it computes."""
+    contention: bool = True
+    """Whether transfers share network cards and PCIe roots; if not, each takes the time it takes alone."""
+    apply_bytes_per_second: float = DEFAULT_APPLY_BYTES_PER_SECOND
+    """How fast a shard adds updates."""
+
+
+def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        PlanError: an option is out of range, names nothing, or the policy needs another N or D.
+    """
+    n = plan.minibatches_per_wave
+    deepest = max(len(stages) for stages in plan.workers)
+    least = least_minibatches_per_wave(options.weights, deepest)
+    if options.schedule not in ORDERS:
+        raise PlanError(f"there is no schedule {options.schedule!r}; {did_you_mean(options.schedule, ORDERS)}")
+    _check_stragglers(plan, options)
+    if n < least:
+        raise PlanError(f"{options.weights} with {deepest} stages needs N of at least {least}, not {n}")
+    if options.minibatches < 1:
+        raise PlanError(f"minibatches must be at least 1, not {options.minibatches}")
+    if options.staleness is not None and options.staleness < 0:
+        raise PlanError(f"D must be at least 0, not {options.staleness}")
+    if options.staleness is None and options.deterministic:
+        raise PlanError("D = inf has no required clock to use; give a D, or drop `deterministic`")
+    if options.jitter_cv < 0:
+        raise PlanError(f"the jitter must be at least 0, not {options.jitter_cv}")
+    if options.apply_bytes_per_second <= 0:
+        raise PlanError(f"a shard must add faster than {options.apply_bytes_per_second} bytes per second")
+
+
+def _check_stragglers(plan: SimulatedPlan, options: SimulationOptions) -> None:
+    used = {stage.device for stages in plan.workers for stage in stages}
+    for device, factor in options.stragglers.items():
+        if device not in used:
+            raise PlanError(f"the plan uses no device {device!r}; {did_you_mean(device, used)}")
+        if factor <= 0:
+            raise PlanError(f"{device} cannot take {factor} times as long; give a factor above 0")

@@ -1,0 +1,80 @@
+"""The pure rules of the gate with the numbers of one run filled in (`wsp.md` §2, §3; `policies.md`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.schedule.in_flight import WeightPolicy
+from hetpipe.spec.ids import Clock
+from hetpipe.sync.gate import is_switch_point, may_commit, newest_usable_clock, required_clock, wave_of
+
+#: Policies that update once per wave: their published clock may change where a wave starts.
+_BY_WAVE = ("flush", "double_buffer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """When may a minibatch start, with which clock, and when may a wave be committed?"""
+
+    weights: WeightPolicy
+    minibatches_per_wave: int
+    """N."""
+    staleness: int | None
+    """D; None: ∞."""
+    deterministic: bool
+
+    @property
+    def first_switch(self) -> int:
+        """The first minibatch that may use a clock above 0; from then on every N-th is a switch point.
+
+        At the switch points before it, v(p) is 0: nothing newer can be used yet.
+
+        >>> Rules(weights="wave", minibatches_per_wave=4, staleness=0, deterministic=False).first_switch
+        8
+        >>> Rules(weights="flush", minibatches_per_wave=4, staleness=0, deterministic=False).first_switch
+        5
+        """
+        n = self.minibatches_per_wave
+        if self.weights in _BY_WAVE:
+            return n + 1
+        return next(p for p in range(n + 1, 2 * n + 1) if is_switch_point(p, minibatches_per_wave=n))
+
+    def required(self, p: int) -> Clock:
+        """The published clock that minibatch `p` needs."""
+        return required_clock(
+            p, minibatches_per_wave=self.minibatches_per_wave, staleness=self.staleness, weights=self.weights
+        )
+
+    def newest_usable(self, p: int) -> Clock:
+        """The newest published clock that minibatch `p` may use, so that no update of its own counts twice."""
+        n = self.minibatches_per_wave
+        match self.weights:
+            case "flush":
+                return Clock(wave_of(p, minibatches_per_wave=n))
+            case "double_buffer":
+                return Clock(max(wave_of(p, minibatches_per_wave=n) - 1, 0))
+            case _:
+                return newest_usable_clock(p, minibatches_per_wave=n)
+
+    def chosen(self, p: int, published: int) -> Clock | None:
+        """W*(p) at switch point `p`; None: wait until more is published."""
+        required = self.required(p)
+        if published < required:
+            return None
+        return required if self.deterministic else Clock(min(published, self.newest_usable(p)))
+
+    def fetched_ahead(self, p: int, published: int) -> int:
+        """The clock that a stage fetches before it meets switch point `p`, if it is published."""
+        newest = min(published, self.newest_usable(p))
+        if not self.deterministic:
+            return newest
+        required = self.required(p)
+        return required if required <= newest else 0
+
+    def starts_drained(self, p: int) -> bool:
+        """Whether every minibatch before `p` must be through the whole pipeline first (`flush`)."""
+        return self.weights == "flush" and (p - 1) % self.minibatches_per_wave == 0
+
+    def may_commit(self, wave: int, published: int) -> bool:
+        """Whether a wave that is staged may be committed."""
+        return may_commit(wave, published=published, staleness=self.staleness)

@@ -1,0 +1,128 @@
+"""What the coordinator tells an agent to do, and what an agent tells back.
+
+Commands are numbered per registration and carried out in order; each is idempotent, so a repeated one does no harm.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.plan import ModelReport
+from hetpipe.spec.run import StageConfig, StageReport
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StageKey:
+    """Names one life of one stage process."""
+
+    job_id: JobId
+    vw: VirtualWorkerIndex
+    stage: StageIndex
+    incarnation: Incarnation
+
+    def __str__(self) -> str:
+        """Name for a sentence."""
+        return f"stage {self.stage} of virtual worker {self.vw}"
+
+
+@dataclass(frozen=True, slots=True)
+class InspectCommand:
+    """Import the user's code in a process of its own and report the model."""
+
+    job_id: JobId
+    job_json: str
+    """The validated job, as JSON text."""
+    import_path: str
+    """Folder that goes first on the module search path."""
+    run_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartStageCommand:
+    """Start one stage process."""
+
+    job_id: JobId
+    config: StageConfig
+
+    @property
+    def key(self) -> StageKey:
+        """The stage this starts."""
+        return StageKey(self.job_id, self.config.vw, self.config.stage, self.config.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class StopJobCommand:
+    """End all processes of a job: SIGTERM, and SIGKILL for those that stay."""
+
+    job_id: JobId
+
+
+Command = InspectCommand | StartStageCommand | StopJobCommand
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedCommand:
+    """A command and its place in the agent's stream, from 1."""
+
+    sequence: int
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class StageNews:
+    """One report of one stage process."""
+
+    key: StageKey
+    report: StageReport
+
+    @property
+    def job_id(self) -> JobId:
+        """The job the stage belongs to."""
+        return self.key.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionResult:
+    """How an inspection ended: with a report, or with an error and every mistake found."""
+
+    job_id: JobId
+    model: ModelReport | None
+    error: str = ""
+    """Class name in `hetpipe.errors`, or of the Python exception."""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExit:
+    """A stage process has ended."""
+
+    key: StageKey
+    pid: int
+    exit_code: int
+    """Exit status, or minus the number of the signal that ended it."""
+    last_output: str = ""
+    """The last line it wrote to its log, for the error message."""
+
+    @property
+    def job_id(self) -> JobId:
+        """The job the stage belongs to."""
+        return self.key.job_id
+
+
+def exit_sentence(exit_code: int) -> str:
+    """How a process ended, as the predicate of a sentence.
+
+    >>> exit_sentence(-9), exit_sentence(3)
+    ('was killed by SIGKILL', 'ended with exit code 3')
+    """
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+AgentNews = StageNews | InspectionResult | ChildExit

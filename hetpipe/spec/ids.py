@@ -1,0 +1,34 @@
+"""The names of things. `NewType`s, so that mypy refuses a wave where a clock belongs.
+
+All are 0-based except `Minibatch`, which the papers count from 1.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+VirtualWorkerIndex = NewType("VirtualWorkerIndex", int)
+StageIndex = NewType("StageIndex", int)
+ShardIndex = NewType("ShardIndex", int)
+LayerIndex = NewType("LayerIndex", int)
+
+#: Which life of a virtual worker; starts at 0 and only grows.
+Incarnation = NewType("Incarnation", int)
+
+#: Version of plan and membership; starts at 1 and only grows.
+Term = NewType("Term", int)
+
+#: Number of a minibatch within its virtual worker: 1, 2, … (`wsp.md` §1).
+Minibatch = NewType("Minibatch", int)
+
+#: Number of a wave within its virtual worker: wave c holds minibatches cN + 1 … (c + 1)N.
+Wave = NewType("Wave", int)
+
+#: A count of waves: local clock, global clock or published clock.
+Clock = NewType("Clock", int)
+
+JobId = NewType("JobId", str)
+AgentId = NewType("AgentId", str)
+
+#: `NODE/INDEX`, for example `n0/3`.
+DeviceId = NewType("DeviceId", str)

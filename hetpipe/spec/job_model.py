@@ -1,0 +1,244 @@
+"""The job as a value: what a user writes in `job.yaml`, checked and frozen.
+
+Constructing a `Job`, from Python or from a file, reports every mistake at once as a `JobError`. A key without a value
+(`eval:` in YAML, None in Python) counts as not given. What a key means for training is defined in the design's
+`wsp.md`; words follow its glossary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from hetpipe.errors import JobError
+from hetpipe.spec.catalogue import CATALOGUE
+from hetpipe.spec.ids import VirtualWorkerIndex
+from hetpipe.spec.job_problems import Path, Problem, problems_of, shown
+from hetpipe.spec.job_sections import (
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    LayerCounts,
+    OptimizerSpec,
+    ParameterServersSection,
+    PositiveInt,
+    Reference,
+    Section,
+    SyncSection,
+    WorkersSection,
+)
+from hetpipe.spec.run import DeviceConfig
+from hetpipe.spec.sync import DataSpec, SyncSpec
+
+WeightPolicy = Literal["wave"]
+Schedule = Literal["auto", "1f1b", "fifo"]
+
+MAX_SEED = (1 << 63) - 1
+"""Seeds travel as signed 64-bit integers."""
+
+_FILE_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def _checked_job_name(name: str) -> str:
+    if not _FILE_SAFE_NAME.fullmatch(name):
+        raise ValueError(
+            "names the run's folder, so use 1 to 64 letters, digits, dots, dashes or underscores, beginning with a "
+            f"letter or digit, not {shown(name)}"
+        )
+    return name
+
+
+def _checked_metric_name(name: str) -> str:
+    if name == "loss" or not _METRIC_NAME.fullmatch(name):
+        raise ValueError("a metric's name is letters, digits and underscores, and not `loss`, which is always reported")
+    return name
+
+
+class Job(Section):
+    """Everything a user says about a run. Equal jobs on equal data are the same run.
+
+    `Job(model=…, sync={"D": 4}, …)` takes the sections as mappings, like the file.
+    """
+
+    name: Annotated[str, AfterValidator(_checked_job_name)] = Field(default="job", examples=["digits"])
+    """Begins the name of the run's folder."""
+    model: Reference = Field(examples=["model:build"])
+    """Returns the `nn.Module`: an `nn.Sequential`, or one with a method `layers()`."""
+    loss: Reference = Field(examples=["torch.nn.functional:cross_entropy"])
+    """Called with (output, target) of a minibatch; returns the mean over its samples as a scalar."""
+    metrics: dict[Annotated[str, AfterValidator(_checked_metric_name)], Reference] = Field(default_factory=dict)
+    """Name → callable like `loss`; computed at evaluation beside the loss."""
+    data: DataSection = Field(examples=["{train: model:train_data}"])
+    batch_size: PositiveInt = Field(default=32, examples=[32])
+    """Samples per minibatch, the unit that enters a pipeline."""
+    minibatches: PositiveInt | None = Field(default=None, examples=[1000])
+    """Length of the run in minibatches per virtual worker, instead of `epochs`."""
+    epochs: PositiveInt | None = Field(default=None, validate_default=True, examples=[3])
+    """Length of the run in passes over the training data, instead of `minibatches`."""
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    """Seeds initialisation, dropout and the order of the samples."""
+    optimizer: OptimizerSpec = Field(examples=["{name: SGD, lr: 0.1}"])
+    workers: WorkersSection = WorkersSection()
+    sync: SyncSection = SyncSection()
+    weights: WeightPolicy = "wave"
+    """Which weights a minibatch sees (the design's `policies.md`)."""
+    schedule: Schedule = "auto"
+    """In which order a stage computes; `auto` chooses."""
+    parameter_servers: ParameterServersSection = ParameterServersSection()
+    cluster: ClusterSection = ClusterSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+
+    def __init__(self, **values: Any) -> None:
+        """Check `values`, the sections as mappings.
+
+        Raises:
+            JobError: with every mistake in it.
+        """
+        given = normalised(values)
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            problems = problems_of(error, type(self))
+            raise JobError([str(Problem(_as_written(p.path, given), p.message)) for p in problems]) from None
+
+    @classmethod
+    def model_validate(cls, obj: Any, **_: Any) -> Self:
+        """The job of a mapping, for example the result of `model_dump`.
+
+        Raises:
+            JobError: with every mistake in it.
+        """
+        if isinstance(obj, cls):
+            return obj
+        if not isinstance(obj, Mapping):
+            raise JobError(f"a job is a mapping of keys, not {shown(obj)}")
+        return cls(**{str(key): value for key, value in obj.items()})
+
+    @field_validator("cluster", mode="before")
+    @classmethod
+    def _devices_from_shorthand(cls, cluster: object) -> object:
+        if isinstance(cluster, tuple):
+            return {"devices": cluster}
+        if isinstance(cluster, Mapping) and cluster and not cluster.keys() & ClusterSection.model_fields.keys():
+            return {"devices": (cluster,)}
+        return cluster
+
+    @field_validator("epochs")
+    @classmethod
+    def _one_length(cls, epochs: int | None, info: ValidationInfo) -> int | None:
+        if "minibatches" not in info.data:
+            return epochs
+        minibatches = info.data["minibatches"]
+        if epochs is None and minibatches is None:
+            raise PydanticCustomError(
+                "absent", "neither epochs nor minibatches is given; add one, for example `epochs: 3`"
+            )
+        if epochs is not None and minibatches is not None:
+            raise ValueError(f"both epochs ({epochs}) and minibatches ({minibatches}) are given; remove one")
+        return epochs
+
+    @property
+    def is_planned(self) -> bool:
+        """The number of virtual workers and of their stages is known; `with_plan` gives a job for which it is."""
+        return self.workers.stages != "auto"
+
+    @property
+    def num_workers(self) -> int:
+        """V.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        if self.workers.count is None:
+            raise JobError(
+                "workers.stages: is `auto`, so the virtual workers are not known before the run is planned; use the "
+                "job.json in the folder of a run"
+            )
+        return self.workers.count
+
+    @property
+    def num_devices(self) -> int:
+        """Devices the whole run uses: one per stage of every virtual worker."""
+        return sum(self.num_stages(VirtualWorkerIndex(vw)) for vw in range(self.num_workers))
+
+    @property
+    def total_minibatches(self) -> int | None:
+        """Minibatches of the whole run over all virtual workers, or None when `epochs` bounds it."""
+        return None if self.minibatches is None else self.minibatches * self.num_workers
+
+    def layer_counts(self, vw: VirtualWorkerIndex) -> LayerCounts | None:
+        """Layers of each stage of `vw`, first to last, or None where the cut is left to hetpipe."""
+        stages = self.workers.stages
+        return stages[vw] if isinstance(stages, tuple) else None
+
+    def num_stages(self, vw: VirtualWorkerIndex) -> int:
+        """K of virtual worker `vw`."""
+        stages = self.workers.stages
+        return len(stages[vw]) if isinstance(stages, tuple) else int(stages)
+
+    def with_plan(self, layer_counts: Sequence[Sequence[int]], minibatches_per_wave: int) -> Job:
+        """This job with a plan in the place of `stages: auto`."""
+        values = self.model_dump()
+        stages = tuple(tuple(counts) for counts in layer_counts)
+        values["workers"] = {"stages": stages}
+        values["sync"]["minibatches_per_wave"] = minibatches_per_wave
+        return Job(**values)
+
+    def sync_spec(self) -> SyncSpec:
+        """The synchronisation rule, as the shards and the stages take it."""
+        return SyncSpec(
+            minibatches_per_wave=self.sync.minibatches_per_wave,
+            staleness=self.sync.D,
+            combine=self.sync.combine,
+            deterministic=self.sync.deterministic,
+        )
+
+    def data_spec(self, num_samples: int) -> DataSpec:
+        """What is dealt to the virtual workers when the training set has `num_samples` samples."""
+        return DataSpec(num_samples, self.batch_size, self.seed, self.epochs, self.total_minibatches)
+
+    def emulated_devices(self) -> tuple[DeviceConfig, ...]:
+        """The emulated device of every stage of the run, in the order in which they are handed out.
+
+        Empty when the job emulates nothing.
+        """
+        entries = self.cluster.devices
+        if not entries:
+            return ()
+        used = [entries[index % len(entries)] for index in range(self.num_devices)]
+        peaks = [CATALOGUE[entry.emulate_as].fp32_flops_per_second if entry.emulate_as else None for entry in used]
+        fastest = max((peak for peak in peaks if peak is not None), default=1.0)
+        return tuple(
+            DeviceConfig("cpu", slowdown=fastest / peak if peak else entry.slowdown or 1.0, jitter=entry.jitter)
+            for entry, peak in zip(used, peaks, strict=True)
+        )
+
+
+def normalised(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with text keys, without keys that have no value, and with tuples for lists."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): walk(entry) for key, entry in value.items() if entry is not None}
+        if isinstance(value, list | tuple):
+            return tuple(walk(entry) for entry in value)
+        return value
+
+    result: dict[str, Any] = walk(values)
+    return result
+
+
+def _as_written(path: Path, given: Mapping[str, Any]) -> Path:
+    """Undo the reading of `cluster`'s short forms in a problem's path."""
+    cluster = given.get("cluster")
+    if path[:2] == ("cluster", "devices"):
+        if isinstance(cluster, tuple):
+            return ("cluster", *path[2:])
+        if isinstance(cluster, Mapping) and not cluster.keys() & ClusterSection.model_fields.keys():
+            return ("cluster", *path[3:])
+    return path

@@ -1,0 +1,289 @@
+"""The sections of a job file, one frozen model each; the job itself is in `job_model`.
+
+Every key has its contract as a docstring below it. Checks between keys are validators of the later key, never of the
+whole section: pydantic runs those even when another key is wrong, so one reading of a file finds all mistakes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+
+from hetpipe.spec.catalogue import CATALOGUE, catalogue_hint
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job_problems import shown
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.suggest import did_you_mean
+
+SyncKind = Literal["wsp", "bsp", "asp"]
+Combine = Literal["sum", "mean"]
+Placement = Literal["round_robin", "balanced"]
+Allocation = Literal["auto", "NP", "ED", "HD"]
+
+T = TypeVar("T")
+
+#: What an optimizer argument may be.
+OptimizerValue = bool | int | float | str | tuple["OptimizerValue", ...]
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def _checked_reference(text: str) -> str:
+    if not _REFERENCE.fullmatch(text):
+        path_like = "; name the module, not its file" if ".py" in text or "/" in text else ""
+        raise ValueError(f"must be `module:callable`, for example `model:build`, not {shown(text)}{path_like}")
+    return text
+
+
+def _checked_argument(value: object) -> object:
+    entries = value if isinstance(value, tuple) else (value,)
+    for entry in entries:
+        if not isinstance(entry, bool | int | float | str | None):
+            # pydantic gathers ValueErrors only.
+            raise ValueError(  # noqa: TRY004
+                f"an optimizer argument is a number, text, true, false or a list of these, not {shown(entry)}"
+            )
+        if isinstance(entry, float) and not math.isfinite(entry):
+            raise ValueError(f"must be a finite number, not {entry}")
+    return value
+
+
+def _checked_device_type(name: str) -> str:
+    if name not in CATALOGUE:
+        raise ValueError(f"{shown(name)} is not in the catalogue of device types; {catalogue_hint(name)}")
+    return name
+
+
+def _checked_not_empty(entries: tuple[T, ...]) -> tuple[T, ...]:
+    if not entries:
+        raise ValueError("is an empty list; give at least one entry, for example `stages: [[2, 2]]`")
+    return entries
+
+
+Reference = Annotated[str, AfterValidator(_checked_reference)]
+"""`module:callable`, imported from the current folder first."""
+PositiveInt = Annotated[int, Field(ge=1)]
+LayerCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(_checked_not_empty)]
+"""Layers of each stage of one virtual worker."""
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, no guessing of types."""
+
+    # Strict: `batch_size: "32"` and `seed: true` are mistakes, not numbers.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class DataSection(Section):
+    """Where the samples come from. Each callable takes no arguments and returns a map-style dataset."""
+
+    train: Reference = Field(examples=["model:train_data"])
+    """What is trained on: `len()` samples, each an (input, target) pair."""
+    eval: Reference | None = Field(default=None, examples=["model:eval_data"])
+    """What is evaluated on at the end of each epoch; None: no evaluation."""
+
+
+class OptimizerSpec(BaseModel):
+    """An optimizer of `torch.optim`, with its arguments beside the name: `{name: SGD, lr: 0.1, momentum: 0.9}`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, use_attribute_docstrings=True)
+    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_checked_argument)]] = Field(init=False)
+
+    name: str = Field(examples=["SGD"])
+    """Class name in `torch.optim`. The class and its arguments are checked where torch is at hand (`callables`)."""
+
+    @property
+    def arguments(self) -> dict[str, OptimizerValue]:
+        """What the class is constructed with, besides the parameters."""
+        return dict(self.__pydantic_extra__)
+
+
+def _stages_branch(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return "<lists>"
+    return "<word>" if value == "auto" else "<number>"
+
+
+class WorkersSection(Section):
+    """The virtual workers: how many, and how deep their pipelines are."""
+
+    stages: Annotated[
+        Annotated[PositiveInt, Tag("<number>")]
+        | Annotated[Literal["auto"], Tag("<word>")]
+        | Annotated[Annotated[tuple[LayerCounts, ...], AfterValidator(_checked_not_empty)], Tag("<lists>")],
+        Discriminator(_stages_branch),
+    ] = Field(default=1, examples=[2])
+    """Stages per virtual worker, cut at equal cost; or one list per virtual worker with the number of layers of each
+    of its stages, for example `[[2, 2], [3, 1]]`; or `auto`: planned from `cluster.file` and `cluster.profile`."""
+    count: PositiveInt | None = Field(default=None, validate_default=True, examples=[2])
+    """Number of virtual workers V; by default 1, or the number of lists in `stages`. Planned if `stages` is `auto`."""
+    allocation: Allocation = Field(default="auto", validate_default=True)
+    """With `stages: auto`, how devices are grouped: `NP` one node per virtual worker, `ED` the same mix for each, `HD`
+    mixes of similar strength, `auto` whichever is fastest."""
+    devices: tuple[tuple[str, ...], ...] | None = Field(default=None, examples=["[[n0/0, n1/0], [n0/1, n1/1]]"])
+    """With `stages: auto`, the devices of each virtual worker by name, in place of `allocation`."""
+
+    @field_validator("count", mode="before")
+    @classmethod
+    def _count_from_stages(cls, count: object, info: ValidationInfo) -> object:
+        stages = info.data.get("stages")
+        if stages == "auto" and count is None:
+            return None
+        return (len(stages) if isinstance(stages, tuple) else 1) if count is None else count
+
+    @field_validator("count")
+    @classmethod
+    def _one_list_each(cls, count: int | None, info: ValidationInfo) -> int | None:
+        stages = info.data.get("stages")
+        if stages == "auto" and count is not None:
+            raise ValueError(f"is {count}, but `stages: auto` plans the number, too; remove one of the two")
+        if isinstance(stages, tuple) and len(stages) != count:
+            raise ValueError(
+                f"is {count}, but `stages` lists {len(stages)} virtual worker{'s' if len(stages) > 1 else ''}; give "
+                "one list per virtual worker, or a single number of stages for all"
+            )
+        return count
+
+    @field_validator("allocation")
+    @classmethod
+    def _only_planned(cls, allocation: Allocation, info: ValidationInfo) -> Allocation:
+        if allocation != "auto" and info.data.get("stages", "auto") != "auto":
+            raise ValueError(f"is {allocation}, but `stages` says who does what already; remove one of the two")
+        return allocation
+
+    @field_validator("devices")
+    @classmethod
+    def _alone(cls, devices: tuple[tuple[str, ...], ...] | None, info: ValidationInfo) -> object:
+        if devices is not None and info.data.get("stages", "auto") != "auto":
+            raise ValueError("is given, but `stages` says who does what already; use `stages: auto`")
+        if devices is not None and info.data.get("allocation", "auto") != "auto":
+            raise ValueError("is given beside `allocation`; keep one of the two")
+        return devices
+
+
+class SyncSection(Section):
+    """How far virtual workers may drift apart (`wsp.md` §2, §3)."""
+
+    kind: SyncKind = "wsp"
+    """`wsp`: bounded by D · `bsp`: D = 0 · `asp`: D = ∞, no bound."""
+    D: int | None = Field(default=None, ge=0, validate_default=True, examples=[1])
+    """Staleness bound in waves, by default 0: no virtual worker gets more than D + 1 waves ahead. None under `asp`."""
+    minibatches_per_wave: PositiveInt = 4
+    """N: minibatches whose updates travel together; also how many are in a pipeline at once."""
+    combine: Combine = "sum"
+    """`sum` adds every virtual worker's updates as they are, `mean` divides them by V first."""
+    deterministic: bool = Field(default=False, validate_default=True)
+    """Use exactly the required clock, never a newer one, so that the same seed gives the same bits."""
+
+    @field_validator("D")
+    @classmethod
+    def _bound_fits_kind(cls, staleness: int | None, info: ValidationInfo) -> int | None:
+        kind = info.data.get("kind")
+        if kind == "asp" and staleness is not None:
+            raise ValueError(f"is {staleness}, but `asp` has no staleness bound; remove D or use kind: wsp")
+        if kind == "bsp" and staleness:
+            raise ValueError(f"is {staleness}, but `bsp` means D = 0; remove D or use kind: wsp")
+        return 0 if kind != "asp" and staleness is None else staleness
+
+    @field_validator("deterministic")
+    @classmethod
+    def _bounded_if_deterministic(cls, deterministic: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
+        if deterministic and info.data.get("kind") == "asp":
+            raise ValueError(
+                "`asp` has no required clock to be deterministic about; use kind: wsp with a D, or deterministic: false"
+            )
+        return deterministic
+
+
+class ParameterServersSection(Section):
+    """The shards that hold the global weights."""
+
+    count: PositiveInt = 1
+    """Number of shards, one process each."""
+    placement: Placement = "round_robin"
+    """`round_robin` deals parameters in chain order, `balanced` the largest first to the shard with fewest bytes."""
+
+
+class DeviceEmulation(Section):
+    """One local CPU device that plays a slower one."""
+
+    emulate_as: Annotated[str, AfterValidator(_checked_device_type)] | None = Field(default=None, examples=["RTX_2060"])
+    """A type of the catalogue. The fastest type among the devices in use runs at full speed, the others slower in
+    proportion to their peak FLOP/s."""
+    slowdown: float | None = Field(default=None, ge=1, allow_inf_nan=False, examples=[2.0])
+    """A computation of t seconds takes slowdown·t; None: 1, or what `emulate_as` says."""
+    jitter: float = Field(default=0.0, ge=0, allow_inf_nan=False, examples=[0.1])
+    """Each computation is stretched further by a random factor from [1, 1 + jitter]."""
+
+    @field_validator("slowdown")
+    @classmethod
+    def _one_speed(cls, slowdown: float | None, info: ValidationInfo) -> float | None:
+        if slowdown is not None and info.data.get("emulate_as") is not None:
+            raise ValueError("given beside `emulate_as`, which sets the speed too; keep one of the two")
+        return slowdown
+
+
+class ClusterSection(Section):
+    """The cluster that is planned for, and emulated devices on this machine.
+
+    Without an emulation the devices that the agents find are used as they are.
+    """
+
+    devices: tuple[DeviceEmulation, ...] = ()
+    """Handed out in order, virtual worker by virtual worker, stage by stage; when there are more stages than entries,
+    the list starts again. `cluster: {slowdown: 2.0}` is short for a list with this one entry: every device is alike."""
+    file: Cluster | None = Field(default=None, examples=["cluster.yaml"])
+    """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content."""
+    profile: Profile | None = Field(default=None, examples=["profile.json"])
+    """What each layer costs on each device type: the path of a profile, or its content."""
+    emulate: bool = Field(default=False, validate_default=True)
+    """CPU devices of this machine play the devices of `file`: a stage takes the time that `profile` says, and must fit
+    into that type's memory by the planner's accounting."""
+    emulate_links: bool = Field(default=False, validate_default=True)
+    """With `emulate`: what stages send each other and the shards takes the time of its link in `file`, each flow by
+    itself."""
+    stragglers: dict[str, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """With `emulate`: device → factor by which it is slower than its profile, to emulate a straggler."""
+
+    @field_validator("emulate")
+    @classmethod
+    def _has_what_it_plays(cls, emulate: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
+        if not emulate:
+            return emulate
+        if info.data.get("devices"):
+            raise ValueError("and `devices` exclude each other; keep one of the two emulations")
+        absent = [key for key in ("file", "profile") if key in info.data and info.data[key] is None]
+        if absent:
+            raise ValueError(f"needs {' and '.join(f'`cluster.{key}`' for key in absent)}; give the path of the file")
+        return emulate
+
+    @field_validator("emulate_links")
+    @classmethod
+    def _of_emulated_devices(cls, links: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
+        if links and info.data.get("emulate") is False:
+            raise ValueError("needs `emulate: true`, which gives the links their ends")
+        return links
+
+    @field_validator("stragglers")
+    @classmethod
+    def _of_known_devices(cls, stragglers: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if stragglers and info.data.get("emulate") is False:
+            raise ValueError("need `emulate: true`")
+        cluster: Cluster | None = info.data.get("file")
+        known = list(cluster.devices) if cluster is not None else list(stragglers)
+        for device in stragglers:
+            if device not in known:
+                raise ValueError(f"name {shown(device)}; {did_you_mean(device, known)}")
+        return stragglers
+
+
+class CheckpointSection(Section):
+    """When the run is written to disk, beyond the end of each epoch and of the run."""
+
+    every_waves: PositiveInt | None = Field(default=None, examples=[50])
+    """A barrier with a checkpoint every so many waves; None: only where a barrier is due anyway."""
+    keep: PositiveInt = 3
+    """Newest checkpoints kept; older ones are deleted."""

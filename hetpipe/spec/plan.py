@@ -1,0 +1,114 @@
+"""Who does what: the frozen values that travel from planner to coordinator, agents, stages and shards.
+
+A `Plan` is complete: with it and the job file, every process knows its part. It is data, written to
+`RUN_DIR/plan.json`, and a new one gets a higher term.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hetpipe.spec.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+
+#: Bytes per element of every dtype that may cross a wire. An allow-list: anything else is refused.
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, shape and dtype of one tensor; `name` is the model's own (`state_dict`) name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return self.num_elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """What the inspection found about one layer of the chain."""
+
+    index: LayerIndex
+    name: str
+    parameters: tuple[TensorSpec, ...]
+    buffers: tuple[TensorSpec, ...]
+    activation_elements: int
+    """Elements of the layer's output for one minibatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What must be known of the user's code to plan a run; made by the inspection process."""
+
+    layers: tuple[LayerReport, ...]
+    train_samples: int
+    eval_samples: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """A piece of one parameter on one shard: the elements [start, stop) of the flattened parameter."""
+
+    parameter: TensorSpec
+    layer: LayerIndex
+    shard: ShardIndex
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Consecutive layers [first_layer, last_layer) on one device of one agent."""
+
+    agent: AgentId
+    device: DeviceId
+    first_layer: LayerIndex
+    last_layer: LayerIndex
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualWorkerPlan:
+    """The stages of one virtual worker, first to last."""
+
+    index: VirtualWorkerIndex
+    stages: tuple[StagePlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole assignment: virtual workers in index order, slices in chain order."""
+
+    job_id: JobId
+    term: Term
+    virtual_workers: tuple[VirtualWorkerPlan, ...]
+    slices: tuple[SlicePlan, ...]
+    num_shards: int
+
+    def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
+        """The plan of one stage."""
+        return self.virtual_workers[vw].stages[stage]
+
+    def slices_of_stage(self, stage: StagePlan) -> tuple[SlicePlan, ...]:
+        """The slices of the parameters that `stage` holds, in chain order."""
+        return tuple(s for s in self.slices if stage.first_layer <= s.layer < stage.last_layer)

@@ -1,0 +1,184 @@
+"""What a planner decided and foresees: the plan as a public file (`docs/files.md`).
+
+A running job's own `spec.plan.Plan` follows from it once agents have offered the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from hetpipe.spec.document import Document, Section, entries, mapping
+from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.job_problems import Path, Problem
+
+Bytes = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Index = Annotated[int, Field(ge=0)]
+
+#: Bytes [start, stop) of a parameter (or of a layer's parameters together) on a shard: shard, start, stop.
+SliceRange = tuple[Index, Bytes, Bytes]
+
+
+def _placement_branch(value: object) -> str:
+    return "<slices>" if isinstance(value, tuple | list) else "<shard>"
+
+
+#: One shard, or the pieces on several.
+ParameterPlacement = Annotated[
+    Annotated[Index, Tag("<shard>")] | Annotated[tuple[SliceRange, ...], Tag("<slices>")],
+    Discriminator(_placement_branch),
+]
+
+
+class PlannedStage(Section):
+    """Consecutive layers on one device."""
+
+    device: DeviceId
+    """`NODE/INDEX`."""
+    type: str
+    """Its device type."""
+    layers: tuple[Index, Positive]
+    """First layer, and the one after the last."""
+    time_ms: NotNegative
+    """Forward, backward and the transfers that count as this stage's, per minibatch."""
+    memory_bytes: Bytes
+    """What the stage keeps on its device."""
+    receive_ms: NotNegative
+    """The part of `time_ms` that is transfers: activations from the stage before, gradients from the stage behind."""
+    recompute: bool
+    """Whether activations are computed again before the backward instead of kept."""
+    in_flight: Positive
+    """S_i: minibatches between forward and backward at most."""
+
+
+class PlannedWorker(Section):
+    """One virtual worker's pipeline."""
+
+    stages: tuple[PlannedStage, ...]
+    """First stage first."""
+    bottleneck_ms: NotNegative
+    """The largest `time_ms`."""
+    samples_per_second: NotNegative
+    """By the closed form, running by itself."""
+
+
+class Predicted(Section):
+    """What the simulator says of the whole job, in its steady state."""
+
+    samples_per_second: NotNegative
+    """Over all virtual workers."""
+    cross_node_bytes_per_minibatch: NotNegative
+    """Every byte that leaves a node, per minibatch of the job."""
+
+
+class Alternative(Section):
+    """Another way to use the cluster, and why it was not chosen."""
+
+    name: str
+    """`NP`, `ED`, `HD`, `auto`, `allreduce`, `single:TYPE`, …"""
+    samples_per_second: NotNegative | None
+    """None if it is not feasible."""
+    reason: str
+    """Why it was not chosen."""
+
+
+class PlanDocument(Document):
+    """A whole plan."""
+
+    model: str
+    """The profile's `model`."""
+    batch_size: Positive
+    """Samples per minibatch."""
+    allocation: str
+    """`NP`, `ED`, `HD`, `auto`, `explicit` or `parallel`."""
+    weights: str
+    """The weight policy."""
+    staleness: Annotated[int, Field(ge=0)] | None
+    """D; None: no bound."""
+    virtual_workers: tuple[PlannedWorker, ...]
+    """All pipelines."""
+    minibatches_per_wave: Positive
+    """N."""
+    max_minibatches_per_wave: tuple[Index, ...]
+    """The largest feasible N of each virtual worker; looked for up to 4K."""
+    shards: tuple[str, ...]
+    """The node of each parameter-server shard."""
+    placement: dict[str, ParameterPlacement]
+    """Parameter → shard, or its pieces as (shard, first byte, end byte). Where the profile names no parameters, a
+    layer's name stands for all of its parameters together."""
+    idle_devices: tuple[DeviceId, ...]
+    """Devices of the cluster without a stage."""
+    predicted: Predicted
+    """What to expect of it."""
+    alternatives: tuple[Alternative, ...]
+    """What else was looked at."""
+
+    @classmethod
+    def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
+        """Pipelines with gaps, devices used twice, shards that are not there."""
+        workers = [mapping(worker) for worker in entries(value.get("virtual_workers"))]
+        if value.get("virtual_workers") == ():
+            yield Problem(("virtual_workers",), "is an empty list; a plan has at least one virtual worker")
+        yield from _gaps(workers)
+        yield from _devices_used_twice(workers, value)
+        limits = value.get("max_minibatches_per_wave")
+        if isinstance(limits, tuple) and workers and len(limits) != len(workers):
+            yield Problem(
+                ("max_minibatches_per_wave",), f"has {len(limits)} entries for {len(workers)} virtual workers"
+            )
+        if isinstance(value.get("shards"), tuple):
+            yield from _missing_shards(mapping(value.get("placement")), len(entries(value.get("shards"))))
+
+
+def _gaps(workers: list[Mapping[str, Any]]) -> Iterator[Problem]:
+    """Every pipeline goes through the layers without a gap, from layer 0, and all to the same end."""
+    ends: set[int] = set()
+    for vw, worker in enumerate(workers):
+        stages = worker.get("stages")
+        if stages == ():
+            yield Problem(("virtual_workers", vw, "stages"), "is an empty list; give at least one stage")
+        expected: int | None = 0
+        for index, stage in enumerate(entries(stages)):
+            path = ("virtual_workers", vw, "stages", index, "layers")
+            match mapping(stage).get("layers"):
+                case (int(first), int(last)):
+                    if expected is not None and first != expected:
+                        yield Problem(path, f"begins with layer {first}, but the next one is {expected}")
+                    elif last <= first:
+                        yield Problem(path, f"is [{first}, {last}], no layer at all; the end is the one after the last")
+                    expected = last
+                case _:
+                    expected = None
+        if expected:
+            ends.add(expected)
+    if len(ends) > 1:
+        shown = " and ".join(str(end) for end in sorted(ends))
+        yield Problem(("virtual_workers",), f"end after {shown} layers; all train the same model")
+
+
+def _devices_used_twice(workers: list[Mapping[str, Any]], plan: Mapping[str, Any]) -> Iterator[Problem]:
+    places: list[tuple[object, Path]] = [
+        (mapping(stage).get("device"), ("virtual_workers", vw, "stages", index, "device"))
+        for vw, worker in enumerate(workers)
+        for index, stage in enumerate(entries(worker.get("stages")))
+    ]
+    places += [(device, ("idle_devices", index)) for index, device in enumerate(entries(plan.get("idle_devices")))]
+    seen: set[str] = set()
+    for device, path in places:
+        if isinstance(device, str):
+            if device in seen:
+                yield Problem(path, f"is {device}, which stands in the plan before; a device has one stage or none")
+            seen.add(device)
+
+
+def _missing_shards(placement: Mapping[str, Any], num_shards: int) -> Iterator[Problem]:
+    for name, where in placement.items():
+        pieces = entries(where) if isinstance(where, tuple) else ((where,),)
+        for piece in pieces:
+            match piece:
+                case (int(shard), *_) if shard >= num_shards:
+                    yield Problem(("placement", name), f"is on shard {shard}, but there are {num_shards} shards")

@@ -1,0 +1,123 @@
+"""What each layer costs on each type of device: the profile, a public file format (`docs/files.md`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from hetpipe.spec.document import Document, Section, entries, mapping
+from hetpipe.spec.job_problems import Problem, shown
+from hetpipe.spec.suggest import closest, did_you_mean, join_names
+
+#: No layer takes an hour for a minibatch; such a number is in another unit.
+_LONGEST_MS = 3_600_000.0
+
+_TIMES = ("forward_ms", "backward_ms")
+
+
+def _in_milliseconds(time_ms: float) -> float:
+    if time_ms > _LONGEST_MS:
+        raise ValueError(
+            f"is {time_ms:g} ms, more than an hour; if microseconds are meant, write {time_ms / 1e3:g}, "
+            f"if nanoseconds, {time_ms / 1e6:g}"
+        )
+    return time_ms
+
+
+Bytes = Annotated[int, Field(ge=0)]
+Milliseconds = Annotated[float, Field(ge=0), AfterValidator(_in_milliseconds)]
+
+
+class ParameterProfile(Section):
+    """One trainable parameter of a layer."""
+
+    name: str
+    """The model's own (`state_dict`) name."""
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    """Elements in each dimension."""
+    dtype: str
+    """As torch calls it, for example `float32`."""
+
+
+class LayerProfile(Section):
+    """One layer of the chain, for one minibatch."""
+
+    name: str
+    """As the model calls it."""
+    parameter_bytes: Bytes
+    """Of its trainable parameters together."""
+    activation_bytes: Bytes
+    """What the layer keeps on the device from its forward to its backward, for one minibatch."""
+    output_bytes: Bytes
+    """What crosses a cut after this layer; its gradient has the same size."""
+    forward_ms: dict[str, Milliseconds]
+    """Device type → milliseconds."""
+    backward_ms: dict[str, Milliseconds]
+    """Device type → milliseconds."""
+    parameters: tuple[ParameterProfile, ...] = ()
+    """The layer's trainable parameters, where the profile was measured; placement deals with them one by one."""
+
+
+class Profile(Document):
+    """A whole model, layer by layer, on every device type that was measured or estimated."""
+
+    version: Literal[1]
+    """Of the format."""
+    model: str
+    """What the profile is of; for people."""
+    batch_size: Annotated[int, Field(ge=1)]
+    """Samples per minibatch; every other figure is for a minibatch of this size."""
+    input_bytes: Bytes
+    """What the first stage reads per minibatch."""
+    layers: tuple[LayerProfile, ...]
+    """In the order of the chain."""
+    estimated: tuple[str, ...] = ()
+    """The device types whose times were not measured but estimated from the catalogue."""
+
+    @classmethod
+    def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
+        """Layers without a time that others have, types with times that hardly any layer has."""
+        layers = entries(value.get("layers"))
+        if value.get("layers") == ():
+            yield Problem(("layers",), "is an empty list; a model has at least one layer")
+            return
+        tables = [(index, key, layer[key]) for index, layer in enumerate(layers) for key in _TIMES if _has(layer, key)]
+        counts = Counter(kind for _, _, times in tables for kind in times)
+        if tables and not counts:
+            yield Problem(("layers", 0, "forward_ms"), "names no device type; give the times of at least one")
+        # A type that most tables lack is a slip where it stands, not a gap everywhere else.
+        expected = {kind for kind, count in counts.items() if 2 * count > len(tables) or len(layers) == 1}
+        for index, key, times in tables:
+            yield from _slips(index, key, times, expected)
+        for position, kind in enumerate(entries(value.get("estimated"))):
+            if isinstance(kind, str) and counts and kind not in expected:
+                yield Problem(
+                    ("estimated", position),
+                    f"is {shown(kind)}, for which the layers have no times; {did_you_mean(kind, expected)}",
+                )
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """The types with times, sorted."""
+        return tuple(sorted(self.layers[0].forward_ms))
+
+
+def _has(layer: object, key: str) -> bool:
+    return isinstance(mapping(layer).get(key), Mapping)
+
+
+def _slips(index: int, key: str, times: Mapping[str, Any], expected: set[str]) -> Iterator[Problem]:
+    """What is wrong with the types of one table of times, if all tables are to name the `expected` ones."""
+    missing, strange = sorted(expected - times.keys()), sorted(times.keys() - expected)
+    for kind in strange:
+        likely = closest(kind, missing)
+        if likely:
+            missing.remove(likely)
+        hint = f"did you mean `{likely}`?" if likely else "give every layer both times for it, or remove it"
+        yield Problem(("layers", index, key, kind), f"most layers have no time for this type; {hint}")
+    if missing:
+        names = join_names(missing, "and")
+        yield Problem(("layers", index, key), f"has no time for {names}; every layer needs one for every type")

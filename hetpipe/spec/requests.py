@@ -1,0 +1,71 @@
+"""What a stage says to a shard before any bytes flow: who it is, and which tensors it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
+
+#: The sample indices of the minibatches of one wave, in order.
+Blocks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Who asks, and in which life of the run."""
+
+    job_id: JobId
+    term: Term
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+
+    def __str__(self) -> str:
+        """As people say it."""
+        return f"stage {self.stage} of virtual worker {self.vw} (incarnation {self.incarnation})"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceHeader:
+    """A piece of one tensor: the elements [start, stop) of it, flattened."""
+
+    parameter: str
+    start: int
+    stop: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushHeader:
+    """What a push announces before its bytes. `wave` is None for the first weights of a run."""
+
+    requester: Requester
+    wave: Wave | None
+    slices: tuple[SliceHeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PullHeader:
+    """Asks for slices of w^(clock); the answer holds them in this order."""
+
+    requester: Requester
+    clock: Clock
+    slices: tuple[SliceHeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuffersHeader:
+    """A stage's model buffers at the barrier at `clock`: announces them, or asks for what they became."""
+
+    requester: Requester
+    clock: Clock
+    buffers: tuple[SliceHeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One file a stage wrote into a checkpoint's folder."""
+
+    name: str
+    sha256: str
+    num_bytes: int

@@ -1,0 +1,215 @@
+"""What a stage process is told and what it tells: the values on the pipe between an agent and its children.
+
+The agent writes one `StageConfig` as a JSON line to the child's standard input and keeps that pipe open; its end means
+"your agent is gone, exit". The child writes one report per line to the descriptor it was given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hetpipe.spec.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.plan import Plan, SlicePlan
+from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """The device of a stage, real or emulated."""
+
+    torch_device: str
+    """`cpu` or `cuda:INDEX`."""
+    slowdown: float = 1.0
+    """Emulation: a computation that took t seconds is stretched to slowdown·t (≥ 1)."""
+    jitter: float = 0.0
+    """Emulation: each stretch is multiplied by a seeded uniform draw from [1, 1 + jitter]."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTime:
+    """How long transfers over an emulated link take."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+    def seconds(self, num_bytes: int) -> float:
+        """The time of one transfer."""
+        return self.latency_seconds + num_bytes / self.bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class StageEmulation:
+    """A stage plays another device: its profiled times, and its links."""
+
+    forward_seconds: float
+    """What a minibatch's forward takes on that device; the real computation must be faster."""
+    backward_seconds: float
+    """Its backward, with the forward again where the plan recomputes."""
+    upstream: LinkTime | None = None
+    """The link to the previous stage; None: as it is."""
+    downstream: LinkTime | None = None
+    shards: tuple[LinkTime | None, ...] = ()
+    """The link to each shard; empty: as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageConfig:
+    """Everything one stage process needs."""
+
+    job: dict[str, Any]
+    """The validated job, as `Job.model_dump(mode="json")`."""
+    plan: Plan
+    vw: VirtualWorkerIndex
+    stage: StageIndex
+    incarnation: Incarnation
+    device: DeviceConfig
+    shard_addresses: tuple[str, ...]
+    """`HOST:PORT` per shard, index = shard; shard 0 is the clock shard."""
+    run_dir: str
+    import_path: str
+    """Folder that goes first on `sys.path` before user code is imported."""
+    host: str
+    """Address under which the neighbouring stages reach this process."""
+    restore: str | None = None
+    """A checkpoint folder to start from, or None for fresh weights."""
+    emulation: StageEmulation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """Everything one shard needs to serve a job."""
+
+    job_id: JobId
+    term: Term
+    shard: ShardIndex
+    num_shards: int
+    clock_shard_address: str
+    membership: Membership
+    slices: tuple[SlicePlan, ...]
+    """The slices this shard holds, in chain order."""
+    sync: SyncSpec
+    data: DataSpec
+    checkpoint_every_waves: int | None
+    checkpoint_keep: int
+    run_dir: str
+    progress: Progress
+    """Where the run starts: clock 0, or the barrier of the restored checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSnapshot:
+    """The clocks of one job, as the clock shard sees them."""
+
+    term: Term
+    published: Clock
+    global_clock: Clock
+    local: dict[VirtualWorkerIndex, Clock]
+    """Waves committed per member."""
+    max_distance: int
+    """Largest difference between the fastest and the slowest local clock seen so far."""
+    epoch: int
+    minibatches: int
+    samples: int
+    barrier: Clock
+    """The next barrier."""
+    barrier_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageReady:
+    """The stage is linked with its neighbours and about to compute."""
+
+    pid: int
+    kind: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """Sent about once a second and at every barrier. All counts are since the start of the process."""
+
+    minibatches: int
+    samples: int
+    clock: Clock
+    """Waves this stage has closed."""
+    published: Clock
+    loss: float | None
+    """Mean loss of the latest finished wave; last stage only."""
+    first_loss: float | None
+    """Mean loss of the first finished wave; last stage only."""
+    waiting_seconds: float
+    """Time without anything to compute because a wanted clock is not published yet."""
+    idle_seconds: float
+    """Time with nothing at all to compute."""
+    compute_seconds: float
+    pushed_bytes: int
+    pulled_bytes: int
+    kind: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class StageWaiting:
+    """A wait that has lasted over five seconds: who waits for whom and why, as one sentence."""
+
+    sentence: str
+    seconds: float
+    kind: Literal["waiting"] = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvaluation:
+    """One virtual worker's part of an evaluation; last stage only. Sums, so that parts add up."""
+
+    clock: Clock
+    epoch: int
+    samples: int
+    sums: dict[str, float]
+    """Metric name → Σ over minibatches of value × samples; `loss` is always there."""
+    kind: Literal["evaluation"] = "evaluation"
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    """The stage cannot go on; it exits after this line."""
+
+    error: str
+    """Class name in `hetpipe.errors`, or of the Python exception."""
+    sentence: str
+    secondary: bool = False
+    """True when the failure is most likely the echo of another process's death (a closed link, an unreachable peer)."""
+    kind: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """The run reached its end at `clock`; the stage exits with 0 after this line."""
+
+    clock: Clock
+    reason: str
+    """Reasons of the last barrier joined with `+`, for example `end` or `stop`."""
+    kind: Literal["done"] = "done"
+
+
+StageReport = StageReady | StageProgress | StageWaiting | StageEvaluation | StageFailed | StageDone
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDevice:
+    """One device an agent offers."""
+
+    device: str
+    """`NODE/INDEX`."""
+    type: str
+    """`cpu` or the CUDA device's name."""
+    memory_bytes: int
+    torch_device: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """What an agent registers."""
+
+    agent: AgentId
+    host: str
+    pid: int
+    devices: tuple[AgentDevice, ...] = field(default=())

@@ -1,0 +1,101 @@
+"""When may a minibatch start? The gate of Wave Synchronous Parallel, in formulas (`wsp.md` §2; HetPipe §5).
+
+Numbers: p is a minibatch (1-based), N minibatches make a wave, D is the staleness bound (None: ∞), a *segment* is what
+lies between two barriers and starts at clock `start`: its minibatches are p > start·N.
+
+>>> [required_clock(p, minibatches_per_wave=4, staleness=0) for p in (7, 8, 11, 12, 15, 16)]
+[0, 1, 1, 2, 2, 3]
+>>> [required_clock(p, minibatches_per_wave=1, staleness=0) for p in (1, 2, 3, 4)]
+[0, 1, 2, 3]
+"""
+
+from __future__ import annotations
+
+from hetpipe.spec.ids import Clock, Minibatch, Wave
+
+
+def required_clock(
+    p: int, *, minibatches_per_wave: int, staleness: int | None, start: int = 0, weights: str = "wave"
+) -> Clock:
+    """The published clock that minibatch `p` needs, under the weight policy `weights` (`wsp.md` §2).
+
+    >>> required_clock(30, minibatches_per_wave=5, staleness=4)
+    1
+    >>> required_clock(9, minibatches_per_wave=4, staleness=4, start=2)
+    2
+    """
+    if staleness is None:
+        return Clock(start)
+    n = minibatches_per_wave
+    match weights:
+        case "flush":
+            clock = (p - 1) // n - staleness
+        case "double_buffer":
+            clock = (p - 1) // n - 1 - staleness
+        case _:
+            clock = -(-(p + 1) // n) - (staleness + 2)
+    return Clock(max(start, clock))
+
+
+def local_through(p: int, *, minibatches_per_wave: int, start: int = 0) -> Minibatch:
+    """v(p): the last of its own updates that minibatch `p` sees under `wave`; start·N: none of this segment.
+
+    >>> [local_through(p, minibatches_per_wave=4) for p in (1, 4, 5, 12)]
+    [0, 0, 1, 8]
+    """
+    return Minibatch(max(p - minibatches_per_wave, start * minibatches_per_wave))
+
+
+def is_switch_point(p: int, *, minibatches_per_wave: int, start: int = 0) -> bool:
+    """Whether the published clock in use may change at `p`: at N, 2N, … and at the first minibatch of a segment.
+
+    >>> [p for p in range(1, 13) if is_switch_point(p, minibatches_per_wave=4)]
+    [1, 4, 8, 12]
+    """
+    return p % minibatches_per_wave == 0 or p == start * minibatches_per_wave + 1
+
+
+def newest_usable_clock(p: int, *, minibatches_per_wave: int, start: int = 0) -> Clock:
+    """The newest published clock W that `p` may use: W·N ≤ v(p), so that no update of its own counts twice.
+
+    >>> newest_usable_clock(8, minibatches_per_wave=4)
+    1
+    """
+    return Clock(local_through(p, minibatches_per_wave=minibatches_per_wave, start=start) // minibatches_per_wave)
+
+
+def wave_of(p: int, *, minibatches_per_wave: int) -> Wave:
+    """The wave that minibatch `p` belongs to.
+
+    >>> [wave_of(p, minibatches_per_wave=4) for p in (1, 4, 5)]
+    [0, 0, 1]
+    """
+    return Wave((p - 1) // minibatches_per_wave)
+
+
+def may_commit(wave: int, *, published: int, staleness: int | None) -> bool:
+    """Whether wave `wave` may be committed: only once the published clock is ≥ wave − D (`wsp.md` §4).
+
+    >>> [may_commit(w, published=1, staleness=1) for w in (0, 2, 3)]
+    [True, True, False]
+    """
+    return staleness is None or published >= wave - staleness
+
+
+def unplanned_barrier(
+    *, committed: int, published: int, staleness: int | None, last_switch: int, planned: int
+) -> Clock:
+    """The clock of a barrier that nobody planned (`wsp.md` §5): no member can have started a minibatch beyond it.
+
+    Args:
+        committed: the largest number of waves any member has committed.
+        published: the published clock.
+        staleness: D, or None; then members ask for a clock at every switch point, and `last_switch` bounds them.
+        last_switch: the largest k such that a member has asked for its clock at p = kN.
+        planned: the barrier already set; it stays if it is lower.
+
+    >>> unplanned_barrier(committed=3, published=2, staleness=1, last_switch=0, planned=100)
+    5
+    """
+    bound = max(committed, published + staleness + 2 if staleness is not None else last_switch + 1)
+    return Clock(min(planned, max(bound, published + 1)))

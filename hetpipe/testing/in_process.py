@@ -1,0 +1,257 @@
+"""A whole run inside one process: real shards, real stage runners on threads, links and transports without sockets.
+
+The code that computes, orders and synchronises is the one that runs in processes; only the wires differ. Random delays
+in stages and shards can be injected, to show that timing changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetpipe.agent.inspection import inspect_job
+from hetpipe.agent.stage_assembly import Wiring, assemble, load_user_code
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.link.in_process import in_process_pair
+from hetpipe.link.policy import Link
+from hetpipe.observe.history import History, HistoryWriter, NullHistory
+from hetpipe.pipeline.compute import Emulator
+from hetpipe.planner.partition import plan_job
+from hetpipe.ps.in_process import InProcessClock, InProcessShard
+from hetpipe.ps.job_shard import JobShard
+from hetpipe.ps.manifest import read_manifest
+from hetpipe.ps.transport import ShardTransport
+from hetpipe.schedule.policy import Kind
+from hetpipe.spec import wire
+from hetpipe.spec.ids import AgentId, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.spec.requests import PullHeader, PushHeader
+from hetpipe.spec.run import (
+    AgentDevice,
+    AgentInfo,
+    ClockSnapshot,
+    DeviceConfig,
+    ShardConfig,
+    StageConfig,
+    StageReport,
+)
+from hetpipe.spec.sync import DataSpec, Membership
+from hetpipe.sync.segment import first_progress
+
+
+class RandomDelays(Emulator):
+    """Sleeps a random time, seeded, up to `longest_seconds` after every computation."""
+
+    def __init__(self, seed: int, longest_seconds: float) -> None:
+        super().__init__(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=seed)
+        self._longest_seconds = longest_seconds
+
+    def stretch(self, kind: Kind, started: float) -> None:
+        """Sleep."""
+        del kind, started
+        if self._longest_seconds:
+            SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+
+
+class DelayedShard:
+    """A shard that answers late, by a random, seeded time."""
+
+    def __init__(self, shard: ShardTransport, seed: int, longest_seconds: float) -> None:
+        self._shard = shard
+        self._random = random.Random(seed)  # noqa: S311 - test delays
+        self._longest_seconds = longest_seconds
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+        """See `ShardTransport.push`."""
+        self._delay()
+        return self._shard.push(header, chunks)
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """See `ShardTransport.pull`."""
+        self._delay()
+        return self._shard.pull(header)
+
+    def close(self) -> None:
+        """See `ShardTransport.close`."""
+        self._shard.close()
+
+    def _delay(self) -> None:
+        SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessRun:
+    """What to run and how."""
+
+    job: Job
+    run_dir: Path
+    import_path: Path
+    restore: Path | None = None
+    delay_seconds: float = 0.0
+    """Longest random delay of a computation, a push or a pull."""
+    delay_seed: int = 0
+    keep_history: bool = True
+    stall_seconds: float = 60.0
+    stop_when: Callable[[ClockSnapshot], bool] | None = None
+    """Asks for a stop barrier as soon as this holds."""
+
+
+@dataclass(slots=True)
+class InProcessResult:
+    """How it went."""
+
+    plan: Plan
+    reports: list[tuple[VirtualWorkerIndex, StageIndex, StageReport]] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    snapshot: ClockSnapshot | None = None
+    peak_buffers: dict[tuple[VirtualWorkerIndex, StageIndex], int] = field(default_factory=dict)
+
+
+def run_in_process(run: InProcessRun) -> InProcessResult:
+    """Run a job to its end. Raises the first error of a stage."""
+    cluster = _Cluster(run)
+    result = cluster.run()
+    if result.errors:
+        raise result.errors[0]
+    return result
+
+
+class _Cluster:
+    def __init__(self, run: InProcessRun) -> None:
+        self._run = run
+        report = inspect_job(run.job, run.import_path)
+        count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
+        devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, "cpu") for i in range(count))
+        agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
+        self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
+        self.result = InProcessResult(self.plan)
+        self._guard = threading.RLock()
+        data = run.job.data_spec(report.train_samples)
+        self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
+        run.run_dir.mkdir(parents=True, exist_ok=True)
+        if run.keep_history:
+            self._write_facts(report)
+        self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
+        self._clock = InProcessClock(self._shards[0])
+
+    def run(self) -> InProcessResult:
+        for shard in self._shards:
+            shard.start(None if shard is self._shards[0] else self._clock)
+        threads = [thread for vw in self.plan.virtual_workers for thread in self._worker(vw.index)]
+        for thread in threads:
+            thread.start()
+        own = self._shards[0].clock_shard
+        while any(thread.is_alive() for thread in threads):
+            threads[0].join(0.005) if threads[0].is_alive() else threads[-1].join(0.005)
+            if self._run.stop_when is not None and self._run.stop_when(own.snapshot()):
+                own.request_barrier("stop")
+            if self.result.errors:
+                break
+        for thread in threads:
+            thread.join(0.1 if self.result.errors else None)
+        self.result.snapshot = own.snapshot()
+        for shard in self._shards:
+            shard.stop()
+        return self.result
+
+    def _write_facts(self, report: ModelReport) -> None:
+        import json
+
+        run_dir, progress = self._run.run_dir, self._progress
+        (run_dir / "job.json").write_text(self._run.job.model_dump_json())
+        (run_dir / "plan.json").write_text(wire.to_json(Plan, self.plan))
+        used = [i for i in range(report.train_samples) if progress.used[i >> 3] >> (i & 7) & 1]
+        start = {
+            "clock": progress.clock,
+            "epoch": progress.epoch,
+            "used": used,
+            "minibatches": progress.minibatches,
+        }
+        facts = {"num_samples": report.train_samples, "eval_samples": report.eval_samples, "start": start}
+        (run_dir / "facts.json").write_text(json.dumps(facts))
+
+    def _history(self, name: str, role: str) -> HistoryWriter:
+        if not self._run.keep_history:
+            return NullHistory()
+        return History(self._run.run_dir / "history" / f"{name}.jsonl", host="test", pid=0, role=role, term=1)
+
+    def _shard(self, index: ShardIndex, data: DataSpec) -> JobShard:
+        job = self._run.job
+        config = ShardConfig(
+            job_id=self.plan.job_id,
+            term=self.plan.term,
+            shard=index,
+            num_shards=self.plan.num_shards,
+            clock_shard_address="",
+            membership=Membership({vw.index: len(vw.stages) for vw in self.plan.virtual_workers}),
+            slices=tuple(s for s in self.plan.slices if s.shard == index),
+            sync=job.sync_spec(),
+            data=data,
+            checkpoint_every_waves=job.checkpoint.every_waves,
+            checkpoint_keep=job.checkpoint.keep,
+            run_dir=str(self._run.run_dir),
+            progress=self._progress,
+        )
+        return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
+
+    def _worker(self, vw: VirtualWorkerIndex) -> Iterator[threading.Thread]:
+        stages = self.plan.virtual_workers[vw].stages
+        upstream: Link | None = None
+        for index in range(len(stages)):
+            stage = StageIndex(index)
+            downstream: Link | None = None
+            following: Link | None = None
+            if index + 1 < len(stages):
+                downstream, following = in_process_pair(f"stage {index} of {vw}", f"stage {index + 1} of {vw}")
+            yield self._stage(vw, stage, upstream, downstream)
+            upstream = following
+
+    def _stage(
+        self, vw: VirtualWorkerIndex, stage: StageIndex, upstream: Link | None, downstream: Link | None
+    ) -> threading.Thread:
+        run = self._run
+        config = StageConfig(
+            job=run.job.model_dump(mode="json"),
+            plan=self.plan,
+            vw=vw,
+            stage=stage,
+            incarnation=Incarnation(0),
+            device=DeviceConfig("cpu"),
+            shard_addresses=(),
+            run_dir=str(run.run_dir),
+            import_path=str(run.import_path),
+            host="127.0.0.1",
+            restore=None if run.restore is None else str(run.restore),
+        )
+        seed = hash((run.delay_seed, vw, stage))
+        shards: list[ShardTransport] = [
+            DelayedShard(InProcessShard(shard), seed + i, run.delay_seconds) for i, shard in enumerate(self._shards)
+        ]
+        wiring = Wiring(
+            shards=shards,
+            clock_shard=self._clock,
+            upstream=upstream,
+            downstream=downstream,
+            history=self._history(f"vw-{vw}-stage-{stage}", "stage"),
+            report=lambda report: self.result.reports.append((vw, stage, report)),
+            guard=self._guard,
+            emulator=RandomDelays(seed, run.delay_seconds),
+            stall_seconds=run.stall_seconds,
+        )
+        with self._guard:
+            code = load_user_code(config)
+
+        def body() -> None:
+            try:
+                runner, client, start = assemble(config, code, wiring)
+                self._clock.join(client.requester, "")
+                self.result.reports.append((vw, stage, runner.run(start)))
+                client.close()
+            except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
+                self.result.errors.append(error)
+
+        return threading.Thread(target=body, name=f"vw-{vw}-stage-{stage}", daemon=True)

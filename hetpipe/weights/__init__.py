@@ -1,0 +1,1 @@
+"""Weight versions of a stage: which tensors exist, and their arithmetic."""

@@ -1,0 +1,186 @@
+"""Many tensors in one flat buffer, so that versions are copied and added in one pass.
+
+Every tensor starts at a multiple of 64 bytes. The gaps are zero and stay zero: the operations here are additions of
+equally laid out buffers, and everything else writes through the tensors' own views.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hetpipe.spec.plan import DTYPE_BYTES
+
+ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of a layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    """Bytes from the start of the buffer."""
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Offset of the next slot: the end of this one, rounded up to the alignment."""
+        return aligned(self.offset + self.num_bytes)
+
+
+def aligned(num_bytes: int) -> int:
+    """`num_bytes` rounded up to a multiple of 64."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class FlatLayout:
+    """Where each tensor lies. Immutable."""
+
+    def __init__(self, tensors: Sequence[tuple[str, tuple[int, ...], str]]) -> None:
+        """Lay out `tensors`, given as (name, shape, dtype), in order."""
+        slots: list[Slot] = []
+        regions: list[tuple[str, int, int]] = []
+        offset = 0
+        for name, shape, dtype in tensors:
+            num_bytes = DTYPE_BYTES[dtype]
+            for size in shape:
+                num_bytes *= size
+            slot = Slot(name, shape, dtype, offset, num_bytes)
+            slots.append(slot)
+            if regions and regions[-1][0] == dtype:
+                regions[-1] = (dtype, regions[-1][1], slot.end)
+            else:
+                regions.append((dtype, offset, slot.end))
+            offset = slot.end
+        self.slots: tuple[Slot, ...] = tuple(slots)
+        #: (dtype, first byte, end byte): the runs of equal dtype, gaps included.
+        self.regions: tuple[tuple[str, int, int], ...] = tuple(regions)
+        self.num_bytes = offset
+
+    def slot(self, name: str) -> Slot:
+        """The slot of `name`."""
+        return next(slot for slot in self.slots if slot.name == name)
+
+
+class FlatBuffer:
+    """One buffer of a layout: views by name, arithmetic over all of it.
+
+    `references` counts its holders; `BufferPool` recycles it when the last one lets go.
+    """
+
+    def __init__(self, layout: FlatLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.data = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self.regions: tuple[Tensor, ...] = tuple(
+            self.data[start:end].view(getattr(torch, dtype)) for dtype, start, end in layout.regions
+        )
+        self.views: dict[str, Tensor] = {
+            slot.name: self.data[slot.offset : slot.offset + slot.num_bytes]
+            .view(getattr(torch, slot.dtype))
+            .view(slot.shape)
+            for slot in layout.slots
+        }
+        self.references = 1
+
+    def zero_(self) -> FlatBuffer:
+        """Fill with zeros."""
+        self.data.zero_()
+        return self
+
+    def copy_(self, other: FlatBuffer) -> FlatBuffer:
+        """Become a copy of `other`."""
+        self.data.copy_(other.data)
+        return self
+
+    def add_(self, other: FlatBuffer) -> FlatBuffer:
+        """Add `other` element by element."""
+        for mine, theirs in zip(self.regions, other.regions, strict=True):
+            mine.add_(theirs)
+        return self
+
+    def set_sum_(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
+        """Become left + right."""
+        for mine, a, b in zip(self.regions, left.regions, right.regions, strict=True):
+            torch.add(a, b, out=mine)
+        return self
+
+    def mul_(self, factor: float) -> FlatBuffer:
+        """Multiply every floating element by `factor`."""
+        for mine in self.regions:
+            if mine.is_floating_point():
+                mine.mul_(factor)
+        return self
+
+    def is_finite(self) -> bool:
+        """Whether no element is NaN or infinite. One pass."""
+        return all(finite(region) for region in self.regions)
+
+    def first_non_finite(self) -> str | None:
+        """The name of the first tensor with a NaN or an infinity."""
+        return next((name for name, view in self.views.items() if not finite(view)), None)
+
+    def memory(self) -> memoryview:
+        """The bytes of a CPU buffer; valid as long as the buffer lives."""
+        if self.layout.num_bytes == 0:
+            return memoryview(b"")
+        kind = ctypes.c_char * self.layout.num_bytes
+        return memoryview(kind.from_address(self.data.data_ptr())).cast("B")
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether no element of `tensor` is NaN or infinite; minimum and maximum carry both, in one pass."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+class BufferPool:
+    """Recycles the buffers of one layout, so that the allocator and the kernel's page faults stay out of the loop.
+
+    Thread-safe. It never holds more free buffers than were alive at once.
+    """
+
+    def __init__(self, layout: FlatLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+        self._free: list[FlatBuffer] = []
+        self._lock = threading.Lock()
+        #: Buffers with at least one holder, now and at most so far.
+        self.alive = 0
+        self.peak = 0
+
+    def take(self) -> FlatBuffer:
+        """A buffer with unspecified contents (gaps are zero) and one holder, the caller."""
+        with self._lock:
+            self.alive += 1
+            self.peak = max(self.peak, self.alive)
+            buffer = self._free.pop() if self._free else None
+        if buffer is None:
+            return FlatBuffer(self.layout, self.device)
+        buffer.references = 1
+        return buffer
+
+    def hold(self, buffer: FlatBuffer) -> FlatBuffer:
+        """Add a holder."""
+        with self._lock:
+            assert buffer.references > 0, "a buffer without a holder cannot be held again"
+            buffer.references += 1
+        return buffer
+
+    def release(self, buffer: FlatBuffer) -> None:
+        """Remove a holder; the last one hands the buffer back."""
+        with self._lock:
+            buffer.references -= 1
+            assert buffer.references >= 0, "a buffer was released more often than held"
+            if buffer.references == 0:
+                self.alive -= 1
+                self._free.append(buffer)

@@ -1,0 +1,132 @@
+"""`python -m services.parameter_server`: one shard process; usually one per node. It never imports user code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.coordinator.membership import Hooks, Membership
+from hetpipe.errors import MemberReplaced
+from hetpipe.ps.server import MAX_FOLLOWERS, HistoryFactory, ShardServer, file_history
+from hetpipe.rpc.channel import join_address, split_address
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.spec.ids import JobId, ShardIndex
+from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
+from hetpipe.spec.requests import PullHeader, PushHeader
+from hetpipe.weights.allocator import keep_freed_memory
+from services.runtime import Shutdown, add_listening_options, advertised_host, announce_ready, new_parser, run_service
+
+#: Threads for calls that move tensors or decide; followers of the log have theirs beside them.
+_CALL_THREADS = 32
+
+#: How long to wait for a coordinator that is not there yet.
+_START_SECONDS = 30.0
+
+
+class DelayedShardServer(ShardServer):
+    """Emulates a slow network: pushes and pulls begin after a random time."""
+
+    def __init__(self, history: HistoryFactory, longest_seconds: float, seed: int) -> None:
+        super().__init__(history)
+        self._longest_seconds = longest_seconds
+        self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+        """See `ShardServer.push`."""
+        SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+        return super().push(header, chunks)
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """See `ShardServer.pull`."""
+        SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+        return super().pull(header)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until told to end; the exit status."""
+    parser = new_parser("parameter_server", "One parameter-server shard.")
+    add_listening_options(parser)
+    parser.add_argument("--coordinator", metavar="HOST:PORT", required=True, help="the coordinator to register with")
+    parser.add_argument("--index", type=int, metavar="I", help="position among the shards (default: by registration)")
+    parser.add_argument(
+        "--threads", type=int, default=min(4, os.cpu_count() or 1), help="threads for adding updates (%(default)s)"
+    )
+    parser.add_argument(
+        "--emulate-delay",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="begin each push and pull after a random time up to this, to emulate a slow network (%(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    return run_service("parameter_server", options, lambda shutdown: _serve(options, shutdown))
+
+
+def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
+    keep_freed_memory()
+    torch.set_num_threads(options.threads)
+    host = advertised_host(options.host, options.advertise)
+    history = file_history(host, os.getpid())
+    if options.emulate_delay:
+        shards: ShardServer = DelayedShardServer(history, options.emulate_delay, seed=options.index or 0)
+    else:
+        shards = ShardServer(history)
+    server = Server(
+        ServerConfig(
+            host=options.host,
+            port=options.port,
+            num_threads=_CALL_THREADS + MAX_FOLLOWERS,
+            max_concurrent_calls=2 * (_CALL_THREADS + MAX_FOLLOWERS),
+            reflection=options.reflection,
+        )
+    )
+    add_shard_service(server, shards)
+    server.on_stop(shards.stop)
+    _, port = split_address(server.start())
+    address = join_address(host, port)
+    membership = _membership(options, shards, host, address, on_replaced=lambda _replaced: shutdown.ask())
+    try:
+        shutdown.on_ask(membership.cancel_start)
+        membership.start(wait_seconds=_START_SECONDS)
+        announce_ready("parameter_server", address)
+        shutdown.wait()
+        membership.close()
+    finally:
+        server.stop()
+
+
+def _membership(
+    options: argparse.Namespace,
+    shards: ShardServer,
+    host: str,
+    address: str,
+    *,
+    on_replaced: Callable[[MemberReplaced], None],
+) -> Membership:
+    info = MemberInfo(
+        MemberRole.PARAMETER_SERVER,
+        MemberId(f"parameter-server-{address}" if options.index is None else f"parameter-server-{options.index}"),
+        host,
+        os.getpid(),
+        address=address,
+        shard_index=None if options.index is None else ShardIndex(options.index),
+    )
+
+    def release(jobs: Sequence[JobId]) -> None:
+        for job in jobs:
+            shards.release(job)
+
+    hooks = Hooks(clocks=shards.snapshots, jobs=shards.jobs, on_ended_jobs=release, on_replaced=on_replaced)
+    return Membership(CoordinatorClient(options.coordinator), info, hooks=hooks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

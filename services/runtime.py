@@ -1,0 +1,135 @@
+"""What every service does around its work: options, logs, signals, the ready line, errors, not outliving its parent.
+
+A service prints one JSON line on standard output when it is ready, `{"role", "address", "pid"}`, and no more there. An
+error is one sentence on standard error and exit status 1. SIGTERM or SIGINT ends it in order; a second one at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from hetpipe.agent.parent_death import follow_parent
+from hetpipe.errors import HetpipeError
+from hetpipe.observe.log import configure_logging, get_logger
+
+_log = get_logger(__name__)
+
+_WILDCARDS = {"", "0.0.0.0", "::"}  # noqa: S104 - recognised, not bound to
+
+
+def new_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """A parser with the options that all services have."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{program}", description=description)
+    parser.add_argument("--log", metavar="FILE", help="append the log (JSON lines) to FILE instead of standard error")
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="lowest level (%(default)s)"
+    )
+    parser.add_argument(
+        "--exit-with-parent",
+        action="store_true",
+        help="end when standard input ends or the process that started this one dies",
+    )
+    return parser
+
+
+def add_listening_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a service that has a server."""
+    parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (%(default)s); 0.0.0.0 for all")
+    parser.add_argument("--port", type=_port, default=0, help="port to listen on; 0 lets the system choose (default)")
+    parser.add_argument("--advertise", metavar="HOST", help="host name others reach this machine by, if not --host")
+    parser.add_argument("--reflection", action="store_true", help="tell clients which services there are")
+
+
+def advertised_host(listen_host: str, advertise: str | None) -> str:
+    """The host name to give to others: what was asked for, else the interface, else this machine's name."""
+    if advertise:
+        return advertise
+    return socket.gethostname() if listen_host in _WILDCARDS else listen_host
+
+
+def announce_ready(role: str, address: str) -> None:
+    """Print the ready line."""
+    sys.stdout.write(json.dumps({"role": role, "address": address, "pid": os.getpid()}) + "\n")
+    sys.stdout.flush()
+
+
+class Shutdown:
+    """Says when to end: on a signal, or with the parent. Make it in the main thread, once."""
+
+    def __init__(self, *, exit_with_parent: bool) -> None:
+        #: Set when the service is to end in order.
+        self.asked = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        # A handler may interrupt its thread anywhere, also where it holds a lock, so it only writes to a pipe.
+        read_end, self._signals = os.pipe()
+        threading.Thread(target=self._hear_signals, args=(read_end,), name="signals", daemon=True).start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        if exit_with_parent:
+            follow_parent(signal.SIGTERM, self.ask)
+
+    def on_ask(self, callback: Callable[[], None]) -> None:
+        """Call `callback` from a thread when the service is to end, at once if that is already so."""
+        with self._lock:
+            self._callbacks.append(callback)
+            late = self.asked.is_set()
+        if late:
+            callback()
+
+    def wait(self) -> None:
+        """Block until the service is to end."""
+        self.asked.wait()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        os.write(self._signals, bytes([number]))
+
+    def _hear_signals(self, read_end: int) -> None:
+        os.read(read_end, 1)
+        self.ask()
+        os._exit(128 + os.read(read_end, 1)[0])
+
+    def ask(self) -> None:
+        """Have the service end. From any thread but a signal handler's; the first call counts."""
+        with self._lock:
+            if self.asked.is_set():
+                return
+            self.asked.set()
+            callbacks = tuple(self._callbacks)
+        for callback in callbacks:
+            callback()
+
+
+def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutdown], None]) -> int:
+    """Run `serve` with logs and signals set up; the exit status. In the main thread."""
+    try:
+        configure_logging(Path(arguments.log) if arguments.log else None, role=role, level=arguments.log_level)
+    except OSError as error:
+        sys.stderr.write(f"cannot write the log {arguments.log}: {error.strerror}\n")
+        return 1
+    try:
+        serve(Shutdown(exit_with_parent=arguments.exit_with_parent))
+    except HetpipeError as error:
+        _log.error("service_failed", error=type(error).__name__, sentence=str(error))
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, one sentence and a status
+        _log.exception("service_failed")
+        sys.stderr.write(f"{role}: internal error ({type(error).__name__}: {error}), see its log\n")
+        return 1
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:  # noqa: PLR2004 - the largest port
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; write a number from 0 to 65535")
+    return int(text)

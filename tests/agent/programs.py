@@ -1,0 +1,81 @@
+"""Child programs for the tests of the agent: they behave as the job's import path says."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hetpipe.agent.children import Programs
+from hetpipe.spec.plan import ModelReport
+from hetpipe.spec.wire import plain
+from tests.coordinator.builders import model
+
+_COMMON = """
+import json, os, signal, sys, threading
+order = json.loads(sys.stdin.readline())
+out = int(sys.argv[sys.argv.index("--report-fd") + 1])
+def tell(value):
+    os.write(out, (json.dumps(value) + "\\n").encode())
+def wait_for_eof():
+    sys.stdin.read()
+    os._exit(7)
+behaviour = order["import_path"]
+"""
+
+_STAGE = """
+if behaviour == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell({"kind": "ready", "pid": os.getpid()})
+if behaviour == "done":
+    tell({"kind": "evaluation", "clock": 3, "epoch": 0, "samples": 5, "sums": {"loss": 2.5}})
+    tell({"kind": "done", "clock": 3, "reason": "end"})
+elif behaviour == "fail":
+    print("a traceback")
+    print("ValueError: the last words")
+    sys.exit(3)
+elif behaviour == "babble":
+    tell("no report")
+    os.write(out, b"half a line")
+else:
+    wait_for_eof()
+"""
+
+_INSPECTION = """
+if behaviour == "unimportable":
+    tell({"error": "JobError", "problems": ["model: no module named 'model'", "loss: the same"]})
+elif behaviour == "dies":
+    os.kill(os.getpid(), 9)
+else:
+    tell({"ok": json.loads(MODEL)})
+"""
+
+
+def fake_programs(folder: Path) -> Programs:
+    """Programs that start fast and need no torch."""
+    report = json.dumps(plain(ModelReport, model()))
+    (folder / "stage.py").write_text(_COMMON + _STAGE)
+    (folder / "inspection.py").write_text(_COMMON + f"MODEL = {report!r}\n" + _INSPECTION)
+    python = (sys.executable, "-S", "-E")
+    return Programs(stage=(*python, str(folder / "stage.py")), inspection=(*python, str(folder / "inspection.py")))
+
+
+def environment() -> Mapping[str, str]:
+    """What children inherit."""
+    return {"PATH": os.environ["PATH"]}
+
+
+def ends(pid: int, *, timeout_seconds: float = 10.0) -> bool:
+    """True once the process is gone, or is a zombie; False when it still runs after the timeout."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        readable, _, _ = select.select([descriptor], [], [], timeout_seconds)
+        return bool(readable)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,280 @@
+"""An agent at work: a real coordinator in this process, real child programs, fake shards."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.agent.agent import Agent, AgentConfig
+from hetpipe.agent.devices import discover_devices
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.memory_store import MemoryStore
+from hetpipe.coordinator.patience import Patience
+from hetpipe.coordinator.servicer import CoordinatorServicer
+from hetpipe.errors import HetpipeError, MemberReplaced, PeerUnreachable
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.spec.events import JobEnded, JobState, JobStatus, StateChanged, StopMode
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import MemberId
+from hetpipe.testing.fake_clock import FakeClock
+from tests.agent.programs import ends, environment, fake_programs
+from tests.coordinator.builders import agent_member, job, shard_member, submission
+from tests.coordinator.fakes import FakeShards
+
+
+class Node:
+    """A coordinator with its ticker, and one agent running in a thread."""
+
+    def __init__(self, folder: Path, *, lease_seconds: float = 5.0) -> None:
+        self.folder = folder
+        self.shards = FakeShards()
+        self.coordinator = Coordinator(
+            MemoryStore(),
+            self.shards.tools,
+            clock=SYSTEM_CLOCK,
+            patience=Patience(settle_seconds=0.2, echo_seconds=1.0),
+            lease_seconds=lease_seconds,
+        )
+        self.server = Server(ServerConfig(num_threads=32))
+        CoordinatorServicer(self.coordinator, host="here").add_to(self.server)
+        self.address = self.server.start()
+        # The fake shards send no heartbeats; their lease is as long as the test.
+        registry = self.coordinator._registry
+        registry.lease_seconds, lease = 1_000.0, registry.lease_seconds
+        for index in range(2):
+            self.coordinator.register(shard_member(index))
+        registry.lease_seconds = lease
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick)
+        self._ticker.start()
+        self.client = CoordinatorClient(self.address)
+        self.outcome: queue.SimpleQueue[HetpipeError | None] = queue.SimpleQueue()
+        self.agents: list[Agent] = []
+        self._threads: list[threading.Thread] = []
+
+    def _tick(self) -> None:
+        while not self._ended.wait(0.05):
+            self.coordinator.tick()
+
+    def start_agent(self, *, clock: Any = SYSTEM_CLOCK, **config: Any) -> Agent:
+        agent = Agent(
+            AgentConfig(
+                node="n0",
+                host="127.0.0.1",
+                pid=os.getpid(),
+                coordinator=self.address,
+                devices=discover_devices("n0", num_cpu_devices=4),
+                environment=environment(),
+                programs=fake_programs(self.folder),
+                **config,
+            ),
+            clock=clock,
+        )
+        agent.start()
+        thread = threading.Thread(target=self._run, args=(agent,))
+        thread.start()
+        self.agents.append(agent)
+        self._threads.append(thread)
+        return agent
+
+    def _run(self, agent: Agent) -> None:
+        try:
+            agent.run()
+        except HetpipeError as error:
+            self.outcome.put(error)
+        else:
+            self.outcome.put(None)
+
+    def submit(self, behaviour: str, *, request_id: str = "0123456789abcdef") -> JobId:
+        handed_in = submission(job(), str(self.folder / "run"), request_id=request_id)
+        return self.client.submit_job(replace(handed_in, import_path=behaviour))
+
+    def wait_state(self, state: JobState) -> None:
+        for numbered in self.client.watch_job():
+            if isinstance(numbered.event, StateChanged) and numbered.event.state is state:
+                return
+        pytest.fail(f"never {state}: {self.client.status().failure}")
+
+    def wait_end(self) -> JobEnded:
+        *_, last = self.client.watch_job()
+        assert isinstance(last.event, JobEnded)
+        return last.event
+
+    def wait_status(self, wanted: Callable[[JobStatus], bool]) -> JobStatus:
+        for _ in range(10_000):
+            status = self.client.status()
+            if wanted(status):
+                return status
+        pytest.fail(f"not so: {status}")
+
+    def stage_pids(self) -> list[int]:
+        return [process.pid for process in self.client.status().processes if process.role == "stage"]
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.stop()
+        for thread in self._threads:
+            thread.join()
+        self._ended.set()
+        self._ticker.join()
+        self.client.close()
+        self.server.stop(grace_seconds=0.0)
+        self.coordinator.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+def test_a_job_runs_to_its_end(node: Node) -> None:
+    node.start_agent()
+    node.submit("done")
+
+    ended = node.wait_end()
+
+    assert ended.state is JobState.FINISHED
+    assert ended.result is not None
+    assert ended.result["eval"] == {"epoch": 0, "clock": 3, "samples": 10, "loss": 0.5}
+
+
+def test_one_job_after_the_other(node: Node) -> None:
+    node.start_agent()
+    for number in range(3):
+        node.submit("done", request_id=f"request-{number}")
+        assert node.wait_end().state is JobState.FINISHED
+
+
+def test_mistakes_of_the_model_come_back(node: Node) -> None:
+    node.start_agent()
+    node.submit("unimportable")
+
+    ended = node.wait_end()
+
+    assert ended.state is JobState.FAILED
+    assert ended.problems == ("model: no module named 'model'", "loss: the same")
+
+
+def test_a_killed_stage_ends_the_job_and_all_its_processes(node: Node) -> None:
+    node.start_agent()
+    node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids = node.stage_pids()
+    os.kill(pids[1], signal.SIGKILL)
+
+    ended = node.wait_end()
+
+    assert ended.sentence == f"stage 1 of virtual worker 0 (pid {pids[1]} on 127.0.0.1) was killed by SIGKILL"
+    assert all(ends(pid) for pid in pids)
+
+
+def test_a_stage_that_ends_without_a_word_is_quoted(node: Node) -> None:
+    node.start_agent()
+    node.submit("fail")
+
+    assert node.wait_end().sentence.endswith(
+        "ended with exit code 3 before the run did; its last words: ValueError: the last words"
+    )
+
+
+def test_a_stop_now_ends_all_processes(node: Node) -> None:
+    node.start_agent()
+    node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids = node.stage_pids()
+    node.client.stop_job(mode=StopMode.NOW)
+
+    assert node.wait_end().state is JobState.STOPPED
+    assert all(ends(pid) for pid in pids)
+
+
+def test_an_agent_that_is_stopped_ends_its_children_and_leaves(node: Node) -> None:
+    agent = node.start_agent()
+    node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids = node.stage_pids()
+    agent.stop()
+    assert node.outcome.get(timeout=20.0) is None
+
+    assert all(ends(pid) for pid in pids)
+    assert node.wait_end().sentence == f"agent n0 (pid {os.getpid()} on 127.0.0.1) left the cluster"
+
+
+def test_children_of_an_unknown_job_are_ended(node: Node) -> None:
+    node.start_agent()
+    job_id = node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids = node.stage_pids()
+    with node.coordinator.condition:
+        del node.coordinator._hosts[job_id]
+
+    assert all(ends(pid) for pid in pids)
+
+
+def test_a_forgotten_agent_registers_again_and_begins_anew(node: Node) -> None:
+    agent = node.start_agent()
+    node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids, first = node.stage_pids(), agent.registered
+    node.client.leave(MemberId("n0"), first.registration)
+    assert all(ends(pid) for pid in pids)
+    assert node.wait_end().state is JobState.FAILED
+    node.wait_status(lambda status: any(process.role == "agent" for process in status.processes))
+    node.submit("done", request_id="another-request")
+    assert node.wait_end().state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("ends_too", [True, False])
+def test_losing_the_coordinator_ends_the_children(node: Node, *, ends_too: bool) -> None:
+    clock = FakeClock()
+    node.start_agent(clock=clock, exit_with_coordinator=ends_too)
+    node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids = node.stage_pids()
+    node.server.stop(grace_seconds=0.0)
+    clock.advance(9.9)
+    assert not ends(pids[0], timeout_seconds=0.3)
+    clock.advance(0.2)
+
+    assert all(ends(pid) for pid in pids)
+    if ends_too:
+        error = node.outcome.get(timeout=20.0)
+        assert isinstance(error, PeerUnreachable)
+        assert str(error).startswith(f"the coordinator at {node.address} has not answered agent n0 for 10.")
+    else:
+        assert node.outcome.empty()
+
+
+def test_an_agent_whose_name_was_taken_ends_for_good(node: Node) -> None:
+    node.start_agent()
+    node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids = node.stage_pids()
+    node.client.register(agent_member("n0", pid=1))
+
+    error = node.outcome.get(timeout=20.0)
+    assert isinstance(error, MemberReplaced)
+    assert str(error) == "agent n0 (pid 1 on n0.host) has taken the name n0; give each process its own"
+    assert all(ends(pid) for pid in pids)
+    assert "was replaced by pid 1" in node.wait_end().sentence
+
+
+def test_an_agent_without_a_coordinator_does_not_start() -> None:
+    config = AgentConfig(
+        node="n0", host="h", pid=1, coordinator="127.0.0.1:1", devices=(), environment={}, start_seconds=0.0
+    )
+
+    with pytest.raises(PeerUnreachable, match=r"coordinator at 127.0.0.1:1"):
+        Agent(config).start()

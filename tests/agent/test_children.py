@@ -1,0 +1,216 @@
+"""Real child processes: fed, heard, ended, and told about."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetpipe.agent.child import Child, ChildSpec, Listener, end_children
+from hetpipe.agent.children import Children, Programs
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.coordinator.configs import Assignment, stage_commands
+from hetpipe.planner.partition import plan_job
+from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, InspectionResult, StageNews, StartStageCommand
+from hetpipe.spec.ids import Term
+from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
+from tests.agent.programs import ends, environment, fake_programs
+from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
+
+pytestmark = pytest.mark.processes
+
+
+class Bench:
+    """Children and what they told."""
+
+    def __init__(self, folder: Path, programs: Programs | None = None) -> None:
+        self.run_dir = folder / "run"
+        self.news: queue.SimpleQueue[AgentNews] = queue.SimpleQueue()
+        self.children = Children(
+            tell=self.news.put,
+            environment=environment(),
+            clock=SYSTEM_CLOCK,
+            programs=programs or fake_programs(folder),
+        )
+
+    def start(self, behaviour: str, *, stage: int = 0) -> StartStageCommand:
+        handed_in = replace(submission(job(), str(self.run_dir)), import_path=behaviour)
+        assignment = Assignment(
+            job=job(),
+            submission=handed_in,
+            plan=plan_job(job(), model(), [agent_info()], Term(1), JOB_ID),
+            agents=(agent_info(),),
+            shards=(shard_member(0),),
+        )
+        command = stage_commands(assignment)[stage]
+        self.children.start_stage(command)
+        return command
+
+    def inspect(self, behaviour: str) -> InspectionResult:
+        self.children.inspect(InspectCommand(JOB_ID, "{}", behaviour, str(self.run_dir)))
+        result = self.next()
+        assert isinstance(result, InspectionResult)
+        return result
+
+    def next(self) -> AgentNews:
+        return self.news.get(timeout=20.0)
+
+    def next_exit(self) -> ChildExit:
+        while True:
+            news = self.next()
+            if isinstance(news, ChildExit):
+                return news
+
+    def next_ready_pid(self) -> int:
+        while True:
+            news = self.next()
+            if isinstance(news, StageNews) and isinstance(news.report, StageReady):
+                return news.report.pid
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.children.stop_all()
+
+
+class TestStages:
+    def test_reports_come_in_order_and_the_exit_last(self, bench: Bench) -> None:
+        key = bench.start("done").key
+
+        heard = [bench.next() for _ in range(4)]
+
+        assert [type(news.report) for news in heard[:3] if isinstance(news, StageNews)] == [
+            StageReady,
+            StageEvaluation,
+            StageDone,
+        ]
+        assert isinstance(heard[3], ChildExit)
+        assert (heard[3].key, heard[3].exit_code, heard[3].last_output) == (key, 0, "")
+        assert bench.children.jobs() == ()
+
+    def test_the_last_words_are_told(self, bench: Bench) -> None:
+        bench.start("fail")
+
+        news = bench.next_exit()
+
+        assert (news.exit_code, news.last_output) == (3, "ValueError: the last words")
+        assert (bench.run_dir / "logs" / "vw-0-stage-0.out").read_text() == "a traceback\nValueError: the last words\n"
+
+    def test_a_signal_is_told_as_one(self, bench: Bench) -> None:
+        bench.start("hang")
+        os.kill(bench.next_ready_pid(), signal.SIGKILL)
+
+        assert bench.next_exit().exit_code == -signal.SIGKILL
+
+    def test_starting_a_stage_that_runs_changes_nothing(self, bench: Bench) -> None:
+        bench.start("hang")
+        first = bench.next_ready_pid()
+        bench.start("hang")
+        bench.start("hang", stage=1)
+        assert bench.next_ready_pid() != first
+        assert bench.children.jobs() == (JOB_ID,)
+
+    def test_what_is_no_report_is_left_out(self, bench: Bench) -> None:
+        bench.start("babble")
+
+        assert isinstance(bench.next(), StageNews)
+        assert isinstance(bench.next(), ChildExit)
+
+    def test_a_program_that_cannot_be_started_has_failed(self, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, Programs(stage=("/no/such/program",), inspection=("/no/such/program",)))
+        bench.start("done")
+
+        failed, gone = bench.next(), bench.next()
+
+        assert isinstance(failed, StageNews)
+        assert isinstance(failed.report, StageFailed)
+        assert "could not be started" in failed.report.sentence
+        assert isinstance(gone, ChildExit)
+        assert "No such file" in bench.inspect("ok").problems[0]
+
+
+class TestEnding:
+    def test_a_job_is_ended_in_order(self, bench: Bench) -> None:
+        for stage in range(3):
+            bench.start("hang", stage=stage)
+            bench.next_ready_pid()
+        bench.children.stop_job(JOB_ID)
+
+        assert {bench.next_exit().exit_code for _ in range(3)} == {-signal.SIGTERM}
+        assert bench.children.jobs() == ()
+
+    def test_a_child_that_ignores_it_is_killed(self, bench: Bench) -> None:
+        bench.start("stubborn")
+        bench.next_ready_pid()
+        started = SYSTEM_CLOCK.monotonic()
+        bench.children.stop_all()
+
+        assert bench.next_exit().exit_code == -signal.SIGKILL
+        assert 1.5 <= SYSTEM_CLOCK.monotonic() - started < 5.0
+
+    def test_stopping_what_is_not_there_is_nothing(self, bench: Bench) -> None:
+        bench.children.stop_job(JOB_ID)
+        bench.children.stop_all()
+
+    def test_its_own_children_end_with_it(self, tmp_path: Path) -> None:
+        script = tmp_path / "parent.py"
+        script.write_text(
+            "import os, subprocess, sys\n"
+            "child = subprocess.Popen([sys.executable, '-S', '-c', 'import signal; signal.pause()'])\n"
+            "os.write(int(sys.argv[2]), f'{child.pid}\\n'.encode())\n"
+        )
+        lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        exits: queue.SimpleQueue[int] = queue.SimpleQueue()
+        spec = ChildSpec(
+            name="parent",
+            command=(sys.executable, "-S", str(script)),
+            first_line="{}",
+            environment=environment(),
+            log_path=tmp_path / "parent.out",
+        )
+        Child(spec, Listener(on_line=lines.put, on_exit=lambda code, _: exits.put(code)))
+        grandchild = int(lines.get(timeout=10.0))
+        assert exits.get(timeout=10.0) == 0
+
+        assert ends(grandchild)
+
+    def test_ending_nobody_takes_no_time(self) -> None:
+        end_children([], grace_seconds=10.0, clock=SYSTEM_CLOCK)
+
+
+class TestInspections:
+    def test_a_model_is_reported(self, bench: Bench) -> None:
+        assert bench.inspect("fine") == InspectionResult(JOB_ID, model())
+
+    def test_mistakes_are_reported(self, bench: Bench) -> None:
+        result = bench.inspect("unimportable")
+
+        assert (result.error, result.problems) == ("JobError", ("model: no module named 'model'", "loss: the same"))
+
+    def test_an_end_without_a_word_is_reported_too(self, bench: Bench) -> None:
+        result = bench.inspect("dies")
+
+        assert result.error == "JobFailed"
+        assert result.problems == ("the inspection of the model was killed by SIGKILL before it reported",)
+
+
+class TestSurroundings:
+    def test_children_are_single_threaded_and_see_nothing_else(self, tmp_path: Path) -> None:
+        show = tmp_path / "show.py"
+        show.write_text("import os, json; print(json.dumps(dict(os.environ)))\n")
+        bench = Bench(tmp_path, Programs(stage=(sys.executable, "-S", "-E", str(show)), inspection=()))
+        bench.start("done")
+        bench.next_exit()
+
+        shown = (bench.run_dir / "logs" / "vw-0-stage-0.out").read_text()
+        for variable in ('"OMP_NUM_THREADS": "1"', '"MKL_NUM_THREADS": "1"', '"PATH"'):
+            assert variable in shown
+        assert "HOME" not in shown

@@ -1,0 +1,124 @@
+"""News go out in batches that keep their number until they are confirmed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetpipe.agent.outbox import MAX_BATCH, MAX_WAITING, Outbox
+from hetpipe.spec.commands import AgentNews, ChildExit, StageKey, StageNews
+from hetpipe.spec.ids import Clock, StageIndex
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.members import Registration
+from hetpipe.spec.run import StageEvaluation, StageReady, StageReport, StageWaiting
+from hetpipe.testing.fake_clock import FakeClock
+from tests.coordinator.builders import FIRST_LIFE, JOB_ID, progress
+
+TOKEN = Registration("token")
+
+
+def news(report: StageReport, stage: int = 0) -> AgentNews:
+    return StageNews(StageKey(JOB_ID, Vw(0), StageIndex(stage), FIRST_LIFE), report)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def outbox(clock: FakeClock) -> Outbox:
+    outbox = Outbox(clock)
+    outbox.restart(TOKEN)
+    return outbox
+
+
+def test_urgent_news_are_due_at_once_with_all_before_them(outbox: Outbox) -> None:
+    first, second = news(progress(samples=1)), news(StageReady(1))
+    outbox.put(first)
+    assert outbox.take(timeout_seconds=0.0) is None
+    outbox.put(second)
+
+    batch = outbox.take(timeout_seconds=0.0)
+
+    assert batch is not None
+    assert (batch.registration, batch.number, batch.news) == (TOKEN, 1, (first, second))
+
+
+def test_others_wait_for_half_a_second(outbox: Outbox, clock: FakeClock) -> None:
+    outbox.put(news(progress(samples=1)))
+    clock.advance(0.49)
+    assert outbox.take(timeout_seconds=0.0) is None
+    clock.advance(0.01)
+    assert outbox.take(timeout_seconds=0.0) is not None
+
+
+def test_newer_progress_replaces_older_of_the_same_stage(outbox: Outbox, clock: FakeClock) -> None:
+    for samples in (1, 2, 3):
+        outbox.put(news(progress(samples=samples)))
+        outbox.put(news(progress(samples=10 * samples), stage=1))
+        outbox.put(news(StageWaiting("a waits for b", samples)))
+    clock.advance(1.0)
+
+    batch = outbox.take(timeout_seconds=0.0)
+
+    assert batch is not None
+    assert batch.news == (
+        news(progress(samples=3)),
+        news(progress(samples=30), stage=1),
+        news(StageWaiting("a waits for b", 3)),
+    )
+
+
+def test_nothing_else_is_replaced(outbox: Outbox) -> None:
+    for clock_value in (1, 2):
+        outbox.put(news(StageEvaluation(Clock(clock_value), 0, 1, {"loss": 1.0})))
+
+    batch = outbox.take(timeout_seconds=0.0)
+
+    assert batch is not None
+    assert len(batch.news) == 2
+
+
+def test_a_batch_is_the_same_until_it_is_confirmed(outbox: Outbox) -> None:
+    outbox.put(news(StageReady(1)))
+    first = outbox.take(timeout_seconds=0.0)
+    outbox.put(news(StageReady(2)))
+    assert outbox.take(timeout_seconds=0.0) is first
+    assert first is not None
+    outbox.confirm(first)
+    second = outbox.take(timeout_seconds=0.0)
+    assert second is not None
+    assert (second.number, second.news) == (2, (news(StageReady(2)),))
+    outbox.confirm(first)
+    assert outbox.take(timeout_seconds=0.0) is second
+
+
+def test_a_new_registration_begins_anew(outbox: Outbox) -> None:
+    outbox.put(news(StageReady(1)))
+    outbox.take(timeout_seconds=0.0)
+    outbox.put(news(StageReady(2)))
+    outbox.restart(Registration("newer"))
+    assert outbox.take(timeout_seconds=0.0) is None
+    outbox.put(news(StageReady(3)))
+    batch = outbox.take(timeout_seconds=0.0)
+    assert batch is not None
+    assert (batch.registration, batch.number, batch.news) == ("newer", 1, (news(StageReady(3)),))
+
+
+def test_batches_and_the_outbox_are_bounded(outbox: Outbox) -> None:
+    key = StageKey(JOB_ID, Vw(0), StageIndex(0), FIRST_LIFE)
+    for pid in range(MAX_WAITING + 5):
+        outbox.put(ChildExit(key, pid, 0))
+    pids: list[int] = []
+    while batch := outbox.take(timeout_seconds=0.0):
+        assert len(batch.news) <= MAX_BATCH
+        pids += [item.pid for item in batch.news if isinstance(item, ChildExit)]
+        outbox.confirm(batch)
+
+    assert pids == list(range(5, MAX_WAITING + 5))
+
+
+def test_a_closed_outbox_gives_nothing(outbox: Outbox) -> None:
+    outbox.put(news(StageReady(1)))
+    outbox.close()
+    assert outbox.take(timeout_seconds=10.0) is None

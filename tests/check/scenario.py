@@ -1,0 +1,117 @@
+"""What a simulated run is given: its job, plan and facts as the files of a run folder hold them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: One line of a history.
+Record = dict[str, object]
+
+#: Layers of the simulated model; one slice each, dealt round-robin to the shards.
+NUM_LAYERS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The barrier a run starts from."""
+
+    clock: int = 0
+    epoch: int = 0
+    used: tuple[int, ...] = ()
+    minibatches: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A small run. The defaults are the shipped clean history: two workers, two stages, two shards, N = 2, D = 1."""
+
+    num_stages: tuple[int, ...] = (2, 2)
+    num_shards: int = 2
+    minibatches_per_wave: int = 2
+    staleness: int | None = 1
+    """D, or None for D = ∞."""
+    deterministic: bool = True
+    weights: str = "wave"
+    num_samples: int = 29
+    batch_size: int = 2
+    epochs: int | None = 1
+    minibatches: int | None = None
+    checkpoint_every: int | None = 3
+    evict_at: int | None = None
+    """Evict the last worker once it has committed so many waves; it joins again at the next barrier."""
+    stop_at: int | None = None
+    """Ask for a stop once this clock is published."""
+    hosts: tuple[str, ...] = ("n0",)
+    """Virtual worker or shard i runs on host i modulo their number; their monotonic clocks differ."""
+    start: Resumed = field(default_factory=Resumed)
+    seed: int = 7
+
+    def layers_of(self, vw: int, stage: int) -> range:
+        """The layers of one stage: nearly equal cuts."""
+        num_stages = self.num_stages[vw]
+        return range(stage * NUM_LAYERS // num_stages, (stage + 1) * NUM_LAYERS // num_stages)
+
+    def slices_on(self, vw: int, stage: int, shard: int) -> int:
+        """How many slices of a stage a shard holds."""
+        return sum(1 for layer in self.layers_of(vw, stage) if layer % self.num_shards == shard)
+
+    def files(self) -> dict[str, Record]:
+        """job.json, plan.json and facts.json; keys that no checker needs are left out."""
+        kind = "asp" if self.staleness is None else "wsp"
+        sync: Record = {
+            "kind": kind,
+            "D": self.staleness,
+            "minibatches_per_wave": self.minibatches_per_wave,
+            "combine": "sum",
+            "deterministic": self.deterministic,
+        }
+        job: Record = {
+            "name": "simulated",
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "minibatches": self.minibatches,
+            "sync": sync,
+            "weights": self.weights,
+            "workers": {"count": len(self.num_stages)},
+            "parameter_servers": {"count": self.num_shards},
+        }
+        facts: Record = {
+            "num_samples": self.num_samples,
+            "eval_samples": None,
+            "start": {
+                "clock": self.start.clock,
+                "epoch": self.start.epoch,
+                "used": list(self.start.used),
+                "minibatches": self.start.minibatches,
+            },
+        }
+        return {"job.json": job, "plan.json": self._plan(), "facts.json": facts}
+
+    def _plan(self) -> Record:
+        workers = [
+            {"index": vw, "stages": [self._stage(vw, stage) for stage in range(num_stages)]}
+            for vw, num_stages in enumerate(self.num_stages)
+        ]
+        slices = [{"layer": layer, "shard": layer % self.num_shards} for layer in range(NUM_LAYERS)]
+        return {
+            "job_id": "j0",
+            "term": 1,
+            "virtual_workers": workers,
+            "slices": slices,
+            "num_shards": self.num_shards,
+        }
+
+    def _stage(self, vw: int, stage: int) -> Record:
+        layers = self.layers_of(vw, stage)
+        return {"first_layer": layers.start, "last_layer": layers.stop}
+
+
+def write_run(folder: Path, scenario: Scenario, history: dict[str, list[str]]) -> None:
+    """Write a run folder: the three files and `history` (file name → lines, each with its newline)."""
+    (folder / "history").mkdir(parents=True, exist_ok=True)
+    for name, content in scenario.files().items():
+        (folder / name).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    for name, lines in history.items():
+        (folder / "history" / name).write_text("".join(lines))

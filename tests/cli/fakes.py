@@ -1,0 +1,213 @@
+"""A coordinator that plays a script, and the values it tells."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.view import SilentView
+from hetpipe.errors import HetpipeError
+from hetpipe.spec.events import (
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    JobState,
+    JobStatus,
+    NumberedEvent,
+    ProcessStatus,
+    ProgressTable,
+    StageRow,
+    StateChanged,
+    StopMode,
+    Submission,
+    VirtualWorkerRow,
+)
+from hetpipe.spec.ids import Clock, DeviceId, JobId, LayerIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.job import Job, load_job
+from hetpipe.spec.run import ClockSnapshot
+from hetpipe.testing.fake_clock import FakeClock
+
+JOB_ID = JobId("small-1")
+
+#: A whole result, as the coordinator tells it.
+RESULT: dict[str, Any] = {
+    "run_dir": "/runs/small",
+    "waves": 12,
+    "minibatches": 24,
+    "samples": 92,
+    "wall_seconds": 0.5,
+    "samples_per_second": 184.0,
+    "loss": {"first": 1.2, "last": 1.1},
+    "eval": {"epoch": 1, "clock": 6, "samples": 46, "accuracy": 0.9, "loss": 1.06},
+    "staleness": {"bound_clock_distance": 2, "max_clock_distance": 1, "violations": None},
+    "clocks": {"0": 6, "1": 6},
+    "global_clock": 6,
+    "bytes": {"pushed": 9152, "pulled": 7744},
+    "waiting_seconds": {"0": 0.1, "1": 0.2},
+    "idle_seconds": {"0": 0.0, "1": 0.1},
+}
+
+
+def small_job(**changes: Any) -> Job:
+    """The job that scripts are about."""
+    values: dict[str, Any] = {
+        "name": "small",
+        "model": "tests.models:mlp32",
+        "loss": "tests.models:loss",
+        "data": {"train": "tests.models:data32"},
+        "batch_size": 4,
+        "epochs": 2,
+        "optimizer": {"name": "SGD", "lr": 0.1},
+        "workers": {"count": 2, "stages": 1},
+        "sync": {"D": 1, "minibatches_per_wave": 2},
+    }
+    return load_job(values, changes)
+
+
+def table(*clocks: int, staleness: int | None = 1, eta_seconds: float | None = 6.0) -> ProgressTable:
+    """A picture of a run whose virtual workers have these clocks."""
+    rows = tuple(
+        VirtualWorkerRow(
+            vw=VirtualWorkerIndex(vw),
+            stages=(
+                StageRow(LayerIndex(0), LayerIndex(1), DeviceId(f"n0/{2 * vw}")),
+                StageRow(LayerIndex(1), LayerIndex(5), DeviceId(f"n0/{2 * vw + 1}")),
+            ),
+            clock=Clock(clock),
+            distance=clock - min(clocks),
+            samples_per_second=150.25,
+            loss=None if clock == 0 else 1.25,
+            waiting_share=0.125,
+        )
+        for vw, clock in enumerate(clocks)
+    )
+    return ProgressTable(
+        rows=rows,
+        running_seconds=3.0,
+        epoch=1,
+        samples=60,
+        total_samples=240,
+        samples_per_second=300.5,
+        eta_seconds=eta_seconds,
+        staleness=staleness,
+        global_clock=Clock(min(clocks)),
+    )
+
+
+def evaluated(epoch: int = 1) -> Evaluated:
+    """An evaluation at the end of `epoch`."""
+    return Evaluated(clock=Clock(6), epoch=epoch, samples=46, values={"accuracy": 0.9634, "loss": 0.1312})
+
+
+def snapshot(*clocks: int) -> ClockSnapshot:
+    """The clocks of a run."""
+    return ClockSnapshot(
+        term=Term(1),
+        published=Clock(min(clocks)),
+        global_clock=Clock(min(clocks)),
+        local={VirtualWorkerIndex(vw): Clock(clock) for vw, clock in enumerate(clocks)},
+        max_distance=2,
+        epoch=1,
+        minibatches=20,
+        samples=80,
+        barrier=Clock(9),
+        barrier_reason="epoch",
+    )
+
+
+def running_status(run_dir: str) -> JobStatus:
+    """The status of a running job of one stage per virtual worker."""
+    processes = (
+        ProcessStatus("coordinator", 0, None, "127.0.0.1", 11, "up"),
+        ProcessStatus("parameter_server", 0, None, "127.0.0.1", 12, "up"),
+        ProcessStatus("agent", 0, None, "127.0.0.1", 13, "up"),
+        ProcessStatus("stage", 0, VirtualWorkerIndex(0), "127.0.0.1", 14, "ready"),
+        ProcessStatus("stage", 0, VirtualWorkerIndex(1), "127.0.0.1", 0, "starting"),
+    )
+    return JobStatus(JOB_ID, "small", JobState.RUNNING, run_dir, "", processes, snapshot(4, 3))
+
+
+FINISHES: tuple[JobEvent, ...] = (
+    StateChanged(JobState.INSPECTING),
+    StateChanged(JobState.RUNNING),
+    table(1, 2),
+    evaluated(),
+    StateChanged(JobState.FINISHED),
+    JobEnded(JobState.FINISHED, result=RESULT),
+)
+
+
+class FakeCoordinator:
+    """`CoordinatorPort` with a script. What it is asked is kept."""
+
+    def __init__(self, events: Sequence[JobEvent | HetpipeError] = FINISHES, status: JobStatus | None = None) -> None:
+        #: Told one by one; an error is raised in place of an event, and then the script goes on.
+        self.script: queue.SimpleQueue[JobEvent | HetpipeError] = queue.SimpleQueue()
+        for event in events:
+            self.script.put(event)
+        self._status = status
+        self.submissions: list[Submission] = []
+        self.stops: list[StopMode] = []
+        #: Called with each wish to stop, in the caller's thread.
+        self.on_stop: Callable[[StopMode], None] = lambda _: None
+        self._told = 0
+
+    def submit_job(self, submission: Submission) -> JobId:
+        self.submissions.append(submission)
+        return JOB_ID
+
+    def stop_job(self, job_id: JobId | None = None, *, mode: StopMode) -> JobState:
+        self.stops.append(mode)
+        self.on_stop(mode)
+        return JobState.STOPPING
+
+    def status(self, job_id: JobId | None = None) -> JobStatus:
+        return self._status or JobStatus(None, "", None, "", "")
+
+    def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
+        while True:
+            event = self.script.get(timeout=10.0)
+            if isinstance(event, HetpipeError):
+                raise event
+            self._told += 1
+            yield NumberedEvent(self._told, event)
+            if isinstance(event, JobEnded):
+                return
+
+    def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
+        return self._status.clocks if self._status is not None else None
+
+    def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
+        yield snapshot(1, 1)
+        yield snapshot(2, 1)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def shell_with(coordinator: FakeCoordinator, current: Path) -> Shell:
+    """A world in which every address is that coordinator's, seen from the folder `current`."""
+    return Shell(
+        clock=FakeClock(auto_advance=True), environment={}, current=current, open_coordinator=lambda _: coordinator
+    )
+
+
+class RecordingView(SilentView):
+    """Keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.events: list[JobEvent] = []
+        self.remarks: list[str] = []
+        self.closed = False
+
+    def show(self, event: JobEvent) -> None:
+        self.events.append(event)
+
+    def say(self, sentence: str) -> None:
+        self.remarks.append(sentence)
+
+    def close(self) -> None:
+        self.closed = True

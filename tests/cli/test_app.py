@@ -1,0 +1,365 @@
+"""The commands as a user calls them, with a scripted coordinator in place of a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from hetpipe.cli import demo, main, running
+from hetpipe.cli.app import app, run
+from hetpipe.cli.run_folder import RunFolder
+from hetpipe.errors import JobError, PeerUnreachable
+from hetpipe.spec.events import JobEnded, JobState, JobStatus
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.job import load_job
+from tests.check.corruptions import corrupted_lines
+from tests.check.scenario import Scenario, write_run
+from tests.check.simulator import as_lines, simulate
+from tests.cli.fakes import RESULT, FakeCoordinator, running_status, shell_with, small_job
+from tests.cli.test_export import write_checkpoint
+
+CLUSTER = ("--coordinator", "127.0.0.1:7300")
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = small_job().model_dump(mode="json", exclude_none=True)
+    Path("job.yaml").write_text(yaml.safe_dump(job))
+
+
+def invoke(*arguments: str, coordinator: FakeCoordinator | None = None) -> Result:
+    shell = shell_with(coordinator or FakeCoordinator(), Path.cwd())
+    return CliRunner().invoke(app, arguments, obj=shell)
+
+
+def last_line(result: Result) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return value
+
+
+def newest() -> RunFolder:
+    return RunFolder(Path("runs/latest").resolve())
+
+
+def test_train_ends_with_the_result_as_one_line() -> None:
+    result = invoke("train", "job.yaml", *CLUSTER, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    assert last_line(result) == RESULT
+    assert "state=running" in result.stderr
+    assert "finished after 0.5 s of training" in result.stderr
+
+
+def test_without_json_people_read_standard_output() -> None:
+    result = invoke("train", "job.yaml", *CLUSTER)
+    assert result.exit_code == 0, result.output
+    assert "event=note sentence=\"the run's folder is runs/small-" in result.stdout
+    assert "finished after 0.5 s of training" in result.stdout
+    assert result.stderr == ""
+
+
+def test_settings_change_the_job() -> None:
+    coordinator = FakeCoordinator()
+    result = invoke("train", "job.yaml", *CLUSTER, "--set", "sync.D=4", "--set", "epochs=7", coordinator=coordinator)
+    assert result.exit_code == 0, result.output
+    job = load_job(json.loads(coordinator.submissions[0].job_json))
+    assert (job.sync.D, job.epochs) == (4, 7)
+
+
+def test_a_bad_job_tells_every_mistake_and_makes_no_run() -> None:
+    result = invoke("train", "job.yaml", *CLUSTER, "--set", "sync.Q=4", "--set", "epochs=many", "--json")
+    assert result.exit_code == 2
+    errors = last_line(result)["errors"]
+    assert [error.split(":")[0] for error in errors] == ["sync.Q", "epochs"]
+    assert all(f"error: {error}" in result.stderr for error in errors)
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_fails() -> None:
+    failing = FakeCoordinator([JobEnded(JobState.FAILED, "stage 0 was killed by SIGKILL", "JobFailed")])
+    result = invoke("train", "job.yaml", *CLUSTER, "--json", coordinator=failing)
+    assert result.exit_code == 1
+    assert last_line(result) == {"errors": ["stage 0 was killed by SIGKILL"]}
+    assert "Traceback" not in result.output
+
+
+def test_a_job_whose_model_cannot_be_used_is_the_users_mistake() -> None:
+    failing = FakeCoordinator([JobEnded(JobState.FAILED, "model: no", "CallableError", ("model: no",))])
+    assert invoke("train", "job.yaml", *CLUSTER, coordinator=failing).exit_code == 2
+
+
+def test_no_job() -> None:
+    result = invoke("train")
+    assert result.exit_code == 2
+    assert "there is no job to train" in result.stderr
+
+
+def test_run_dir() -> None:
+    assert invoke("train", "job.yaml", *CLUSTER, "--run-dir", "mine").exit_code == 0
+    assert Path("mine/result.json").exists()
+    again = invoke("train", "job.yaml", *CLUSTER, "--run-dir", "mine")
+    assert again.exit_code == 2
+    assert "there is a run in it already" in again.stderr
+
+
+def test_submit_follows_the_run() -> None:
+    coordinator = FakeCoordinator()
+    result = invoke("submit", "job.yaml", *CLUSTER, "--json", coordinator=coordinator)
+    assert result.exit_code == 0, result.output
+    assert last_line(result) == RESULT
+    assert len(coordinator.submissions) == 1
+
+
+def test_submit_needs_a_coordinator() -> None:
+    assert invoke("submit", "job.yaml").exit_code == 2
+
+
+def test_detached() -> None:
+    coordinator = FakeCoordinator(status=running_status("x"))
+    result = invoke("submit", "job.yaml", *CLUSTER, "--detach", "--json", coordinator=coordinator)
+    assert result.exit_code == 0, result.output
+    assert last_line(result) == {"run_dir": str(newest().path), "job_id": "small-1"}
+    assert newest().read_record().job_id == "small-1"
+    assert last_line(invoke("status", "--json", coordinator=coordinator))["state"] == "running"
+
+
+def test_resume_begins_with_the_newest_checkpoint() -> None:
+    assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
+    old = newest()
+    write_checkpoint(old.path, 6)
+    (old.path / "facts.json").write_text(json.dumps({"num_samples": 46}))
+    coordinator = FakeCoordinator()
+    result = invoke("train", "--resume", "runs/latest", *CLUSTER, "--set", "epochs=9", coordinator=coordinator)
+    assert result.exit_code == 0, result.output
+    (submission,) = coordinator.submissions
+    assert submission.restore == str(old.path / "checkpoints" / "clock-00000006")
+    assert submission.run_dir != str(old.path)
+    assert newest().read_record().restored_from == submission.restore
+
+    refused = invoke("train", "--resume", str(old.path), *CLUSTER, "--set", "seed=4", "--json")
+    assert refused.exit_code == 2
+    assert last_line(refused)["errors"][0].startswith("seed: is 4 here and 0 in the run to resume")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "has no complete checkpoint"), ("{}", "so the run cannot be resumed")]
+)
+def test_what_cannot_be_resumed(content: str | None, words: str) -> None:
+    assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
+    if content is not None:
+        write_checkpoint(newest().path, 6)
+        (newest().path / "facts.json").write_text(content)
+    result = invoke("train", "--resume", "runs/latest", *CLUSTER)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert invoke("train", "--resume", "nowhere").exit_code == 2
+
+
+def test_status_of_the_newest_run() -> None:
+    assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
+    status = invoke("status", "--json", coordinator=FakeCoordinator(status=running_status("x")))
+    assert list(last_line(status)) == ["run_dir", "state", "processes", "clocks", "global_clock"]
+    for_people = invoke("status", coordinator=FakeCoordinator(status=running_status("x")))
+    assert for_people.stdout.startswith("small: running (x)\n")
+    assert invoke("status", *CLUSTER, "--json").stdout.startswith('{"run_dir": "", "state": "no job"')
+
+
+def test_no_run_yet() -> None:
+    for command in ("status", "clocks", "check"):
+        result = invoke(command, "--json")
+        assert result.exit_code == 2
+        assert last_line(result)["errors"][0].startswith("there is no run in runs/")
+
+
+def test_clocks() -> None:
+    running = FakeCoordinator(status=running_status("x"))
+    assert invoke("submit", "job.yaml", *CLUSTER, "--detach").exit_code == 0
+    found = last_line(invoke("clocks", "--json", coordinator=running))
+    assert (found["clocks"], found["global_clock"], found["published"]) == ({"0": 4, "1": 3}, 3, 3)
+    shown = invoke("clocks", *CLUSTER, coordinator=running)
+    assert shown.stdout.splitlines() == [
+        "worker  local clock  ahead",
+        "     0            4      1",
+        "     1            3      0",
+        "global clock 3",
+        "published clock 3, next barrier at 9 (epoch), epoch 2, largest distance so far 2, 80 samples",
+    ]
+    none_yet = invoke("clocks", coordinator=FakeCoordinator())
+    assert none_yet.exit_code == 2
+    assert "the run has no clocks yet" in none_yet.stderr
+
+
+def test_watched_clocks_are_one_line_per_change() -> None:
+    assert invoke("submit", "job.yaml", *CLUSTER, "--detach").exit_code == 0
+    expected = [
+        "global_clock=1 published=1 vw0.clock=1 vw1.clock=1",
+        "global_clock=1 published=1 vw0.clock=2 vw1.clock=1",
+    ]
+    assert invoke("clocks", "--watch").stdout.splitlines() == expected
+    assert invoke("clocks", "--watch", *CLUSTER).stdout.splitlines() == expected
+    as_json = invoke("clocks", "--watch", "--json").stdout.splitlines()
+    assert [json.loads(line)["clocks"] for line in as_json] == [{"0": 1, "1": 1}, {"0": 2, "1": 1}]
+
+
+def test_clocks_of_an_ended_run() -> None:
+    assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
+    assert last_line(invoke("clocks", "--json")) == {"clocks": {"0": 6, "1": 6}, "global_clock": 6}
+    assert invoke("clocks", "--watch").stdout == "global_clock=6 vw0.clock=6 vw1.clock=6\n"
+    failing = FakeCoordinator([JobEnded(JobState.FAILED, "it broke", "JobFailed")])
+    assert invoke("train", "job.yaml", *CLUSTER, coordinator=failing).exit_code == 1
+    without = invoke("clocks", "runs/latest")
+    assert without.exit_code == 2
+    assert "failed without clocks" in without.stderr
+
+
+def test_a_coordinator_that_does_not_answer() -> None:
+    class Away(FakeCoordinator):
+        def status(self, job_id: JobId | None = None) -> JobStatus:
+            raise PeerUnreachable("coordinator at 127.0.0.1:7300 cannot be reached")
+
+    result = invoke("status", *CLUSTER, "--json", coordinator=Away())
+    assert result.exit_code == 1
+    assert last_line(result) == {"errors": ["coordinator at 127.0.0.1:7300 cannot be reached"]}
+
+
+def test_check_of_a_clean_history(tmp_path: Path) -> None:
+    write_run(tmp_path / "clean", Scenario(), as_lines(simulate(Scenario())))
+    result = invoke("check", "clean", "--json")
+    assert result.exit_code == 0, result.output
+    found = last_line(result)
+    assert found["minibatches"] > 0
+    assert (found["violations"], found["waves_applied_twice"], found["torn_waves"]) == (0, 0, 0)
+    assert invoke("check", "clean").stdout.endswith("verdict: no violation\n")
+
+
+def test_check_of_a_corrupted_history(tmp_path: Path) -> None:
+    write_run(tmp_path / "bad", Scenario(), corrupted_lines("stale_clock"))
+    result = invoke("check", "bad", "--json")
+    assert result.exit_code == 1
+    assert last_line(result)["violations"] > 0
+    assert "verdict: " in invoke("check", "bad").stdout
+
+
+def test_check_of_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert invoke("check", "empty").exit_code == 2
+
+
+def test_export() -> None:
+    assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
+    write_checkpoint(newest().path, 6)
+    result = invoke("export", "out.safetensors", "--json")
+    assert result.exit_code == 0, result.output
+    found = last_line(result)
+    assert (found["clock"], found["path"]) == (6, str(Path("out.safetensors").absolute()))
+    named = invoke("export", "runs/latest", "other.safetensors")
+    assert named.stdout.startswith("wrote other.safetensors: ")
+    assert invoke("export", "a", "b", "c").exit_code == 2
+
+
+def test_init_writes_a_job_that_is_one() -> None:
+    result = invoke("init", "mine")
+    assert result.exit_code == 0
+    assert "cd mine && hetpipe train job.yaml" in result.stdout
+    load_job(Path("mine/job.yaml"))
+    again = invoke("init", "mine")
+    assert again.exit_code == 2
+    assert "mine/job.yaml and mine/model.py would be overwritten" in again.stderr
+    Path("mine/model.py").unlink()
+    assert invoke("init", "mine").exit_code == 2
+    assert not Path("mine/model.py").exists(), "all or nothing"
+
+
+def test_version() -> None:
+    assert invoke("version").stdout.startswith("hetpipe 0.")
+
+
+def test_the_demo_needs_its_files_and_its_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job, root = demo.find_demo(tmp_path)
+    assert job == root / "examples" / "digits" / "job.yaml"
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    without_sklearn = invoke("demo", "--json")
+    assert without_sklearn.exit_code == 2
+    assert "pip install 'hetpipe[examples]'" in last_line(without_sklearn)["errors"][0]
+    monkeypatch.setattr(demo, "_JOB", Path("nowhere") / "job.yaml")
+    assert "hetpipe's source tree" in invoke("demo").stderr
+
+
+def test_what_nobody_thought_of_is_one_sentence_too() -> None:
+    class Broken(FakeCoordinator):
+        def status(self, job_id: JobId | None = None) -> JobStatus:
+            raise ZeroDivisionError("ours")
+
+    result = invoke("status", *CLUSTER, "--json", coordinator=Broken())
+    assert result.exit_code == 1
+    assert last_line(result)["errors"][0].startswith("internal error (ZeroDivisionError: ours)")
+
+
+def test_ctrl_c_while_looking() -> None:
+    class Pressed(FakeCoordinator):
+        def status(self, job_id: JobId | None = None) -> JobStatus:
+            raise KeyboardInterrupt
+
+    assert invoke("status", *CLUSTER, coordinator=Pressed()).exit_code == 130
+
+
+def test_a_reader_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(FakeCoordinator):
+        def status(self, job_id: JobId | None = None) -> JobStatus:
+            raise BrokenPipeError
+
+    assert invoke("status", *CLUSTER, coordinator=Gone()).exit_code == 1
+
+
+@pytest.mark.parametrize("arguments", [["train", "--bogus", "--json"], ["nosuch", "--json"], ["submit", "--json"]])
+def test_wrong_options_are_told_as_json_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert list(json.loads(captured.out.splitlines()[-1])) == ["errors"]
+    assert "Usage: hetpipe" in captured.err
+
+
+def test_the_status_of_a_command_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"]) == 0
+    assert run(["status", "nowhere"]) == 2
+    assert "nowhere: there is no such folder" in capsys.readouterr().err
+    assert run([]) in {0, 2}, "it depends on the version of typer"
+    captured = capsys.readouterr()
+    assert "Usage: hetpipe" in captured.out + captured.err
+
+
+def test_mistakes_of_a_job_come_line_by_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise JobError(["a: first", "b: second"])
+
+    monkeypatch.setattr(running, "train", refuse)
+    assert run(["train", "job.yaml"]) == 2
+    assert capsys.readouterr().err == "error: a: first\nerror: b: second\n"
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import sys, hetpipe.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_its_extra_the_program_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "hetpipe.cli.app")
+    with pytest.raises(SystemExit) as caught:
+        main.main()
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: the command line needs typer; install it with: pip install 'hetpipe[cli]'\n"
+    )

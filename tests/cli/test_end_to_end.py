@@ -1,0 +1,123 @@
+"""The program itself on a small job, with every process real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.cli.fakes import RESULT
+from tests.models import mlp32
+from tests.polling import wait_until
+from tests.processes.harness import HETPIPE, ROOT, Train, is_alive, write_job
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+def hetpipe(*arguments: str | Path, timeout_seconds: float = 90.0) -> subprocess.CompletedProcess[str]:
+    command = [str(HETPIPE), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_seconds, check=False)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return value
+
+
+def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
+    job, run_dir = write_job(tmp_path), tmp_path / "run"
+    trained = hetpipe("train", job, "--json", "--run-dir", run_dir)
+    assert trained.returncode == 0, trained.stderr
+    result = last_line(trained)
+    assert list(result) == list(RESULT)
+    assert result["staleness"]["violations"] == 0
+    assert result["samples"] == 2 * 46
+    assert "state=inspecting" in trained.stderr
+    assert "vw1.ahead=" in trained.stderr
+
+    trace = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in trace} == {0, 1}
+    assert {"F1", "B1"} <= {event["name"] for event in trace}
+    assert all((run_dir / "logs" / f"{name}.log").stat().st_size for name in ("coordinator", "agent", "hetpipe"))
+    assert json.loads((run_dir / "result.json").read_text()) == {"state": "finished", **result}
+
+    status = last_line(hetpipe("status", run_dir, "--json"))
+    assert (status["state"], status["clocks"], status["processes"]) == ("finished", result["clocks"], [])
+    assert last_line(hetpipe("check", run_dir, "--json"))["minibatches"] == result["minibatches"]
+    exported = hetpipe("export", run_dir, tmp_path / "out.safetensors")
+    assert exported.returncode == 0, exported.stderr
+    mlp32().load_state_dict(load_file(tmp_path / "out.safetensors"))
+
+    finished = hetpipe("train", "--resume", run_dir, "--json")
+    assert finished.returncode == 2
+    assert "is finished: it trained 2 of 2 epochs" in last_line(finished)["errors"][0]
+
+
+def test_user_code_that_cannot_be_used(tmp_path: Path) -> None:
+    job = write_job(tmp_path, model="tests.models:nope")
+    outcome = hetpipe("train", job, "--json", "--run-dir", tmp_path / "run")
+    assert outcome.returncode == 2
+    assert last_line(outcome) == {"errors": ["model: `tests.models` has no `nope`; define it there"]}
+    assert "Traceback" not in outcome.stdout + outcome.stderr
+    assert last_line(hetpipe("status", tmp_path / "run", "--json"))["state"] == "failed"
+
+
+def test_killing_the_program_leaves_no_process_and_an_honest_status(tmp_path: Path) -> None:
+    train = Train(tmp_path, write_job(tmp_path, epochs=100_000, workers={"count": 2}))
+    train.wait_for_checkpoint()
+    everyone = [process["pid"] for process in train.status()["processes"]]
+    assert len(everyone) == 5
+    os.kill(train.process.pid, signal.SIGKILL)
+    assert train.finish().returncode == -signal.SIGKILL
+    wait_until(lambda: not any(map(is_alive, everyone)), timeout_seconds=15.0, what=f"end of {everyone}")
+    status = train.status()
+    assert status["state"] == "died"
+    assert {process["state"] for process in status["processes"]} == {"gone"}
+
+
+@contextmanager
+def service(name: str, *arguments: str) -> Iterator[str]:
+    """A service started by hand; its address."""
+    command = [sys.executable, "-m", f"services.{name}", *arguments, "--exit-with-parent"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["address"]
+        finally:
+            process.terminate()
+            process.communicate(timeout=20.0)
+
+
+def test_a_job_on_services_that_were_started_by_hand(tmp_path: Path) -> None:
+    log = ("--log", str(tmp_path / "services.log"))
+    with (
+        service("coordinator", *log) as address,
+        service("parameter_server", "--coordinator", address, *log),
+        service("agent", "--coordinator", address, "--cpu-devices", "4", *log),
+    ):
+        at = ("--coordinator", address)
+        job = write_job(tmp_path)
+        submitted = hetpipe("submit", job, *at, "--json", "--run-dir", tmp_path / "first")
+        assert submitted.returncode == 0, submitted.stderr
+        assert last_line(submitted)["staleness"]["violations"] == 0
+
+        endless = hetpipe("submit", job, *at, "--detach", "--set", "epochs=100000", "--run-dir", tmp_path / "second")
+        assert endless.returncode == 0, endless.stderr
+        watch = [str(HETPIPE), "clocks", str(tmp_path / "second"), "--watch", "--json"]
+        wait_until(lambda: hetpipe("clocks", *at).returncode == 0, timeout_seconds=60.0, what="clocks")
+        with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            assert set(json.loads(watching.stdout.readline())["clocks"]) == {"0", "1"}
+            watching.send_signal(signal.SIGINT)
+            watching.communicate(timeout=20.0)
+        roles = [process["role"] for process in last_line(hetpipe("status", *at, "--json"))["processes"]]
+        assert roles == ["coordinator", "parameter_server", "agent", *["stage"] * 4]

@@ -1,0 +1,213 @@
+"""What each message means for a run that is followed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetpipe.cli.follow import (
+    MEND_SECONDS,
+    CoordinatorLost,
+    Ending,
+    Follower,
+    Heard,
+    Inbox,
+    Interrupted,
+    RunningJob,
+    StopRefused,
+)
+from hetpipe.cli.service import ServiceDeath
+from hetpipe.errors import PeerUnreachable, UnknownJob
+from hetpipe.spec.events import JobEnded, JobState, StateChanged, StopMode
+from hetpipe.testing.fake_clock import FakeClock
+from tests.cli.fakes import FINISHES, JOB_ID, RESULT, FakeCoordinator, RecordingView, table
+
+DEATH = ServiceDeath("parameter server 1", 123, -9, "")
+
+
+class Wishes:
+    """A `JobPort` that keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.modes: list[StopMode] = []
+
+    def ask_stop(self, mode: StopMode) -> None:
+        self.modes.append(mode)
+
+
+class Case:
+    """A follower and everything around it."""
+
+    def __init__(self, *, stop_now_seconds: float = 0.0) -> None:
+        self.job = Wishes()
+        self.view = RecordingView()
+        self.inbox: Inbox = Inbox()
+        self.clock = FakeClock()
+        self.follower = Follower(
+            self.job, self.view, inbox=self.inbox, clock=self.clock, stop_now_seconds=stop_now_seconds
+        )
+
+
+def test_a_run_that_finishes() -> None:
+    case = Case()
+    for event in FINISHES:
+        case.inbox.put(Heard(event))
+    assert case.follower.run() == Ending(state=JobState.FINISHED, result=RESULT)
+    assert case.view.events == list(FINISHES)
+
+
+def test_a_run_that_fails_tells_every_problem() -> None:
+    case = Case()
+    case.follower.handle(Heard(JobEnded(JobState.FAILED, "a; b", "JobError", ("a", "b"))))
+    assert case.follower.ending == Ending(state=JobState.FAILED, error="JobError", sentences=("a", "b"))
+
+
+@pytest.mark.parametrize(("sentence", "told"), [("it broke", "it broke"), ("", "the run failed without a reason")])
+def test_a_run_that_fails_tells_its_sentence(sentence: str, told: str) -> None:
+    case = Case()
+    case.follower.handle(Heard(JobEnded(JobState.FAILED, sentence, "JobFailed")))
+    assert case.follower.ending is not None
+    assert case.follower.ending.sentences[0].startswith(told)
+
+
+def test_a_death_is_the_cause_of_all_that_follows() -> None:
+    case = Case()
+    case.inbox.put(Heard(table(1)))
+    case.inbox.put(DEATH)
+    case.inbox.put(Heard(JobEnded(JobState.FAILED, "an echo", "LinkClosed")))
+    ending = case.follower.run()
+    assert ending.sentences == ("parameter server 1 (pid 123) was killed by SIGKILL",)
+    assert ending.error == "JobFailed"
+
+
+def test_the_first_interrupt_asks_for_a_checkpoint() -> None:
+    case = Case()
+    case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
+    case.follower.handle(Interrupted())
+    assert case.job.modes == [StopMode.CHECKPOINT]
+    assert case.view.remarks == ["stopping at the next barrier, with a checkpoint; press Ctrl-C again to stop now"]
+    assert case.follower.ending is None
+    case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
+    assert case.follower.ending is not None
+    assert case.follower.ending.state is JobState.STOPPED
+    assert case.follower.ending.result == RESULT
+    assert case.follower.ending.sentences == ("the run was stopped before its end",)
+
+
+def test_before_training_there_is_no_barrier_to_stop_at() -> None:
+    case = Case()
+    case.follower.handle(Interrupted())
+    assert case.job.modes == [StopMode.CHECKPOINT]
+    assert case.view.remarks == ["stopping before training begins; press Ctrl-C again to stop now"]
+
+
+def test_a_run_that_somebody_else_stops() -> None:
+    case = Case()
+    case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
+    assert case.follower.ending is not None
+    assert case.follower.ending.sentences == ("the run was stopped by somebody else before its end",)
+
+
+def test_the_second_interrupt_ends_a_local_run_at_once() -> None:
+    case = Case()
+    case.inbox.put(Interrupted())
+    case.inbox.put(Interrupted())
+    ending = case.follower.run()
+    assert ending.state is JobState.STOPPED
+    assert ending.result is None
+    assert case.job.modes == [StopMode.CHECKPOINT, StopMode.NOW]
+
+
+def test_elsewhere_the_end_of_the_job_is_waited_for_but_not_for_long() -> None:
+    case = Case(stop_now_seconds=5.0)
+    case.follower.handle(Interrupted())
+    case.follower.handle(Interrupted())
+    assert case.follower.ending is None
+    case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
+    assert case.follower.ending is not None
+    assert case.follower.ending.result == RESULT
+
+    case = Case(stop_now_seconds=5.0)
+    case.follower.handle(Interrupted())
+    case.follower.handle(Interrupted())
+    case.clock.advance(5.0)
+    assert case.follower.run().result is None
+
+
+def test_a_third_interrupt_waits_for_nothing() -> None:
+    case = Case(stop_now_seconds=5.0)
+    for _ in range(3):
+        case.follower.handle(Interrupted())
+    assert case.follower.ending is not None
+
+
+def test_a_wish_to_stop_that_was_not_taken_is_told() -> None:
+    case = Case()
+    case.follower.handle(StopRefused(PeerUnreachable("coordinator at x cannot be reached")))
+    assert case.view.remarks == [
+        "the coordinator did not take the wish to stop (coordinator at x cannot be reached); Ctrl-C again stops now"
+    ]
+
+
+def test_a_lost_coordinator_ends_the_run() -> None:
+    case = Case()
+    case.follower.handle(CoordinatorLost("PeerUnreachable", "it is gone; look with: hetpipe status"))
+    assert case.follower.ending == Ending(
+        state=JobState.FAILED, error="PeerUnreachable", sentences=("it is gone; look with: hetpipe status",)
+    )
+
+
+def watched(coordinator: FakeCoordinator, *, when_lost: str = "") -> Inbox:
+    inbox: Inbox = Inbox()
+    RunningJob(coordinator, JOB_ID, inbox, clock=FakeClock(auto_advance=True), when_lost=when_lost).watch()
+    return inbox
+
+
+def test_a_broken_stream_is_mended() -> None:
+    gone = PeerUnreachable("gone")
+    inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), gone, gone, JobEnded(JobState.FINISHED)]))
+    heard = [inbox.get(timeout=10.0) for _ in range(2)]
+    assert heard == [Heard(StateChanged(JobState.RUNNING)), Heard(JobEnded(JobState.FINISHED))]
+
+
+def test_a_stream_that_stays_broken_is_given_up() -> None:
+    attempts = int(MEND_SECONDS / 0.3) + 2
+    inbox = watched(FakeCoordinator([PeerUnreachable("gone")] * attempts), when_lost="look elsewhere")
+    assert inbox.get(timeout=10.0) == CoordinatorLost("PeerUnreachable", "gone; look elsewhere")
+
+
+def test_a_coordinator_that_forgot_the_job_is_not_asked_again() -> None:
+    inbox = watched(FakeCoordinator([UnknownJob("job small-1 is not known here")]))
+    assert inbox.get(timeout=10.0) == CoordinatorLost("UnknownJob", "job small-1 is not known here")
+
+
+def test_wishes_to_stop_reach_the_coordinator_from_a_thread() -> None:
+    coordinator, inbox = FakeCoordinator(), Inbox()
+    told: Inbox = Inbox()
+    coordinator.on_stop = lambda _: told.put(Interrupted())
+    RunningJob(coordinator, JOB_ID, inbox, clock=FakeClock()).ask_stop(StopMode.CHECKPOINT)
+    told.get(timeout=10.0)
+    assert coordinator.stops == [StopMode.CHECKPOINT]
+
+
+def test_a_wish_to_stop_that_fails_becomes_a_message() -> None:
+    coordinator, inbox = FakeCoordinator(), Inbox()
+
+    def refuse(_: StopMode) -> None:
+        raise PeerUnreachable("gone")
+
+    coordinator.on_stop = refuse
+    RunningJob(coordinator, JOB_ID, inbox, clock=FakeClock()).ask_stop(StopMode.NOW)
+    message = inbox.get(timeout=10.0)
+    assert isinstance(message, StopRefused)
+    assert str(message.error) == "gone"
+
+
+@pytest.mark.parametrize(
+    ("death", "sentence"),
+    [
+        (DEATH, "parameter server 1 (pid 123) was killed by SIGKILL"),
+        (ServiceDeath("the agent", 7, 1, "no room"), "the agent (pid 7) ended with exit code 1: no room"),
+    ],
+)
+def test_a_death_as_a_sentence(death: ServiceDeath, sentence: str) -> None:
+    assert str(death) == sentence

@@ -1,0 +1,22 @@
+"""The help texts are those in `golden/`; `python -m tests.cli.regenerate_golden` rewrites them, then read the diff."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.regenerate_golden import GOLDEN, commands, help_of, path_of
+
+
+@pytest.mark.parametrize("command", [None, *commands()])
+def test_help(command: str | None) -> None:
+    assert help_of(command) == path_of(command).read_text(encoding="utf-8")
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == {path_of(command).stem for command in (None, *commands())}
+
+
+def test_every_command_of_the_manual_is_there() -> None:
+    running = {"train", "submit", "status", "clocks", "check", "export", "doctor", "demo", "init", "version"}
+    planning = {"profile", "plan", "simulate", "cluster", "cluster show", "cluster catalogue"}
+    assert running | planning == set(commands())

@@ -1,0 +1,58 @@
+"""The live table's model and the piped lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetpipe.cli.progress import (
+    STATE_TEXTS,
+    cells,
+    evaluation_line,
+    evaluation_text,
+    headings,
+    table_line,
+    totals_text,
+)
+from hetpipe.spec.events import JobState
+from tests.cli.fakes import evaluated, table
+
+
+def test_the_table_has_everything_a_user_asks_of_a_virtual_worker() -> None:
+    assert headings(table(3, 4))[3] == "ahead (D = 1)"
+    assert cells(table(3, 4)) == [
+        ["0", "0 on n0/0, 1-4 on n0/1", "3", "0 of 2", "150", "1.2500", "12.5 %", "6.0 s"],
+        ["1", "0 on n0/2, 1-4 on n0/3", "4", "1 of 2", "150", "1.2500", "12.5 %", "6.0 s"],
+    ]
+    assert all(len(row) == len(headings(table(3, 4))) for row in cells(table(3, 4)))
+
+
+def test_without_a_bound_the_distance_stands_alone() -> None:
+    unbounded = table(0, 9, staleness=None, eta_seconds=None)
+    assert headings(unbounded)[3] == "ahead (no bound)"
+    assert [row[3] for row in cells(unbounded)] == ["0", "9"]
+    assert [row[5] for row in cells(unbounded)] == ["-", "1.2500"]
+    assert [row[7] for row in cells(unbounded)] == ["?", "?"]
+
+
+def test_totals() -> None:
+    assert totals_text(table(3, 4)) == "epoch 2, 60 of 240 samples (25.0 %), 300 samples/s, ETA 6.0 s"
+
+
+def test_a_line_holds_the_whole_table() -> None:
+    assert table_line(table(0, 1)) == (
+        "state=running epoch=2 samples=60/240 samples_per_second=300.5 eta_seconds=6 global_clock=0 D=1 "
+        "vw0.clock=0 vw0.ahead=0 vw0.samples_per_second=150.2 vw0.waiting_percent=12.5 "
+        "vw1.clock=1 vw1.ahead=1 vw1.samples_per_second=150.2 vw1.loss=1.25 vw1.waiting_percent=12.5"
+    )
+
+
+def test_evaluations_begin_with_the_loss() -> None:
+    assert (
+        evaluation_text(evaluated()) == "evaluation after epoch 2, clock 6: loss 0.1312, accuracy 0.9634 (46 samples)"
+    )
+    assert evaluation_line(evaluated()) == "event=evaluation epoch=2 clock=6 samples=46 loss=0.1312 accuracy=0.9634"
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_every_state_has_words(state: JobState) -> None:
+    assert STATE_TEXTS[state]

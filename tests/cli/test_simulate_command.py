@@ -1,0 +1,100 @@
+"""`hetpipe simulate` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hetpipe.cli.app import app
+from hetpipe.spec.document import write_document
+from tests.cli.fakes import FakeCoordinator, shell_with
+from tests.simulator.test_documents import JOB, plan_file
+
+FILES = ("--plan", "plan.json", "--profile", "profile.json", "--cluster", "cluster.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_document(JOB.costs.profile, Path("profile.json"))
+    write_document(JOB.costs.cluster, Path("cluster.yaml"))
+    write_document(plan_file(), Path("plan.json"))
+
+
+def simulated(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *FILES, *arguments], obj=shell_with(FakeCoordinator(), Path.cwd()))
+
+
+def as_json(*arguments: str) -> dict[str, Any]:
+    result = simulated("--json", *arguments)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def test_json() -> None:
+    found = as_json()
+    assert set(found) == {
+        "samples_per_second",
+        "waiting_seconds",
+        "idle_seconds",
+        "max_clock_distance",
+        "cross_node_bytes_per_minibatch",
+        "utilisation",
+    }
+    # Both minibatches of a wave are in flight; the second stage, 10 ms a minibatch, is the bottleneck.
+    assert found["samples_per_second"] == pytest.approx(8 / 0.010, rel=0.01)
+    assert set(found["waiting_seconds"]) == set(found["idle_seconds"]) == {"0"}
+    assert set(found["utilisation"]) == {"n0/0", "n0/2"}
+    assert found["cross_node_bytes_per_minibatch"] == 0.0
+
+
+def test_people_read_one_screen() -> None:
+    result = simulated()
+    assert result.exit_code == 0, result.output
+    assert "samples/s in the steady state, D = 1" in result.stdout
+    assert "n0/2" in result.stdout
+    assert len(result.stdout.splitlines()) < 25
+
+
+def test_options_reach_the_simulation() -> None:
+    base = as_json("--minibatches", "40")
+    slow = as_json("--minibatches", "40", "--straggler", "n0/2=2")
+    assert slow["samples_per_second"] == pytest.approx(base["samples_per_second"] / 2, rel=0.01)
+    jitter = [as_json("--minibatches", "40", "--jitter", "0.2", "--seed", seed) for seed in ("1", "1", "2")]
+    assert jitter[0] == jitter[1] != jitter[2]
+    assert "no bound" in simulated("--D", "inf").stdout
+    assert "D = 3" in simulated("--D", "3").stdout
+
+
+def test_a_trace_has_one_process_per_virtual_worker() -> None:
+    result = simulated("--minibatches", "4", "--trace", "trace.json", "--no-contention")
+    assert result.exit_code == 0, result.output
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    names = {(event["tid"], event["args"]["name"]) for event in events if event["name"] == "thread_name"}
+    assert {(0, "stage 0"), (100, "stage 1")} <= names
+    computed = [event["name"] for event in events if event.get("tid") == 100 and event["ph"] == "X"]
+    assert computed == ["F1", "B1", "F2", "B2", "F3", "B3", "F4", "B4"]
+    moved = [event["name"] for event in events if event.get("cat") == "transfer"]
+    assert moved.count("send") == 8
+    assert moved.count("push") == 2 * 3  # each stage has two shards for its layers, the first stage one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--D", "many"], "give a whole number of waves, or inf"),
+        (["--straggler", "n0/2"], "give a device and how many times longer"),
+        (["--straggler", "n7/2=3"], "the plan uses no device 'n7/2'"),
+        (["--minibatches", "0"], "minibatches must be at least 1"),
+        (["--trace", "nowhere/trace.json"], "give --trace a file in a folder that exists"),
+    ],
+)
+def test_what_cannot_be_done_is_said(arguments: list[str], said: str) -> None:
+    result = simulated(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr

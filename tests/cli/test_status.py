@@ -1,0 +1,160 @@
+"""The status of a run: from its coordinator, from what it left, or honestly unknown."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.cli.run_folder import RunFolder, RunRecord
+from hetpipe.cli.status import RunStatus, is_service, status_of_coordinator, status_of_run
+from hetpipe.errors import PeerUnreachable, UnknownJob
+from hetpipe.spec.events import JobStatus
+from hetpipe.spec.ids import JobId
+from hetpipe.testing.fake_clock import FakeClock
+from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with
+from tests.cli.test_training import write_checkpoint
+from tests.polling import wait_until
+
+#: More than any process id.
+NO_PID = 1 << 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    return RunFolder.create(Path("run"), name="small", clock=FakeClock())
+
+
+def record(folder: RunFolder, **changes: Any) -> RunRecord:
+    whole = RunRecord(
+        run_dir=str(folder.path),
+        name="small",
+        host=socket.gethostname(),
+        started_wall=1.0,
+        job_id=JOB_ID,
+        coordinator="127.0.0.1:7300",
+        pids={"hetpipe": NO_PID, "agent": NO_PID, "parameter-server-0": NO_PID, "coordinator": NO_PID},
+    )
+    return replace(whole, **changes)
+
+
+class Away(FakeCoordinator):
+    """A coordinator that does not answer."""
+
+    def status(self, job_id: JobId | None = None) -> JobStatus:
+        raise PeerUnreachable("gone")
+
+
+class Stranger(FakeCoordinator):
+    """A coordinator that never heard of the job."""
+
+    def status(self, job_id: JobId | None = None) -> JobStatus:
+        raise UnknownJob("not known here")
+
+
+def ask(folder: RunFolder, coordinator: FakeCoordinator) -> RunStatus:
+    return status_of_run(folder, shell_with(coordinator, folder.path.parent))
+
+
+def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    status = ask(folder, FakeCoordinator(status=running_status(str(folder.path))))
+    assert status.to_json() == {
+        "run_dir": str(folder.path),
+        "state": "running",
+        "processes": [
+            {"role": "coordinator", "index": 0, "vw": None, "host": "127.0.0.1", "pid": 11, "state": "up"},
+            {"role": "parameter_server", "index": 0, "vw": None, "host": "127.0.0.1", "pid": 12, "state": "up"},
+            {"role": "agent", "index": 0, "vw": None, "host": "127.0.0.1", "pid": 13, "state": "up"},
+            {"role": "stage", "index": 0, "vw": 0, "host": "127.0.0.1", "pid": 14, "state": "ready"},
+            {"role": "stage", "index": 0, "vw": 1, "host": "127.0.0.1", "pid": 0, "state": "starting"},
+        ],
+        "clocks": {"0": 4, "1": 3},
+        "global_clock": 3,
+    }
+    assert status.lines(folder.path.parent) == [
+        "small: running (run)",
+        "clocks: global 3; virtual worker 0: 4, virtual worker 1: 3",
+        "",
+        "role              index  vw  host       pid  state",
+        "coordinator           0   -  127.0.0.1   11  up",
+        "parameter_server      0   -  127.0.0.1   12  up",
+        "agent                 0   -  127.0.0.1   13  up",
+        "stage                 0   0  127.0.0.1   14  ready",
+        "stage                 0   1  127.0.0.1    -  starting",
+    ]
+
+
+def test_an_ended_run_tells_its_result(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    folder.write_result("finished", RESULT)
+    status = ask(folder, Away())
+    assert (status.state, status.clocks, status.global_clock) == ("finished", {0: 6, 1: 6}, 6)
+    folder.write_result("failed", {"errors": ["stage 0 was killed"]})
+    status = ask(folder, Away())
+    assert (status.state, status.remark, status.clocks) == ("failed", "stage 0 was killed", {})
+
+
+@pytest.mark.parametrize("coordinator", [Away(), Stranger()])
+def test_a_run_whose_processes_are_gone_has_died(folder: RunFolder, coordinator: FakeCoordinator) -> None:
+    folder.write_record(record(folder))
+    status = ask(folder, coordinator)
+    assert status.state == "died"
+    assert status.remark == "its processes are gone and it has no result; it had no complete checkpoint yet"
+    assert [(process.role, process.state) for process in status.processes] == [
+        ("coordinator", "gone"),
+        ("parameter_server", "gone"),
+        ("agent", "gone"),
+    ]
+    write_checkpoint(folder.path)
+    assert ask(folder, coordinator).remark.endswith("resume with: hetpipe train --resume run")
+
+
+def test_a_run_on_a_cluster_is_asked_there_even_after_its_end(folder: RunFolder) -> None:
+    folder.write_record(record(folder, local=False))
+    folder.write_result("finished", RESULT)
+    assert ask(folder, FakeCoordinator(status=running_status("x"))).processes
+    assert ask(folder, Away()).state == "finished"
+
+
+def test_a_cluster_that_does_not_answer_leaves_the_state_unknown(folder: RunFolder) -> None:
+    folder.write_record(record(folder, local=False, pids={}))
+    status = ask(folder, Away())
+    assert (status.state, status.remark) == ("unknown", "the coordinator at 127.0.0.1:7300 does not answer")
+    folder.write_record(record(folder, host="another-host"))
+    assert ask(folder, Away()).state == "unknown"
+
+
+def test_a_run_that_is_coming_up(folder: RunFolder) -> None:
+    folder.write_record(record(folder, job_id="", coordinator="", pids={"hetpipe": os.getpid()}))
+    assert ask(folder, Away()).state == "starting"
+    folder.write_record(record(folder, job_id="", coordinator="", pids={"hetpipe": NO_PID}))
+    assert ask(folder, Away()).state == "died"
+
+
+def test_a_coordinator_that_hangs(folder: RunFolder) -> None:
+    code = "import sys; sys.stdin.read()"
+    log = folder.logs / "coordinator.log"
+    with subprocess.Popen([sys.executable, "-S", "-c", code, str(log)], stdin=subprocess.PIPE) as process:
+        folder.write_record(record(folder, pids={"coordinator": process.pid}))
+        there = partial(is_service, process.pid, str(folder.path))
+        wait_until(there, timeout_seconds=10.0, what="command line of the new process")
+        status = ask(folder, Away())
+        process.communicate()
+    assert (status.state, status.processes[0].state) == ("unknown", "up")
+    assert not is_service(process.pid, str(folder.path))
+    assert not is_service(os.getpid(), str(folder.path)), "a process that has nothing to do with the run"
+
+
+def test_a_coordinator_without_a_job(tmp_path: Path) -> None:
+    status = status_of_coordinator("127.0.0.1:7300", shell_with(FakeCoordinator(), tmp_path))
+    assert status.state == "no job"
+    assert status.lines(tmp_path) == ["run: no job"]

@@ -1,0 +1,154 @@
+"""Services as processes: small stand-ins that are ready, die, or do not want to end."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetpipe.cli.service import Service, ServiceDeath, ServiceSpec, end_services
+from hetpipe.cli.supervisor import Programs, Services, Supervisor
+from hetpipe.errors import DeadlineExceeded, JobFailed
+from tests.polling import wait_until
+
+pytestmark = pytest.mark.processes
+
+READY = 'import json, sys\nprint(json.dumps({"role": "r", "address": "h:1", "pid": 1}), flush=True)\n'
+UNTIL_INPUT_ENDS = "sys.stdin.read()\n"
+STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+NOTES_ITS_END = """
+import os, signal, sys
+def end(*_):
+    name = next(a for a in sys.argv if a.endswith(".log"))
+    os.write(os.open(os.path.join(os.path.dirname(name), "order"), os.O_APPEND | os.O_CREAT | os.O_WRONLY),
+             (os.path.basename(name) + "\\n").encode())
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+"""
+
+Deaths = queue.SimpleQueue[ServiceDeath]
+
+
+def program(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-S", "-c", code)
+
+
+def start(logs: Path, code: str, deaths: Deaths | None = None) -> Service:
+    spec = ServiceSpec(key="stand-in-0", title="stand-in 0", command=program(code), logs=logs)
+    return Service(spec, environment=dict(os.environ), on_death=(deaths or Deaths()).put)
+
+
+def test_a_service_tells_its_address_and_ends_when_asked(tmp_path: Path) -> None:
+    deaths: Deaths = Deaths()
+    service = start(tmp_path, READY + UNTIL_INPUT_ENDS, deaths)
+    assert service.wait_ready(deadline_seconds=10.0) == "h:1"
+    end_services([service], grace_seconds=5.0)
+    assert service.wait_ended(timeout_seconds=0.0)
+    assert deaths.empty(), "it was asked to end"
+    assert not (tmp_path / "stand-in-0.out").exists(), "an empty output is no file worth keeping"
+
+
+def test_a_service_that_was_killed_is_named(tmp_path: Path) -> None:
+    deaths: Deaths = Deaths()
+    service = start(tmp_path, READY + UNTIL_INPUT_ENDS, deaths)
+    service.wait_ready(deadline_seconds=10.0)
+    os.kill(service.pid, signal.SIGKILL)
+    assert str(deaths.get(timeout=10.0)) == f"stand-in 0 (pid {service.pid}) was killed by SIGKILL"
+
+
+def test_a_service_that_fails_at_its_start_tells_why(tmp_path: Path) -> None:
+    deaths: Deaths = Deaths()
+    service = start(tmp_path, 'import sys\nsys.exit("port 7 is taken")', deaths)
+    with pytest.raises(JobFailed, match=r"stand-in 0 \(pid \d+\) ended with exit code 1: port 7 is taken"):
+        service.wait_ready(deadline_seconds=10.0)
+    assert deaths.get(timeout=10.0).last_words == "port 7 is taken"
+
+
+def test_a_service_that_is_never_ready(tmp_path: Path) -> None:
+    service = start(tmp_path, "import sys\nprint('hello', flush=True)\n" + UNTIL_INPUT_ENDS)
+    with pytest.raises(DeadlineExceeded, match="was not ready within 0 s"):
+        service.wait_ready(deadline_seconds=0.2)
+    end_services([service], grace_seconds=5.0)
+
+
+def test_a_service_that_does_not_want_to_end_is_killed(tmp_path: Path) -> None:
+    service = start(tmp_path, STUBBORN + READY + UNTIL_INPUT_ENDS)
+    service.wait_ready(deadline_seconds=10.0)
+    end_services([service], grace_seconds=0.2)
+    assert service.wait_ended(timeout_seconds=0.0)
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    spec = ServiceSpec(key="none", title="the agent", command=["/nowhere/python"], logs=tmp_path)
+    with pytest.raises(JobFailed, match="the agent could not be started"):
+        Service(spec, environment={}, on_death=Deaths().put)
+
+
+def services(logs: Path, *, agent: str = NOTES_ITS_END + UNTIL_INPUT_ENDS) -> Services:
+    stand_in = NOTES_ITS_END + READY + UNTIL_INPUT_ENDS
+    programs = Programs(coordinator=program(stand_in), parameter_server=program(stand_in), agent=program(agent))
+    return Services(num_shards=2, num_cpu_devices=4, logs=logs, programs=programs)
+
+
+def command_line(pid: int) -> list[str]:
+    path = Path(f"/proc/{pid}/cmdline")
+    # A new program's memory is there a moment after its parent was told that it runs.
+    wait_until(lambda: path.read_text() != "", timeout_seconds=10.0, what="command line")
+    return path.read_text().split("\0")
+
+
+def test_what_is_started(tmp_path: Path) -> None:
+    with Supervisor(services(tmp_path), environment=dict(os.environ), on_death=Deaths().put) as supervisor:
+        assert supervisor.start() == "h:1"
+        pids = supervisor.pids
+        assert set(pids) == {"coordinator", "parameter-server-0", "parameter-server-1", "agent"}
+        log = ["--log", str(tmp_path / "agent.log"), "--exit-with-parent", ""]
+        assert command_line(pids["agent"])[4:] == ["--coordinator", "h:1", "--cpu-devices", "4", *log]
+        assert command_line(pids["parameter-server-1"])[4:8] == ["--coordinator", "h:1", "--index", "1"]
+        assert command_line(pids["coordinator"])[4:6] == ["--store", "memory"]
+        environment = Path(f"/proc/{pids['agent']}/environ").read_text().split("\0")
+        assert {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1", "PYTHONSAFEPATH=1"} <= set(environment)
+        assert os.getsid(pids["agent"]) == pids["agent"], "Ctrl-C at the terminal must not reach it"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+def test_the_real_programs_are_modules_of_the_services() -> None:
+    programs = Programs()
+    assert programs.coordinator == (sys.executable, "-m", "services.coordinator")
+    assert programs.parameter_server == (sys.executable, "-m", "services.parameter_server")
+    assert programs.agent == (sys.executable, "-m", "services.agent")
+
+
+def test_they_end_in_the_stated_order(tmp_path: Path) -> None:
+    ready = NOTES_ITS_END + "open(next(a for a in sys.argv if a.endswith('.log')) + '.up', 'w')\n" + UNTIL_INPUT_ENDS
+    with Supervisor(services(tmp_path, agent=ready), environment={}, on_death=Deaths().put) as supervisor:
+        supervisor.start()
+        wait_until((tmp_path / "agent.log.up").exists, timeout_seconds=10.0, what="agent")
+    order = (tmp_path / "order").read_text().split()
+    assert order[0] == "agent.log"
+    assert order[-1] == "coordinator.log"
+
+
+def test_one_that_dies_during_the_run_is_told(tmp_path: Path) -> None:
+    deaths: Deaths = Deaths()
+    agent = "import sys\nsys.exit('no devices')\n"
+    with Supervisor(services(tmp_path, agent=agent), environment={}, on_death=deaths.put) as supervisor:
+        supervisor.start()
+        death = deaths.get(timeout=10.0)
+    assert (death.title, death.exit_code, death.last_words) == ("the agent", 1, "no devices")
+    assert deaths.empty()
+
+
+def test_a_coordinator_that_fails_starts_nothing_else(tmp_path: Path) -> None:
+    broken = Programs(coordinator=program("import sys\nsys.exit('no port')"))
+    given = Services(num_shards=1, num_cpu_devices=1, logs=tmp_path, programs=broken)
+    with (
+        Supervisor(given, environment={}, on_death=Deaths().put) as supervisor,
+        pytest.raises(JobFailed, match=r"the coordinator \(pid \d+\) ended with exit code 1: no port"),
+    ):
+        supervisor.start()
+    assert list(supervisor.pids) == ["coordinator"]

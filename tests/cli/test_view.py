@@ -1,0 +1,122 @@
+"""How a run is shown: lines at their pace, a live table, a function, nothing."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from hetpipe.cli.live import LiveView
+from hetpipe.cli.view import EVALUATION_SECONDS, LINE_SECONDS, CallbackView, LineView, SilentView
+from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Waiting
+from hetpipe.testing.fake_clock import FakeClock
+from tests.cli.fakes import evaluated, table
+
+
+def lines_of(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def test_lines_tell_states_waits_and_remarks_at_once() -> None:
+    clock, stream = FakeClock(), io.StringIO()
+    view = LineView(stream, clock)
+    view.say("the run's folder is runs/a")
+    clock.advance(1.25)
+    view.show(StateChanged(JobState.INSPECTING))
+    view.show(Waiting("stage 0 waits for stage 1", 5.04))
+    assert lines_of(stream) == [
+        't=0.0 event=note sentence="the run\'s folder is runs/a"',
+        "t=1.2 state=inspecting",
+        't=1.2 event=waiting seconds=5 sentence="stage 0 waits for stage 1"',
+    ]
+
+
+def test_progress_keeps_to_its_pace_and_the_last_picture_is_not_lost() -> None:
+    clock, stream = FakeClock(), io.StringIO()
+    view = LineView(stream, clock)
+    for wave in range(12):
+        view.show(table(wave, wave))
+        clock.advance(1.0)
+    shown = [line.split("vw0.clock=")[1].split()[0] for line in lines_of(stream)]
+    assert shown == ["0", "5", "10"]
+    assert LINE_SECONDS == 5.0
+    view.show(StateChanged(JobState.FINISHED))
+    view.show(JobEnded(JobState.FINISHED))
+    view.close()
+    view.close()
+    assert "vw0.clock=11" in lines_of(stream)[3]
+    assert lines_of(stream)[4:] == ["t=12.0 state=finished"]
+
+
+def test_frequent_evaluations_are_thinned_out_but_the_newest_is_shown() -> None:
+    clock, stream = FakeClock(), io.StringIO()
+    view = LineView(stream, clock)
+    for epoch in range(4):
+        view.show(evaluated(epoch))
+        clock.advance(EVALUATION_SECONDS / 2)
+    view.close()
+    assert [line.split("epoch=")[1].split()[0] for line in lines_of(stream)] == ["1", "3", "4"]
+
+
+def test_a_reader_that_is_gone_does_not_end_the_run() -> None:
+    class Broken(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    view = LineView(Broken(), FakeClock())
+    view.say("nobody hears this")
+    view.show(StateChanged(JobState.RUNNING))
+    view.close()
+
+
+def test_a_function_hears_every_event() -> None:
+    heard: list[JobEvent] = []
+    view = CallbackView(heard.append)
+    view.show(evaluated())
+    view.say("a remark is no event")
+    view.close()
+    assert heard == [evaluated()]
+
+
+def test_silence() -> None:
+    view = SilentView()
+    view.show(table(1))
+    view.say("nothing")
+    view.close()
+
+
+class Terminal(io.StringIO):
+    """A terminal of 120 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("_wide")
+def test_the_live_table() -> None:
+    clock, terminal = FakeClock(), Terminal()
+    view = LiveView(terminal, name="small", clock=clock)
+    view.show(StateChanged(JobState.RUNNING))
+    view.show(table(3, 4))
+    view.show(evaluated())
+    view.show(Waiting("virtual worker 0 waits for virtual worker 1", 6.0))
+    view.say("a remark")
+    clock.advance(61.0)
+    view.show(JobEnded(JobState.FINISHED))
+    view.close()
+    view.close()
+    last_frame = terminal.getvalue().rpartition("small: finished, 1 min 01 s")[2]
+    assert "ahead (D = 1)" in last_frame
+    assert "1-4 on n0/3" in last_frame
+    assert "1 of 2" in last_frame
+    assert "accuracy 0.9634" in last_frame
+    assert "waiting for 6.0 s: virtual worker 0 waits for virtual worker 1" in terminal.getvalue()
+    assert "a remark" in terminal.getvalue()
+    view.say("afterwards")
+    assert terminal.getvalue().endswith("afterwards\n")

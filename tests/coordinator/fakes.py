@@ -1,0 +1,210 @@
+"""Stand-ins for what a coordinator talks to: shards, threads, agents."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.memory_store import MemoryStore
+from hetpipe.coordinator.store import Store
+from hetpipe.coordinator.tasks import Tools
+from hetpipe.errors import CheckpointError, PeerUnreachable, StoreUnavailable
+from hetpipe.spec.commands import (
+    ChildExit,
+    Command,
+    InspectCommand,
+    InspectionResult,
+    StageNews,
+    StartStageCommand,
+    StopJobCommand,
+)
+from hetpipe.spec.ids import AgentId, Clock, JobId, Term
+from hetpipe.spec.members import MemberId, MemberInfo
+from hetpipe.spec.run import ClockSnapshot, ShardConfig, StageDone, StageReady
+from hetpipe.spec.sync import Progress
+from hetpipe.testing.fake_clock import FakeClock
+from tests.coordinator.builders import agent_member, clocks, model, shard_member
+
+
+class FakeShards:
+    """All shards of a cluster, by address. `calls` is what was asked of them, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, Any]] = []
+        self.dead: set[str] = set()
+        self.last_clocks = clocks(6, 6, samples=80, minibatches=20)
+        self.progress: dict[str, Progress] = {}
+
+    def open(self, address: str) -> FakeShard:
+        return FakeShard(self, address)
+
+    def read_progress(self, folder: str) -> Progress:
+        if folder not in self.progress:
+            raise CheckpointError(f"{folder}: there is no checkpoint")
+        return self.progress[folder]
+
+    @property
+    def tools(self) -> Tools:
+        return Tools(open_shard=self.open, read_progress=self.read_progress)
+
+    def asked(self, call: str) -> list[tuple[str, Any]]:
+        return [(address, argument) for address, name, argument in self.calls if name == call]
+
+
+class FakeShard:
+    """One shard's control connection."""
+
+    def __init__(self, shards: FakeShards, address: str) -> None:
+        self._shards = shards
+        self._address = address
+
+    def _note(self, call: str, argument: Any) -> None:
+        self._shards.calls.append((self._address, call, argument))
+        if self._address in self._shards.dead:
+            raise PeerUnreachable(f"parameter server at {self._address} cannot be reached: {call}")
+
+    def configure(self, config: ShardConfig) -> None:
+        self._note("configure", config)
+
+    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
+        self._note("request_barrier", (job_id, term, reason))
+        return Clock(7)
+
+    def clocks(self, job_id: JobId) -> ClockSnapshot:
+        self._note("clocks", job_id)
+        return self._shards.last_clocks
+
+    def release(self, job_id: JobId) -> None:
+        self._note("release", job_id)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ManualExecutor(Executor):
+    """Runs what was submitted when told to, in order, in the caller's thread. One for all jobs of a test."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Callable[[], Any]] = deque()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._queue.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run_all(self) -> None:
+        while self._queue:
+            self._queue.popleft()()
+
+
+class FlakyStore:
+    """A store that can be away. Everything else is the store behind it."""
+
+    def __init__(self, behind: Store) -> None:
+        self._behind = behind
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away and name != "close":
+            raise StoreUnavailable("the store is away")
+        return getattr(self._behind, name)
+
+
+class Cluster:
+    """A coordinator with fake shards and agents that do what they are told when a test says so."""
+
+    def __init__(self, run_dir: Path, *, store: Store | None = None) -> None:
+        self.run_dir = run_dir
+        self.clock = FakeClock()
+        self.shards = FakeShards()
+        self.executor = ManualExecutor()
+        self.store = store or MemoryStore(self.clock)
+        self.registrations: dict[str, Any] = {}
+        self._received: dict[str, int] = {}
+        self._batches: dict[str, int] = {}
+        self.coordinator = self.new_coordinator()
+
+    def new_coordinator(self) -> Coordinator:
+        return Coordinator(self.store, self.shards.tools, clock=self.clock, executor_of=lambda _: self.executor)
+
+    def join(self, info: MemberInfo) -> None:
+        self.registrations[info.id] = self.coordinator.register(info).registration
+        self._received[info.id] = 0
+        self._batches[info.id] = 0
+
+    def usual(self) -> Cluster:
+        """Two agents with two devices each, and two shards."""
+        for name in ("n0", "n1"):
+            self.join(agent_member(name, devices=2))
+        for index in range(2):
+            self.join(shard_member(index))
+        return self
+
+    def beat(self, member: str, **values: Any) -> Any:
+        return self.coordinator.heartbeat(
+            MemberId(member),
+            self.registrations[member],
+            **{"clocks": {}, "jobs": (), "last_command": 0, **values},
+        )
+
+    def wait(self, seconds: float, *, silent: tuple[str, ...] = ()) -> None:
+        """Let time pass; everybody but the silent sends heartbeats."""
+        for _ in range(round(seconds / 0.5)):
+            self.clock.advance(0.5)
+            for member in list(self.registrations):
+                if member not in silent:
+                    self.beat(member)
+            self.coordinator.tick()
+            self.executor.run_all()
+
+    def take(self, agent: str) -> list[Command]:
+        """The agent's next commands."""
+        commands = self.coordinator.commands(AgentId(agent), self.registrations[agent], after=self._received[agent])
+        if commands:
+            self._received[agent] = commands[-1].sequence
+        return [numbered.command for numbered in commands]
+
+    def tell(self, agent: str, *news: Any) -> None:
+        self._batches[agent] += 1
+        self.coordinator.report(AgentId(agent), self.registrations[agent], self._batches[agent], news)
+        self.executor.run_all()
+
+    def obey(self, *, num_layers: int = 4) -> list[Command]:
+        """Let every agent carry out its commands; the commands."""
+        obeyed: list[Command] = []
+        self.executor.run_all()
+        for agent in [member for member in self.registrations if member.startswith("n")]:
+            for command in self.take(agent):
+                obeyed.append(command)
+                match command:
+                    case InspectCommand(job_id=job_id):
+                        self.tell(agent, InspectionResult(job_id, model(num_layers)))
+                    case StartStageCommand():
+                        self.tell(agent, StageNews(command.key, StageReady(pid=1)))
+                    case StopJobCommand(job_id=job_id):
+                        self.end_stages(agent, job_id, code=-15)
+        return obeyed
+
+    def train(self) -> None:
+        """Obey until nothing is left to do."""
+        while self.obey():
+            """Again."""
+
+    def stages(self, agent: str, job_id: JobId) -> list[Any]:
+        host = self.coordinator.host(job_id)
+        assert host is not None
+        return [life.key for life in host.machine.stages if life.agent == agent]
+
+    def end_stages(self, agent: str, job_id: JobId, *, code: int = 0) -> None:
+        for key in self.stages(agent, job_id):
+            self.tell(agent, ChildExit(key, 1, code))
+
+    def finish(self, job_id: JobId, reason: str = "end") -> None:
+        for agent in ("n0", "n1"):
+            for key in self.stages(agent, job_id):
+                self.tell(agent, StageNews(key, StageDone(Clock(6), reason)))
+        for agent in ("n0", "n1"):
+            self.end_stages(agent, job_id)

@@ -1,0 +1,482 @@
+"""The coordinator as a whole, without a network: members, jobs, failures, a store that goes away."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetpipe.coordinator.coordinator import MAX_ENDED_JOBS
+from hetpipe.coordinator.memory_store import MemoryStore
+from hetpipe.errors import JobError, MemberReplaced, ProtocolViolation, StoreUnavailable, UnknownJob, UnknownMember
+from hetpipe.spec.commands import ChildExit, InspectCommand, InspectionResult, StageNews, StartStageCommand
+from hetpipe.spec.events import JobEnded, JobState, StopMode, Submission
+from hetpipe.spec.ids import AgentId, Clock, JobId
+from hetpipe.spec.members import Registration
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.run import StageFailed, StageReady
+from hetpipe.spec.sync import Progress
+from hetpipe.spec.wire import revive
+from hetpipe.testing.fake_clock import FakeClock
+from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, model, shard_member, submission
+from tests.coordinator.fakes import Cluster, FlakyStore
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "run").usual()
+
+
+def submit(
+    cluster: Cluster, *overrides: str, request_id: str = "0123456789abcdef", restore: str | None = None
+) -> JobId:
+    handed_in = submission(job(*overrides), str(cluster.run_dir), request_id=request_id)
+    return cluster.coordinator.submit_job(replace(handed_in, restore=restore))
+
+
+def state(cluster: Cluster, job_id: JobId = JOB_ID) -> JobState:
+    return cluster.coordinator.record(job_id).state
+
+
+def failure(cluster: Cluster, job_id: JobId = JOB_ID) -> str:
+    return cluster.coordinator.record(job_id).failure
+
+
+class TestMembers:
+    def test_members_are_listed_in_order_with_the_rest_of_their_lease(self, cluster: Cluster) -> None:
+        cluster.clock.advance(2.0)
+
+        members = cluster.coordinator.members()
+
+        assert [member.info.id for member in members] == ["n0", "n1", "ps0", "ps1"]
+        assert {member.lease_seconds_left for member in members} == {3.0}
+
+    def test_a_silent_member_is_out_after_its_lease(self, cluster: Cluster) -> None:
+        cluster.wait(4.5, silent=("n1",))
+        assert len(cluster.coordinator.members()) == 4
+        cluster.wait(0.5, silent=("n1",))
+        assert [member.info.id for member in cluster.coordinator.members()] == ["n0", "ps0", "ps1"]
+        with pytest.raises(UnknownMember):
+            cluster.beat("n1")
+        with pytest.raises(UnknownMember):
+            cluster.take("n1")
+
+    def test_an_older_registration_is_refused_everywhere(self, cluster: Cluster) -> None:
+        old = cluster.registrations["n0"]
+        cluster.join(agent_member("n0", devices=2, pid=101))
+        cluster.registrations["n0"] = old
+
+        for call in (lambda: cluster.beat("n0"), lambda: cluster.take("n0"), lambda: cluster.tell("n0")):
+            with pytest.raises(MemberReplaced, match=r"agent n0 \(pid 101 on n0.host\) has taken the name n0"):
+                call()
+        cluster.coordinator.leave(agent_member().id, old)
+        assert len(cluster.coordinator.members()) == 4
+
+    def test_a_process_that_registered_twice_uses_the_newer_registration(self, cluster: Cluster) -> None:
+        old = cluster.registrations["n0"]
+        cluster.join(agent_member("n0", devices=2))
+        cluster.beat("n0")
+        cluster.registrations["n0"] = old
+
+        with pytest.raises(UnknownMember, match="newer registration"):
+            cluster.beat("n0")
+
+    def test_a_member_that_leaves_is_out_at_once(self, cluster: Cluster) -> None:
+        cluster.coordinator.leave(agent_member().id, cluster.registrations["n0"])
+        cluster.coordinator.leave(agent_member().id, cluster.registrations["n0"])
+
+        assert [member.info.id for member in cluster.coordinator.members()] == ["n1", "ps0", "ps1"]
+
+    def test_a_heartbeat_names_the_jobs_that_have_ended(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+
+        renewal = cluster.beat("n0", jobs=(job_id, JobId("forgotten")))
+
+        assert renewal.ended_jobs == ("forgotten",)
+
+
+class TestJobs:
+    def test_a_job_runs_to_its_end(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        assert state(cluster) is JobState.INSPECTING
+        cluster.train()
+        assert state(cluster) is JobState.RUNNING
+        cluster.finish(job_id)
+
+        assert state(cluster) is JobState.FINISHED
+        host = cluster.coordinator.host(job_id)
+        assert host is not None
+        ended = host.events[-1].event
+        assert isinstance(ended, JobEnded)
+        assert ended.result is not None
+        assert ended.result["samples"] == 80
+        assert cluster.coordinator.is_idle
+
+    def test_shards_are_configured_clock_shard_first_and_released(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        cluster.finish(job_id)
+
+        configured = cluster.shards.asked("configure")
+        assert [(address, config.shard, config.term) for address, config in configured] == [
+            ("shards.host:7000", 0, 1),
+            ("shards.host:7001", 1, 1),
+        ]
+        assert [address for address, _ in cluster.shards.asked("release")] == ["shards.host:7000", "shards.host:7001"]
+
+    def test_plan_and_facts_are_written(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+
+        plan: Plan = revive(Plan, json.loads((cluster.run_dir / "plan.json").read_text()))
+        facts = json.loads((cluster.run_dir / "facts.json").read_text())
+        assert plan.job_id == JOB_ID
+        assert facts == {
+            "num_samples": 40,
+            "eval_samples": 10,
+            "start": {"clock": 0, "epoch": 0, "used": [], "minibatches": 0, "samples": 0},
+        }
+        assert sorted(path.name for path in cluster.run_dir.iterdir()) == ["facts.json", "plan.json"]
+
+    def test_terms_grow_and_are_above_all_that_shards_have_seen(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        cluster.finish(job_id)
+        cluster.join(shard_member(0, term=41))
+        submit(cluster, request_id="another-request")
+        cluster.train()
+
+        assert [config.term for _, config in cluster.shards.asked("configure")] == [1, 1, 42, 42]
+
+    def test_a_resent_submission_is_the_same_job(self, cluster: Cluster) -> None:
+        assert submit(cluster) == submit(cluster) == JOB_ID
+        assert len(cluster.take("n0")) == 1
+
+    def test_a_job_that_cannot_be_read_is_refused_with_all_mistakes(self, cluster: Cluster) -> None:
+        broken = Submission("0123456789", json.dumps({"epochs": 0, "batch_size": 0}), "/run", "/code")
+
+        with pytest.raises(JobError) as caught:
+            cluster.coordinator.submit_job(broken)
+        assert len(caught.value.problems) >= 4
+        with pytest.raises(JobError, match="not JSON"):
+            cluster.coordinator.submit_job(replace(broken, job_json="{"))
+        with pytest.raises(ProtocolViolation, match="request id"):
+            cluster.coordinator.submit_job(replace(broken, request_id="../../etc", job_json="{}"))
+
+    def test_the_newest_job_is_meant_when_none_is_named(self, cluster: Cluster) -> None:
+        with pytest.raises(UnknownJob, match="no job was submitted yet"):
+            cluster.coordinator.record(None)
+        submit(cluster)
+        second = submit(cluster, request_id="another-request")
+
+        assert cluster.coordinator.record(None).job_id == second
+        with pytest.raises(UnknownJob, match="nonsense"):
+            cluster.coordinator.stop_job(JobId("nonsense"), StopMode.NOW)
+
+    def test_devices_are_used_by_one_job_at_a_time(self, cluster: Cluster) -> None:
+        first = submit(cluster)
+        second = submit(cluster, request_id="another-request")
+        cluster.train()
+        assert (state(cluster, first), state(cluster, second)) == (JobState.RUNNING, JobState.SUBMITTED)
+        cluster.finish(first)
+        cluster.coordinator.tick()
+        cluster.train()
+        assert state(cluster, second) is JobState.RUNNING
+
+    def test_a_job_that_finds_no_devices_in_time_fails_with_the_numbers(self, cluster: Cluster) -> None:
+        submit(cluster)
+        second = submit(cluster, request_id="another-request")
+        cluster.train()
+        cluster.wait(30.5)
+
+        assert state(cluster, second) is JobState.FAILED
+        assert "4 more devices (it needs 4, one per stage; 2 agents offer 0 free, 4 used by other jobs)" in failure(
+            cluster, second
+        )
+
+    def test_a_job_waits_for_late_members(self, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path)
+        submit(cluster)
+        cluster.wait(10.0)
+        assert state(cluster) is JobState.SUBMITTED
+        cluster.usual()
+        cluster.train()
+        assert state(cluster) is JobState.RUNNING
+
+    def test_shards_serve_in_the_order_of_their_index(self, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path)
+        for info in (shard_member(1), shard_member(0), agent_member("n0", devices=4)):
+            cluster.join(info)
+        submit(cluster)
+        cluster.train()
+
+        assert [address for address, _ in cluster.shards.asked("configure")] == ["shards.host:7000", "shards.host:7001"]
+
+    def test_only_so_many_ended_jobs_stay_in_memory(self, cluster: Cluster) -> None:
+        for number in range(MAX_ENDED_JOBS + 2):
+            submit(cluster, request_id=f"request-{number:08d}")
+            cluster.coordinator.stop_job(None, StopMode.NOW)
+            cluster.executor.run_all()
+        cluster.coordinator.tick()
+        cluster.executor.run_all()
+        assert cluster.coordinator.is_idle
+
+        first = cluster.store.jobs()[0]
+        assert cluster.coordinator.host(first.job_id) is None
+        assert cluster.coordinator.record(first.job_id).state is JobState.STOPPED
+        assert isinstance(cluster.coordinator.kept_events(first.job_id, after=0)[-1].event, JobEnded)
+
+
+class TestRestore:
+    def test_a_job_goes_on_where_a_checkpoint_was(self, cluster: Cluster) -> None:
+        start = Progress(Clock(4), 1, bytes([0b101, 0, 0, 0, 0]), minibatches=8, samples=32)
+        cluster.shards.progress["/old/checkpoint"] = start
+        submit(cluster, restore="/old/checkpoint")
+        stages = []
+        while obeyed := cluster.obey():
+            stages += [command for command in obeyed if isinstance(command, StartStageCommand)]
+
+        assert {config.progress for _, config in cluster.shards.asked("configure")} == {start}
+        assert {command.config.restore for command in stages} == {"/old/checkpoint"}
+        facts = json.loads((cluster.run_dir / "facts.json").read_text())
+        assert facts["start"] == {"clock": 4, "epoch": 1, "used": [0, 2], "minibatches": 8, "samples": 32}
+
+    def test_a_checkpoint_that_is_none_fails_the_job(self, cluster: Cluster) -> None:
+        submit(cluster, restore="/old/nothing")
+        cluster.train()
+
+        assert state(cluster) is JobState.FAILED
+        assert failure(cluster) == "/old/nothing: there is no checkpoint"
+
+
+class TestBadInput:
+    def test_a_plan_that_cannot_be_fails_the_job(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.obey(num_layers=1)
+
+        assert "2 stages cannot share 1 layers; set workers.stages to at most 1" in failure(cluster)
+
+    def test_a_batch_larger_than_the_data_fails_the_job(self, cluster: Cluster) -> None:
+        submit(cluster, "batch_size=64")
+        cluster.obey()
+
+        assert failure(cluster) == "batch_size: is 64, but data.train has 40 samples; use at most that many"
+
+    def test_a_run_folder_that_cannot_be_written_fails_the_job(self, cluster: Cluster) -> None:
+        cluster.run_dir.write_text("a file, no folder")
+        submit(cluster)
+        cluster.obey()
+
+        assert f"cannot write to the run's folder {cluster.run_dir}" in failure(cluster)
+
+    def test_a_mistake_of_our_own_is_no_secret_but_no_traceback(self, cluster: Cluster) -> None:
+        def broken(_: str) -> None:
+            raise ZeroDivisionError
+
+        object.__setattr__(cluster.coordinator._tools, "open_shard", broken)
+        submit(cluster)
+        cluster.obey()
+
+        assert failure(cluster) == f"the coordinator failed to prepare job {JOB_ID} (internal error, see its log)"
+
+
+class TestFailures:
+    def test_a_dead_shard_fails_a_job_that_is_being_prepared(self, cluster: Cluster) -> None:
+        cluster.shards.dead.add("shards.host:7001")
+        submit(cluster)
+        cluster.obey()
+
+        assert "parameter server at shards.host:7001 cannot be reached" in failure(cluster)
+        assert [address for address, _ in cluster.shards.asked("release")] == ["shards.host:7000", "shards.host:7001"]
+
+    def test_a_shard_that_stops_answering_ends_the_run_in_time(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+        start = cluster.clock.monotonic()
+        cluster.shards.dead.add("shards.host:7001")
+        for key in cluster.stages("n0", JOB_ID):
+            cluster.tell("n0", StageNews(key, StageFailed("PeerUnreachable", "ps1 is away", secondary=True)))
+        while not state(cluster).is_terminal:
+            cluster.wait(0.5, silent=("ps1",))
+
+        assert cluster.clock.monotonic() - start <= 10.0
+        assert failure(cluster) == (
+            "parameter server ps1 (pid 201 on shards.host:7001) stopped answering: no heartbeat for 5.0 s"
+        )
+
+    def test_a_killed_agent_ends_the_run(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+        cluster.wait(7.0, silent=("n1",))
+
+        assert failure(cluster) == "agent n1 (pid 100 on n1.host) stopped answering: no heartbeat for 5.0 s"
+        assert any(command for command in cluster.take("n0"))
+
+    def test_an_agent_started_again_under_its_name_ends_the_run(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+        cluster.join(agent_member("n1", devices=2, pid=777))
+        cluster.wait(1.0)
+
+        assert failure(cluster) == "agent n1 (pid 100 on n1.host) was replaced by pid 777 on n1.host"
+
+    def test_a_batch_that_comes_twice_counts_once(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+        key = cluster.stages("n0", JOB_ID)[0]
+        registration = cluster.registrations["n0"]
+        news = (ChildExit(key, 1, -9),)
+        for _ in range(3):
+            cluster.coordinator.report("n0", registration, 50, news)  # type: ignore[arg-type]
+        cluster.coordinator.report("n0", registration, 49, (ChildExit(key, 1, -11),))  # type: ignore[arg-type]
+        cluster.wait(1.5)
+
+        assert failure(cluster).endswith("was killed by SIGKILL")
+
+    def test_news_of_unknown_jobs_are_ignored(self, cluster: Cluster) -> None:
+        cluster.tell("n0", InspectionResult(JobId("unknown"), model()))
+
+    def test_after_a_failure_the_devices_are_free_again(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+        cluster.tell("n0", ChildExit(cluster.stages("n0", JOB_ID)[0], 1, -9))
+        cluster.wait(1.5)
+        cluster.train()
+        second = submit(cluster, request_id="another-request")
+        cluster.train()
+
+        assert state(cluster, second) is JobState.RUNNING
+
+
+class TestStops:
+    def test_with_a_checkpoint_the_clock_shard_sets_a_barrier(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        assert cluster.coordinator.stop_job(None, StopMode.CHECKPOINT) is JobState.STOPPING
+        cluster.executor.run_all()
+        assert cluster.shards.asked("request_barrier") == [("shards.host:7000", (JOB_ID, 1, "stop"))]
+        cluster.finish(job_id, "stop")
+
+        assert state(cluster) is JobState.STOPPED
+        assert cluster.coordinator.stop_job(job_id, StopMode.NOW) is JobState.STOPPED
+
+    def test_draining_ends_everything(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+        cluster.coordinator.drain()
+        assert not cluster.coordinator.is_idle
+        cluster.train()
+
+        assert cluster.coordinator.is_idle
+        assert state(cluster) is JobState.STOPPED
+
+
+class TestClocks:
+    def test_the_clock_shard_alone_tells_them(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        host = cluster.coordinator.host(job_id)
+        assert host is not None
+        cluster.beat("ps1", clocks={job_id: clocks(9, 9)})
+        assert host.machine.clocks is None
+        cluster.beat("ps0", clocks={job_id: clocks(3, 2)})
+        assert host.machine.clocks == clocks(3, 2)
+
+
+class TestStoreThatGoesAway:
+    @pytest.fixture
+    def flaky(self) -> FlakyStore:
+        return FlakyStore(MemoryStore(FakeClock()))
+
+    @pytest.fixture
+    def cluster(self, tmp_path: Path, flaky: FlakyStore) -> Cluster:
+        return Cluster(tmp_path / "run", store=flaky).usual()
+
+    def test_a_running_job_does_not_notice(self, cluster: Cluster, flaky: FlakyStore) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        flaky.away = True
+        cluster.wait(30.0)
+        assert state(cluster) is JobState.RUNNING
+        cluster.finish(job_id)
+        assert state(cluster) is JobState.FINISHED
+        flaky.away = False
+        cluster.wait(1.0)
+
+        assert flaky.job(job_id).state is JobState.FINISHED
+        host = cluster.coordinator.host(job_id)
+        assert host is not None
+        assert flaky.events(job_id) == tuple(host.events)
+
+    def test_new_members_and_jobs_wait(self, cluster: Cluster, flaky: FlakyStore) -> None:
+        flaky.away = True
+
+        with pytest.raises(StoreUnavailable):
+            cluster.join(agent_member("n9"))
+        with pytest.raises(StoreUnavailable):
+            submit(cluster)
+        cluster.coordinator.leave(agent_member().id, cluster.registrations["n0"])
+        assert len(cluster.coordinator.members()) == 3
+
+    def test_a_store_that_lost_its_memory_learns_the_members_again(self, cluster: Cluster, flaky: FlakyStore) -> None:
+        flaky._behind = MemoryStore(FakeClock())
+        cluster.wait(1.0)
+
+        assert [record.info.id for record in flaky.members()] == ["n0", "n1", "ps0", "ps1"]
+
+
+class TestRestart:
+    def test_jobs_under_way_have_failed_with_their_coordinator(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        cluster.wait(0.5)
+        events = cluster.store.events(job_id)
+
+        cluster.coordinator = cluster.new_coordinator()
+
+        assert state(cluster) is JobState.FAILED
+        assert failure(cluster) == f"the coordinator was restarted while job {JOB_ID} was running"
+        kept = cluster.coordinator.kept_events(job_id, after=len(events))
+        assert [event.sequence for event in kept] == [len(events) + 1]
+        assert isinstance(kept[0].event, JobEnded)
+        assert submit(cluster) == job_id
+        assert state(cluster) is JobState.FAILED
+
+    def test_members_must_register_again_and_end_what_they_do(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        cluster.coordinator = cluster.new_coordinator()
+
+        with pytest.raises(UnknownMember):
+            cluster.beat("n0")
+        cluster.join(agent_member("n0", devices=2))
+        assert cluster.beat("n0", jobs=(job_id,)).ended_jobs == (job_id,)
+
+
+class TestCommands:
+    def test_a_command_stays_until_it_was_carried_out(self, cluster: Cluster) -> None:
+        submit(cluster)
+        registration: Registration = cluster.registrations["n0"]
+        agent = AgentId("n0")
+        first = cluster.coordinator.commands(agent, registration, after=0)
+        again = cluster.coordinator.commands(agent, registration, after=0)
+        assert first == again
+        assert isinstance(first[0].command, InspectCommand)
+        cluster.beat("n0", last_command=1)
+        assert cluster.coordinator.commands(agent, registration, after=0) == ()
+
+    def test_a_new_registration_begins_without_commands(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.join(agent_member("n0", devices=2))
+
+        assert cluster.take("n0") == []
+
+    def test_a_stage_that_reports_ready_twice_is_ready(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.train()
+        key = cluster.stages("n0", JOB_ID)[0]
+        cluster.tell("n0", StageNews(key, StageReady(pid=1)))
+
+        assert state(cluster) is JobState.RUNNING

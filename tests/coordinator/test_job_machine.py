@@ -1,0 +1,305 @@
+"""A job's life: the usual way, stops, and waits that are too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, StopAsked, TaskFailed, WrappedUp
+from hetpipe.coordinator.requirements import ClusterView
+from hetpipe.spec.commands import InspectCommand, InspectionResult, StageKey, StageNews
+from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StopMode, Waiting
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.run import StageDone, StageEvaluation, StageReady, StageWaiting
+from tests.coordinator.builders import JOB_ID, clocks, progress, shard_member
+from tests.coordinator.machine_driver import AGENTS, SHARDS, Driver
+
+UNDER_WAY = [
+    JobState.SUBMITTED,
+    JobState.INSPECTING,
+    JobState.PLANNING,
+    JobState.STARTING,
+    JobState.RUNNING,
+]
+
+
+class TestTheUsualWay:
+    def test_from_submission_to_the_end(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.now = 10.0
+        driver.all_done()
+        assert driver.machine.state is JobState.RUNNING
+        driver.wrap_up()
+
+        assert driver.states() == ["inspecting", "planning", "starting", "running", "finished"]
+        ended = driver.ended()
+        assert ended.state is JobState.FINISHED
+        assert ended.result is not None
+        assert ended.result["samples"] == 80
+        assert ended.result["wall_seconds"] == 10.0
+        assert driver.stop_commands == []
+        assert [task.shards for task in driver.wrap_up_tasks] == [SHARDS]
+
+    def test_the_first_agent_inspects(self) -> None:
+        driver = Driver().to(JobState.INSPECTING)
+
+        [command] = driver.commands(InspectCommand)
+        assert command.agent == "n0"
+
+    def test_claimed_are_the_first_free_devices(self) -> None:
+        driver = Driver().to(JobState.PLANNING)
+
+        [task] = driver.prepare_tasks
+        assert task.agents == AGENTS
+        assert task.shards == SHARDS
+        assert driver.machine.agents == AGENTS
+
+    def test_every_stage_is_started_on_its_agent(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+
+        assert [item.agent for item in driver.start_commands] == ["n0", "n0", "n1", "n1"]
+
+    def test_all_stages_must_be_ready(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+        for vw, stage in ((0, 0), (0, 1), (1, 0)):
+            driver.report(vw, stage, StageReady(1))
+        assert driver.states()[-1] == "starting"
+        driver.report(1, 1, StageReady(1))
+        assert driver.states()[-1] == "running"
+
+    def test_progress_is_pictured_every_second(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.report(0, 0, progress(clock=2, samples=8))
+        driver.feed(ClocksTold(clocks(2, 1, samples=16)))
+        driver.wait(3.0)
+
+        tables = driver.events(ProgressTable)
+        assert len(tables) == 3
+        assert [row.distance for row in tables[-1].rows] == [1, 0]
+
+    def test_evaluations_are_told_when_they_are_whole(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.report(0, 1, StageEvaluation(Clock(3), 0, 1, {"loss": 1.0}))
+        assert driver.events(Evaluated) == []
+        driver.report(1, 1, StageEvaluation(Clock(3), 0, 3, {"loss": 1.0}))
+        driver.all_done()
+        driver.wrap_up()
+
+        assert [event.values for event in driver.events(Evaluated)] == [{"loss": 0.5}]
+        result = driver.ended().result
+        assert result is not None
+        assert result["eval"]["loss"] == 0.5
+
+    def test_long_waits_of_stages_are_passed_on(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.report(0, 0, StageWaiting("virtual worker 0 waits for virtual worker 1 to commit wave 3", 5.2))
+
+        assert driver.events(Waiting) == [Waiting("virtual worker 0 waits for virtual worker 1 to commit wave 3", 5.2)]
+
+    def test_news_of_another_life_change_nothing(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+        key = StageKey(JOB_ID, Vw(0), StageIndex(0), Incarnation(7))
+
+        assert driver.feed(StageNews(key, StageReady(1))) == []
+
+    def test_without_last_clocks_those_told_before_count(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.feed(ClocksTold(clocks(4, 4, samples=64)))
+        driver.all_done()
+        driver.feed(WrappedUp(None))
+
+        result = driver.ended().result
+        assert result is not None
+        assert result["samples"] == 64
+
+
+class TestStops:
+    def test_with_a_checkpoint(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        assert driver.machine.state is JobState.STOPPING
+        assert driver.tasks(AskBarrier) == [AskBarrier(1, SHARDS[0])]  # type: ignore[arg-type]
+        assert driver.stop_commands == []
+        driver.all_done("checkpoint+stop")
+        driver.wrap_up()
+
+        ended = driver.ended()
+        assert ended.state is JobState.STOPPED
+        assert ended.result is not None
+
+    def test_a_run_that_came_to_its_end_first_is_finished(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.all_done("epoch+end")
+        driver.wrap_up()
+
+        assert driver.ended().state is JobState.FINISHED
+
+    @pytest.mark.parametrize("state", UNDER_WAY)
+    def test_at_once_from_anywhere(self, state: JobState) -> None:
+        driver = Driver().to(state)
+        driver.feed(StopAsked(StopMode.NOW))
+        if state is JobState.PLANNING:
+            driver.prepare()
+        for life in list(driver.machine.stages):
+            driver.exit(life.key.vw, life.key.stage, -15)
+        assert driver.machine.state is JobState.STOPPING
+        assert len(driver.wrap_up_tasks) == 1
+        driver.wrap_up()
+
+        assert driver.ended().state is JobState.STOPPED
+        assert driver.ended().sentence == ""
+        assert driver.stop_commands == ([] if state is JobState.SUBMITTED else ["n0", "n1"])
+
+    @pytest.mark.parametrize("state", UNDER_WAY[:-1])
+    def test_before_training_there_is_nothing_to_write_down(self, state: JobState) -> None:
+        driver = Driver().to(state)
+        driver.feed(StopAsked(StopMode.CHECKPOINT))
+
+        assert driver.tasks(AskBarrier) == []
+        assert driver.machine.state is JobState.STOPPING
+
+    def test_a_second_stop_now_does_not_wait_for_the_barrier(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        assert driver.stop_commands == []
+        driver.feed(StopAsked(StopMode.NOW))
+        assert driver.stop_commands == ["n0", "n1"]
+
+    def test_processes_that_do_not_end_hold_nobody_up(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.feed(StopAsked(StopMode.NOW))
+        driver.wait(4.75)
+        assert driver.wrap_up_tasks == []
+        driver.wait(0.5)
+        driver.wrap_up()
+
+        assert driver.ended().state is JobState.STOPPED
+
+    def test_a_stop_after_the_end_changes_nothing(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.all_done()
+        driver.wrap_up()
+
+        assert driver.feed(StopAsked(StopMode.NOW)) == []
+        assert driver.machine.state is JobState.FINISHED
+
+    def test_an_inspection_that_comes_too_late_changes_nothing(self) -> None:
+        driver = Driver().to(JobState.INSPECTING)
+        driver.feed(StopAsked(StopMode.NOW))
+
+        assert driver.inspect() == []
+
+    def test_a_barrier_that_is_not_reached_fails_the_job(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.wait(600.0)
+
+        ended = driver.ended()
+        assert ended.state is JobState.FAILED
+        assert "after 600 s of waiting for all stages to reach the barrier of the stop" in ended.sentence
+
+
+class TestWaits:
+    def test_a_job_waits_for_members_and_says_so(self) -> None:
+        driver = Driver()
+        driver.feed(ClusterSeen(ClusterView(AGENTS[:1], 0, SHARDS[:1])))
+        driver.wait(6.0)
+
+        [sentence] = driver.sentences()
+        assert sentence == (
+            "the coordinator waits for 2 more devices (it needs 4, one per stage; 1 agent offers 2 free) and 1 more "
+            f"parameter server (it needs 2; 1 registered) (job {JOB_ID})"
+        )
+
+    def test_and_gives_up_naming_what_is_missing(self) -> None:
+        driver = Driver()
+        driver.feed(ClusterSeen(ClusterView(AGENTS, 0, (shard_member(0),))))
+        driver.wait(30.0)
+
+        ended = driver.ended()
+        assert (ended.state, ended.error) == (JobState.FAILED, "PlanError")
+        assert "after 30 s of waiting for 1 more parameter server (it needs 2; 1 registered)" in ended.sentence
+        assert driver.machine.is_settled(now=driver.now)
+
+    def test_a_wait_is_told_every_five_seconds(self) -> None:
+        driver = Driver().to(JobState.INSPECTING)
+        driver.wait(16.0)
+
+        assert [round(event.seconds) for event in driver.events(Waiting)] == [5, 10, 15]
+        assert driver.sentences()[0].startswith("the coordinator waits for agent n0 on n0.host to import and inspect")
+
+    def test_stages_that_do_not_get_ready_are_named(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+        for vw, stage in ((0, 0), (0, 1), (1, 0)):
+            driver.report(vw, stage, StageReady(1))
+        driver.wait(120.0)
+
+        ended = driver.ended()
+        assert ended.error == "DeadlineExceeded"
+        assert "these to become ready: stage 1 of virtual worker 1 (on n1.host)" in ended.sentence
+        assert driver.stop_commands == ["n0", "n1"]
+        assert len(driver.wrap_up_tasks) == 1
+
+    def test_running_has_no_limit(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.wait(2_000.0)
+
+        assert driver.machine.state is JobState.RUNNING
+
+
+class TestSettling:
+    def test_devices_are_held_until_the_processes_are_gone(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.all_done()
+        driver.wrap_up()
+        assert not driver.machine.is_settled(now=driver.now)
+        for vw, stage in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            driver.exit(vw, stage, 0)
+        assert driver.machine.is_settled(now=driver.now)
+        assert driver.ended().state is JobState.FINISHED
+
+    def test_or_until_they_had_the_time(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.all_done()
+        driver.wrap_up()
+
+        assert driver.machine.may_have_processes(now=driver.now + 4.9)
+        assert not driver.machine.may_have_processes(now=driver.now + 5.0)
+        assert driver.machine.is_settled(now=driver.now + 5.0)
+
+    def test_shards_configured_after_all_are_released(self) -> None:
+        driver = Driver().to(JobState.PLANNING)
+        driver.wait(60.0)
+        assert driver.machine.state is JobState.FAILED
+        assert driver.wrap_up_tasks == []
+        assert not driver.machine.is_settled(now=driver.now + 100.0)
+        driver.prepare()
+
+        assert len(driver.wrap_up_tasks) == 1
+        assert driver.start_commands == []
+        assert driver.machine.is_settled(now=driver.now)
+
+    def test_shards_configured_in_part_are_released(self) -> None:
+        driver = Driver().to(JobState.PLANNING)
+        driver.feed(TaskFailed("prepare", "PeerUnreachable", "parameter server at h:1 cannot be reached"))
+
+        assert driver.ended().error == "PeerUnreachable"
+        assert driver.ended().sentence == "parameter server at h:1 cannot be reached"
+        assert len(driver.wrap_up_tasks) == 1
+
+    def test_mistakes_found_by_the_inspection_are_all_told(self) -> None:
+        driver = Driver().to(JobState.INSPECTING)
+        driver.feed(InspectionResult(JOB_ID, None, "JobError", ("model: no such module", "loss: no such module")))
+
+        ended = driver.ended()
+        assert (ended.error, ended.problems) == ("JobError", ("model: no such module", "loss: no such module"))
+        assert ended.sentence == "model: no such module; loss: no such module"
+
+    def test_done_once_is_done(self) -> None:
+        driver = Driver().to(JobState.RUNNING)
+        driver.all_done()
+        driver.report(0, 0, StageDone(Clock(6), "end"))
+
+        assert len(driver.wrap_up_tasks) == 1

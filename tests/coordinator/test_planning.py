@@ -1,0 +1,119 @@
+"""Plans of runs: as the job says, or as the planner finds; on real devices, or on devices that play others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from hetpipe.coordinator.planning import PlannedRun, num_devices_wanted, options_of, plan_run
+from hetpipe.errors import InfeasiblePlan, PlanError
+from hetpipe.planner.choose import choose_plan, closed_form
+from hetpipe.spec.ids import Term
+from hetpipe.spec.job import Job
+from hetpipe.spec.run import AgentInfo, LinkTime
+from tests.coordinator.builders import BASE, JOB_ID, agent_info, model
+from tests.spec.test_job_cluster import CLUSTER, LAYER, PROFILE
+
+PLANNER = partial(choose_plan, predict=closed_form)
+LAYERS = [
+    {
+        **LAYER,
+        "name": str(index),
+        "parameter_bytes": 40,
+        "parameters": [{"name": f"{index}.weight", "shape": [10], "dtype": "float32"}],
+    }
+    for index in range(2)
+]
+NAMED: dict[str, Any] = {"file": CLUSTER, "profile": {**PROFILE, "layers": LAYERS}}
+PLAYED = {**NAMED, "emulate": True, "emulate_links": True}
+
+
+def job(**changes: Any) -> Job:
+    return Job(**{**BASE, "workers": {"stages": "auto"}, "cluster": NAMED, **changes})
+
+
+def planned(of: Job, *agents: AgentInfo, num_layers: int = 2) -> PlannedRun:
+    return plan_run(of, model(num_layers), agents, PLANNER, term=Term(1), job_id=JOB_ID)
+
+
+def devices(run: PlannedRun) -> list[list[str]]:
+    return [[stage.device for stage in vw.stages] for vw in run.plan.virtual_workers]
+
+
+def test_a_job_that_says_everything_is_not_planned() -> None:
+    run = planned(Job(**BASE), agent_info(devices=4), num_layers=4)
+    assert run.document is None
+    assert run.emulations == ()
+    assert devices(run) == [["n0/0", "n0/1"], ["n0/2", "n0/3"]]
+
+
+def test_the_planner_finds_the_stages_on_the_agents_devices() -> None:
+    of = job(workers={"stages": "auto", "devices": [["n1/0", "n0/0"]]}, sync={"minibatches_per_wave": 3})
+    run = planned(of, agent_info("n0", devices=2), agent_info("n1", devices=1))
+    assert run.document is not None
+    assert run.job.is_planned
+    assert (run.job.num_workers, run.job.num_devices, run.job.sync.minibatches_per_wave) == (1, 2, 3)
+    assert sorted(devices(run)[0]) == ["n0/0", "n1/0"]
+    assert {piece.shard for piece in run.plan.slices} == {0, 1}
+    assert run.emulations == ()
+
+
+def test_devices_may_play_those_of_the_cluster() -> None:
+    run = planned(job(workers={"stages": "auto", "devices": [["n0/0", "n1/0"]]}, cluster=PLAYED), agent_info(devices=3))
+    ((first, second),) = run.emulations
+    assert devices(run) == [["n0/0", "n0/2"]], "the third device here plays n1/0"
+    assert (first.forward_seconds, second.forward_seconds) == (0.001, 0.0025)
+    assert (first.downstream, second.upstream) == (LinkTime(0.001, 1e9), LinkTime(0.001, 1e9))
+    assert len(first.shards) == 2
+
+
+def test_a_given_cut_may_play_a_cluster_too() -> None:
+    of = job(workers={"stages": [[1, 1], [2]]}, cluster={**PLAYED, "stragglers": {"n1/0": 4.0}})
+    run = planned(of, agent_info(devices=3))
+    assert run.document is None
+    (first, second), (only,) = run.emulations
+    assert (first.forward_seconds, second.forward_seconds) == (0.001, 0.0025)
+    assert only.forward_seconds == pytest.approx(4 * 2 * 0.0025)
+
+
+@pytest.mark.parametrize(
+    ("of", "wanted"),
+    [(job(), None), (job(cluster=PLAYED), 3), (job(workers={"stages": 2, "count": 2}, cluster=PLAYED), 4)],
+)
+def test_how_many_devices_are_claimed(of: Job, wanted: int | None) -> None:
+    assert num_devices_wanted(of) == wanted
+
+
+def test_the_job_is_what_the_planner_is_asked_for() -> None:
+    options = options_of(job(optimizer={"name": "Adam"}, sync={"D": 3, "minibatches_per_wave": 5}))
+    assert (options.allocation, options.minibatches_per_wave, options.staleness) == ("auto", 5, 3)
+    assert (options.optimizer_slots, options.num_shards, options.weights) == (2, 2, "wave")
+
+
+SMALL = {**CLUSTER, "device_types": {kind: {"memory_bytes": 1 << 20} for kind in ("fast", "slow")}}
+LARGE = {**PROFILE, "layers": [{**layer, "parameter_bytes": 1 << 20, "parameters": []} for layer in LAYERS]}
+
+
+@pytest.mark.parametrize(
+    ("of", "num_layers", "error", "words"),
+    [
+        (job(cluster={"file": CLUSTER}), 2, PlanError, "needs cluster.profile and cluster.file"),
+        (job(batch_size=8), 2, PlanError, "minibatches of 4 samples, but batch_size is 8"),
+        (job(), 3, PlanError, "cluster.profile has 2 layers, but the model has 3"),
+        (job(optimizer={"name": "LBFGS"}), 2, PlanError, "how much memory LBFGS keeps"),
+        (job(cluster=PLAYED, workers={"stages": 1, "count": 4}), 2, PlanError, "has 3 devices to play; lower"),
+        (job(cluster=PLAYED), 2, PlanError, "has 3 devices to play, and 1 are free"),
+        (
+            job(cluster={**PLAYED, "file": SMALL, "profile": LARGE}, workers={"stages": 1}),
+            2,
+            InfeasiblePlan,
+            r"stage 0 of virtual worker 0 \(layers 0 to 1\) needs \d+ bytes, but n0/0, a fast, has 1048576",
+        ),
+    ],
+)
+def test_what_cannot_be_planned(of: Job, num_layers: int, error: type[PlanError], words: str) -> None:
+    agents = [agent_info(devices=4 if of.is_planned else 1)]
+    with pytest.raises(error, match=words):
+        planned(of, *agents, num_layers=num_layers)

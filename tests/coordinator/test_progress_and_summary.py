@@ -1,0 +1,161 @@
+"""The progress table and the result of a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hetpipe.coordinator.configs import data_of, fresh_progress
+from hetpipe.coordinator.progress import ProgressBoard
+from hetpipe.coordinator.summary import RunRecord, clocks_from_reports, result_object
+from hetpipe.planner.partition import plan_job
+from hetpipe.spec.events import Evaluated
+from hetpipe.spec.ids import Clock, StageIndex, Term
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.sync import Progress
+from tests.coordinator.builders import JOB_ID, STAGES, agent_info, clocks, job, model, progress
+
+PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
+START = fresh_progress(40)
+
+
+@pytest.fixture
+def board() -> ProgressBoard:
+    return ProgressBoard(PLAN, data_of(job(), model()), START, 1, now=100.0)
+
+
+class TestProgressBoard:
+    def test_an_empty_table_has_all_rows(self, board: ProgressBoard) -> None:
+        table = board.table(None, now=100.0)
+
+        assert [row.vw for row in table.rows] == [0, 1]
+        assert [(s.first_layer, s.last_layer, s.device) for s in table.rows[1].stages] == [
+            (0, 2, "n0/2"),
+            (2, 4, "n0/3"),
+        ]
+        assert table.eta_seconds is None
+        assert table.total_samples == 80
+        assert table.staleness == 1
+
+    def test_clocks_come_from_the_clock_shard(self, board: ProgressBoard) -> None:
+        table = board.table(clocks(5, 3, samples=16), now=101.0)
+
+        assert [(row.clock, row.distance) for row in table.rows] == [(5, 2), (3, 0)]
+        assert (table.global_clock, table.samples) == (3, 16)
+
+    def test_without_it_from_the_first_stages(self, board: ProgressBoard) -> None:
+        board.add(Vw(0), StageIndex(0), progress(clock=4), now=101.0)
+
+        assert [row.clock for row in board.table(None, now=101.0).rows] == [4, 0]
+
+    def test_rates_come_from_the_last_stage_over_the_last_seconds(self, board: ProgressBoard) -> None:
+        for second in range(1, 31):
+            samples = 10 * second if second <= 15 else 150 + 20 * (second - 15)
+            board.add(Vw(0), StageIndex(1), progress(samples=samples, loss=0.5), now=100.0 + second)
+            board.add(Vw(0), StageIndex(0), progress(samples=9_999), now=100.0 + second)
+
+        row = board.table(clocks(1, 1, samples=40), now=130.0).rows[0]
+
+        assert row.samples_per_second == pytest.approx(20.0)
+        assert row.loss == 0.5
+
+    def test_a_rate_falls_when_nothing_is_heard(self, board: ProgressBoard) -> None:
+        board.add(Vw(0), StageIndex(1), progress(samples=40), now=102.0)
+
+        rates = [board.table(None, now=now).rows[0].samples_per_second for now in (102.0, 105.0, 110.0, 140.0)]
+
+        assert rates == [20.0, 20.0, 4.0, 1.0]
+
+    def test_time_left_is_what_is_left_at_the_rate(self, board: ProgressBoard) -> None:
+        board.add(Vw(0), StageIndex(1), progress(samples=10), now=102.0)
+        board.add(Vw(1), StageIndex(1), progress(samples=30), now=102.0)
+
+        table = board.table(clocks(1, 1, samples=40), now=102.0)
+
+        assert table.samples_per_second == pytest.approx(20.0)
+        assert table.eta_seconds == pytest.approx(2.0)
+
+    def test_waiting_is_a_share_of_the_running_time(self, board: ProgressBoard) -> None:
+        board.add(Vw(1), StageIndex(0), progress(waiting_seconds=2.5), now=110.0)
+
+        assert board.table(None, now=110.0).rows[1].waiting_share == pytest.approx(0.25)
+
+
+def record(**values: Any) -> RunRecord:
+    reports = {}
+    for index, (vw, stage) in enumerate(STAGES):
+        reports[vw, stage] = progress(
+            samples=40,
+            loss=0.1 * (vw + 1) if stage == 1 else None,
+            first_loss=1.0 * (vw + 1) if stage == 1 else None,
+            waiting_seconds=float(index),
+            idle_seconds=float(10 * index),
+            pushed_bytes=100,
+            pulled_bytes=10,
+        )
+    defaults: dict[str, Any] = {
+        "run_dir": "/runs/digits",
+        "plan": PLAN,
+        "start": START,
+        "clocks": clocks(6, 5, samples=80, minibatches=20, max_distance=2),
+        "reports": reports,
+        "evaluation": Evaluated(Clock(6), 1, 10, {"accuracy": 0.9, "loss": 0.2}),
+        "running_seconds": 4.0,
+        "staleness": 1,
+    }
+    return RunRecord(**{**defaults, **values})
+
+
+class TestResult:
+    def test_it_has_the_published_shape(self) -> None:
+        assert result_object(record()) == {
+            "run_dir": "/runs/digits",
+            "waves": 11,
+            "minibatches": 20,
+            "samples": 80,
+            "wall_seconds": 4.0,
+            "samples_per_second": 20.0,
+            "loss": {"first": pytest.approx(1.5), "last": pytest.approx(0.15)},
+            "eval": {"epoch": 1, "clock": 6, "samples": 10, "accuracy": 0.9, "loss": 0.2},
+            "staleness": {"bound_clock_distance": 2, "max_clock_distance": 2, "violations": None},
+            "clocks": {"0": 6, "1": 5},
+            "global_clock": 5,
+            "bytes": {"pushed": 400, "pulled": 40},
+            "waiting_seconds": {"0": 0.0, "1": 2.0},
+            "idle_seconds": {"0": 5.0, "1": 25.0},
+        }
+
+    def test_counts_are_of_this_run_alone(self) -> None:
+        start = Progress(Clock(4), 1, bytes(5), minibatches=12, samples=48)
+
+        result = result_object(record(start=start))
+
+        assert (result["waves"], result["minibatches"], result["samples"]) == (3, 8, 32)
+        assert result["samples_per_second"] == 8.0
+        assert result["clocks"] == {"0": 6, "1": 5}
+
+    def test_numbers_json_does_not_have_become_null(self) -> None:
+        reports = {(Vw(0), StageIndex(1)): progress(loss=float("nan"), first_loss=float("inf"))}
+        evaluation = Evaluated(Clock(1), 0, 1, {"loss": float("nan")})
+
+        result = result_object(record(reports=reports, evaluation=evaluation))
+
+        assert result["loss"] == {"first": None, "last": None}
+        assert result["eval"]["loss"] is None
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+    def test_asp_has_no_bound_and_an_empty_run_no_rate(self) -> None:
+        result = result_object(record(staleness=None, running_seconds=0.0, evaluation=None, reports={}))
+
+        assert result["staleness"]["bound_clock_distance"] is None
+        assert result["samples_per_second"] == 0.0
+        assert result["eval"] == {}
+        assert result["loss"] == {"first": None, "last": None}
+
+    def test_without_a_clock_shard_the_stages_clocks_stand_in(self) -> None:
+        stand_in = clocks_from_reports(PLAN, START, [progress(clock=3), progress(clock=2)])
+
+        assert stand_in.local == {0: 3, 1: 3}
+        assert stand_in.global_clock == 3

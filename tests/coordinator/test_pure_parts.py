@@ -1,0 +1,153 @@
+"""Requirements, configurations and evaluations."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetpipe.coordinator.configs import (
+    Assignment,
+    check_progress,
+    data_of,
+    fresh_progress,
+    shard_configs,
+    stage_commands,
+)
+from hetpipe.coordinator.evaluations import Evaluations
+from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
+from hetpipe.errors import CheckpointError, JobError
+from hetpipe.planner.partition import plan_job
+from hetpipe.spec.ids import Clock, Term
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.job import Job
+from hetpipe.spec.run import StageEvaluation
+from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
+
+AGENTS = (agent_info("n0", devices=3), agent_info("n1", devices=3))
+SHARDS = (shard_member(0), shard_member(1))
+
+
+def assignment(of: Job) -> Assignment:
+    plan = plan_job(of, model(), AGENTS, Term(3), JOB_ID)
+    return Assignment(job=of, submission=submission(of), plan=plan, agents=AGENTS, shards=SHARDS)
+
+
+class TestRequirements:
+    def test_nothing_is_missing(self) -> None:
+        assert missing(job(), ClusterView(AGENTS, 0, SHARDS)) == ""
+
+    def test_everything_missing_is_told_with_numbers(self) -> None:
+        view = ClusterView((agent_info(devices=1),), 2, (shard_member(0),))
+
+        assert missing(job(), view) == (
+            "3 more devices (it needs 4, one per stage; 1 agent offers 1 free, 2 used by other jobs) "
+            "and 1 more parameter server (it needs 2; 1 registered)"
+        )
+
+    def test_devices_are_claimed_in_order(self) -> None:
+        claimed = claim_devices(4, (agent_info("none", devices=0), *AGENTS))
+
+        assert [[device.device for device in agent.devices] for agent in claimed] == [
+            ["n0/0", "n0/1", "n0/2"],
+            ["n1/0"],
+        ]
+
+
+class TestConfigs:
+    def test_a_batch_larger_than_the_data_is_refused(self) -> None:
+        with pytest.raises(JobError, match=r"batch_size: is 4, but data.train has 3 samples"):
+            data_of(job(), model(samples=3))
+
+    def test_minibatches_bound_the_whole_run(self) -> None:
+        assert data_of(job("minibatches=5"), model()).total_minibatches == 10
+
+    def test_a_new_run_has_used_nothing(self) -> None:
+        assert fresh_progress(9).used == bytes(2)
+
+    def test_a_checkpoint_of_other_data_is_refused(self) -> None:
+        check_progress(fresh_progress(40), folder="c", num_samples=40)
+        with pytest.raises(CheckpointError, match=r"about 40 samples, but data.train has 100"):
+            check_progress(fresh_progress(40), folder="c", num_samples=100)
+
+    def test_every_stage_is_told_its_part(self) -> None:
+        commands = stage_commands(assignment(job()))
+
+        assert [(c.config.vw, c.config.stage, c.config.host) for c in commands] == [
+            (0, 0, "n0.host"),
+            (0, 1, "n0.host"),
+            (1, 0, "n0.host"),
+            (1, 1, "n1.host"),
+        ]
+        config = commands[0].config
+        assert config.shard_addresses == ("shards.host:7000", "shards.host:7001")
+        assert (config.run_dir, config.import_path, config.incarnation, config.restore) == (
+            "/nowhere/run",
+            "/code",
+            0,
+            None,
+        )
+        assert Job.model_validate(config.job) == job()
+        assert {c.config.device.torch_device for c in commands} == {"cpu"}
+
+    def test_emulated_devices_are_dealt_in_order(self) -> None:
+        commands = stage_commands(assignment(job("cluster.devices=[{slowdown: 2.0}, {slowdown: 3.0, jitter: 0.5}]")))
+
+        assert [(c.config.device.slowdown, c.config.device.jitter) for c in commands] == [
+            (2.0, 0.0),
+            (3.0, 0.5),
+            (2.0, 0.0),
+            (3.0, 0.5),
+        ]
+
+    def test_every_shard_is_told_its_part(self) -> None:
+        of = job("checkpoint.every_waves=5", "sync.D=2")
+        configs = shard_configs(assignment(of), data_of(of, model()), fresh_progress(40))
+
+        assert [config.shard for config in configs] == [0, 1]
+        assert [[part.layer for part in config.slices] for config in configs] == [[0, 2], [1, 3]]
+        for config in configs:
+            assert config.term == 3
+            assert config.clock_shard_address == "shards.host:7000"
+            assert config.membership.num_stages == {0: 2, 1: 2}
+            assert config.sync.staleness == 2
+            assert config.checkpoint_every_waves == 5
+            assert config.data.num_samples == 40
+
+
+def part(clock: int, samples: int, loss: float, **sums: float) -> StageEvaluation:
+    return StageEvaluation(Clock(clock), 0, samples, {"loss": loss, **sums})
+
+
+class TestEvaluations:
+    def test_parts_are_divided_once(self) -> None:
+        evaluations = Evaluations([Vw(0), Vw(1)])
+
+        assert evaluations.add(Vw(1), part(4, 1, 4.0, accuracy=1.0)) is None
+        whole = evaluations.add(Vw(0), part(4, 3, 2.0, accuracy=2.0))
+
+        assert whole is not None
+        assert (whole.clock, whole.samples, whole.values) == (4, 4, {"accuracy": 0.75, "loss": 1.5})
+        assert evaluations.latest == whole
+
+    def test_a_part_that_comes_twice_counts_once(self) -> None:
+        evaluations = Evaluations([Vw(0), Vw(1)])
+        for _ in range(2):
+            assert evaluations.add(Vw(0), part(4, 2, 2.0)) is None
+        assert evaluations.add(Vw(1), part(4, 2, 4.0)) is not None
+        assert evaluations.add(Vw(1), part(4, 2, 4.0)) is None
+
+    def test_parts_are_added_in_index_order(self) -> None:
+        forth, back = Evaluations([Vw(0), Vw(1), Vw(2)]), Evaluations([Vw(0), Vw(1), Vw(2)])
+        losses = [0.1, 0.2, 0.3]
+        for vw in (0, 1, 2):
+            forth.add(Vw(vw), part(1, 1, losses[vw]))
+        for vw in (2, 1, 0):
+            back.add(Vw(vw), part(1, 1, losses[vw]))
+        assert forth.latest == back.latest
+
+    def test_strangers_do_not_count(self) -> None:
+        assert Evaluations([Vw(0)]).add(Vw(5), part(1, 1, 1.0)) is None
+
+    def test_without_samples_there_are_no_values(self) -> None:
+        whole = Evaluations([Vw(0)]).add(Vw(0), part(1, 0, 0.0))
+        assert whole is not None
+        assert whole.values == {}

@@ -1,0 +1,178 @@
+"""The tables of docs/job-file.md, made from the job's model: `python -m tests.docs.job_keys` rewrites them.
+
+A table stands behind a marker `<!-- keys: PATH -->`. Keys, types, defaults and meanings come from the model's fields
+and their docstrings, so that they are said once.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hetpipe.spec.job import Job, OptimizerSpec
+from hetpipe.spec.job_sections import (
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    DeviceEmulation,
+    LayerCounts,
+    ParameterServersSection,
+    Reference,
+    SyncSection,
+    WorkersSection,
+)
+from tests.docs.pages import ROOT
+
+PAGE = ROOT / "docs" / "job-file.md"
+
+#: What every job must say.
+SMALLEST: Mapping[str, Any] = {
+    "model": "model:build",
+    "loss": "torch.nn.functional:cross_entropy",
+    "data": {"train": "model:train_data"},
+    "optimizer": {"name": "SGD"},
+    "epochs": 1,
+}
+
+#: Marker's path → model of the section.
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "job": Job,
+    "data": DataSection,
+    "optimizer": OptimizerSpec,
+    "workers": WorkersSection,
+    "sync": SyncSection,
+    "parameter_servers": ParameterServersSection,
+    "cluster": ClusterSection,
+    "cluster.devices": DeviceEmulation,
+    "checkpoint": CheckpointSection,
+}
+
+_TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
+
+#: Exactly one of these is given.
+_EITHER = {"epochs": "one of `epochs` and `minibatches`", "minibatches": "one of `epochs` and `minibatches`"}
+
+
+def table(path: str) -> str:
+    """The table of one section."""
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in SECTIONS[path].model_fields.items():
+        cells = [f"`{name}`", _type_text(field), _default_text(path, name, field), _meaning(name, field)]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def rewritten(text: str) -> str:
+    """The page with fresh tables."""
+    return _TABLE.sub(lambda found: found[1] + table(found[2]), text)
+
+
+def marked(text: str) -> list[str]:
+    """The paths of the page's markers, in order."""
+    return [found[2] for found in _TABLE.finditer(text)]
+
+
+def _meaning(name: str, field: FieldInfo) -> str:
+    if field.description is None:
+        return f"[below](#{name})"
+    return " ".join(field.description.split()).replace("|", "\\|")
+
+
+def _default_text(path: str, name: str, field: FieldInfo) -> str:
+    if path == "job" and name in _EITHER:
+        return _EITHER[name]
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if path != "cluster.devices":
+        # Some defaults follow from other keys: as they are in the smallest job.
+        default = getattr(_section(path), name)
+    if isinstance(default, BaseModel):
+        return "as below"
+    return _value_text(default)
+
+
+def _section(path: str) -> Any:
+    job = Job(**SMALLEST)
+    return job if path == "job" else getattr(job, path)
+
+
+def _value_text(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "none" if value in ((), {}) else f"`{value}`"
+
+
+def _type_text(field: FieldInfo) -> str:
+    least = next((entry.ge for entry in field.metadata if hasattr(entry, "ge")), None)
+    if _is_reference(field.metadata):
+        return "`module:callable`"
+    return _annotation_text(field.annotation, least)
+
+
+def _is_reference(metadata: typing.Iterable[object]) -> bool:
+    return any(entry in typing.get_args(Reference)[1:] for entry in metadata)
+
+
+def _annotation_text(annotation: Any, least: int | None = None) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        text = _annotated_text(annotation, least)
+    elif origin is typing.Literal:
+        text = ", ".join(f"`{choice}`" for choice in arguments)
+    elif origin in (typing.Union, types.UnionType):
+        text = ", or ".join(_annotation_text(entry, least) for entry in arguments if entry is not types.NoneType)
+    elif origin is tuple:
+        text = f"list of {_plural(_annotation_text(arguments[0]))}"
+    elif origin is dict:
+        text = f"name → {_annotation_text(arguments[1])}"
+    else:
+        text = _plain_text(annotation, least)
+    return text
+
+
+def _annotated_text(annotation: Any, least: int | None) -> str:
+    inner, *metadata = typing.get_args(annotation)
+    if annotation == LayerCounts:
+        return "list of integers ≥ 1"
+    if _is_reference(metadata):
+        return "`module:callable`"
+    bounds = [getattr(entry, "ge", None) for entry in _flat(metadata)]
+    return _annotation_text(inner, next((bound for bound in bounds if bound is not None), least))
+
+
+def _flat(metadata: typing.Iterable[object]) -> list[object]:
+    return [part for entry in metadata for part in (entry, *getattr(entry, "metadata", ()))]
+
+
+def _plain_text(annotation: Any, least: float | None) -> str:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    names: Mapping[Any, str] = {int: "integer", float: "number", bool: "true or false", str: "text"}
+    return names[annotation] + (f" ≥ {least}" if least is not None else "")
+
+
+def _plural(text: str) -> str:
+    for one, many in (("list of", "lists of"), ("section", "sections")):
+        if text.startswith(one):
+            return text.replace(one, many, 1)
+    return text
+
+
+def main() -> int:
+    """Rewrite the page; the exit status."""
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The schemas in `docs/schemas` are those of the models, and the examples in the documentation are real."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hetpipe.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.document import Document, DocumentT, parse_document
+from hetpipe.spec.fit import check_fits
+from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.profile import Profile
+from tests.docs.pages import blocks
+from tests.docs.schemas import DOCUMENTS, FOLDER, path_of, schema_text, undescribed
+
+GIB = 1 << 30
+
+
+def example(kind: type[DocumentT], language: str) -> DocumentT:
+    (block,) = blocks(language)
+    return parse_document(kind, block.text, what=str(block))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_schema_is_fresh(name: str) -> None:
+    assert path_of(name).read_text(encoding="utf-8") == schema_text(name), "say: python -m tests.docs.schemas"
+
+
+def test_no_schema_is_left_over() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(DOCUMENTS)
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS.values())
+def test_every_key_says_what_it_means(kind: type[Document]) -> None:
+    assert undescribed(kind) == []
+
+
+def test_what_the_catalogue_knows_need_not_be_given() -> None:
+    schema = json.loads(schema_text("cluster"))
+    assert "required" not in schema["$defs"]["DeviceType"]
+    assert schema["required"] == ["device_types", "nodes", "links"]
+
+
+def test_the_examples_fit_each_other() -> None:
+    profile, cluster = example(Profile, "json profile"), example(Cluster, "yaml cluster")
+    check_fits(profile, cluster)
+    assert {name: kind.memory_bytes for name, kind in cluster.device_types.items()} == {
+        "TITAN_V": 12 * GIB,
+        "RTX_2060": 6 * GIB,
+    }
+    assert cluster.link("n1", "n1").bandwidth_bytes_per_second == 7.88e9
+
+
+def test_the_figures_of_the_example_plan_are_right() -> None:
+    costs = Costs(example(Profile, "json profile"), example(Cluster, "yaml cluster"))
+    plan = example(PlanDocument, "json plan")
+    memory = MemoryModel(minibatches_per_wave=plan.minibatches_per_wave)
+    (worker,) = plan.virtual_workers
+    between = costs.cluster.link("n0", "n1")
+    for index, stage in enumerate(worker.stages):
+        first, last = stage.layers
+        receive = costs.receive_ticks(first, last, between if index else None, None if index else between)
+        assert stage.receive_ms == milliseconds(receive)
+        assert stage.time_ms == milliseconds(costs.compute_ticks(stage.type, first, last) + receive)
+        assert stage.memory_bytes == costs.stage_bytes(first, last, stage=index, num_stages=2, memory=memory)
+        assert stage.in_flight == memory.in_flight(index, 2)
+    times = [ticks(stage.time_ms) for stage in worker.stages]
+    samples_per_second = plan.batch_size * minibatches_per_tick(times, memory) * 1e12
+    assert worker.samples_per_second == pytest.approx(samples_per_second, rel=1e-6)
+    assert plan.predicted.cross_node_bytes_per_minibatch == 2 * costs.profile.layers[1].output_bytes
+    (single,) = plan.alternatives
+    whole = milliseconds(costs.compute_ticks("TITAN_V", 0, costs.num_layers))
+    assert single.samples_per_second == pytest.approx(1000 * plan.batch_size / whole, rel=1e-6)

@@ -1,0 +1,93 @@
+"""Tables of the documentation that are said to be compared with the code."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hetpipe.check.report import ReportJson
+from hetpipe.cli import resume
+from hetpipe.cli.result import TrainResult
+from hetpipe.cli.status import RunStatus
+from hetpipe.coordinator.lifecycle import TABLE
+from hetpipe.observe.history import HistoryWriter
+from hetpipe.pipeline import barrier
+from hetpipe.spec.events import ProcessStatus
+from hetpipe.sync import segment
+from tests.docs.job_keys import PAGE, SECTIONS, marked, rewritten
+from tests.docs.pages import ROOT, code_spans, table_after
+
+STATE_MACHINES = ROOT / "docs" / "state-machines.md"
+FILES = ROOT / "docs" / "files.md"
+
+
+def keys(rows: list[list[str]]) -> list[str]:
+    """What stands between backticks in the first column."""
+    return [span for row in rows for span in code_spans(row[0])]
+
+
+def leaves(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The fields of a dataclass, dotted where they are dataclasses themselves."""
+    hints = typing.get_type_hints(kind)
+    for field in fields(kind):
+        inner = hints[field.name]
+        if is_dataclass(inner):
+            yield from leaves(inner, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def test_the_job_file_page_is_fresh() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert marked(text) == list(SECTIONS)
+    assert text == rewritten(text), "say: python -m tests.docs.job_keys"
+
+
+def test_what_must_stay_at_a_resume() -> None:
+    rows = table_after(PAGE, "## What must stay")
+    assert [(*code_spans(row[0]), row[1]) for row in rows] == [(key.path, key.reason) for key in resume._FIXED]
+
+
+def test_the_life_of_a_job() -> None:
+    rows = table_after(STATE_MACHINES, "## Job")
+    assert rows == [
+        [state.value, step.value, following.value] for state, row in TABLE.items() for step, following in row.items()
+    ]
+
+
+def test_the_events_of_the_history() -> None:
+    rows = table_after(FILES, "| event |")
+    documented = {code_spans(row[0])[0]: code_spans(row[1]) for row in rows}
+    methods = {
+        name: [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
+        for name, method in inspect.getmembers(HistoryWriter, inspect.isfunction)
+        if not name.startswith("_") and name != "write"
+    }
+    assert documented == methods
+
+
+def test_what_the_reasons_of_a_barrier_lead_to() -> None:
+    reasons = (segment.CHECKPOINT, segment.EPOCH, segment.END, segment.STOP, segment.EVICT)
+    answer = {True: "yes", False: "no"}
+    assert table_after(FILES, "| reason |") == [
+        [f"`{reason}`", answer[reason in barrier._EVALUATIONS], answer[reason in barrier._CHECKPOINTS]]
+        for reason in reasons
+    ]
+
+
+def test_the_json_of_train() -> None:
+    assert sorted(keys(table_after(FILES, "`train`"))) == sorted(leaves(TrainResult))
+
+
+def test_the_json_of_check() -> None:
+    assert sorted(keys(table_after(FILES, "`check`"))) == sorted(ReportJson.__annotations__)
+
+
+def test_the_json_of_status() -> None:
+    rows = table_after(FILES, "`status`")
+    assert sorted(keys(rows)) == sorted(RunStatus(run_dir="", name="", state="").to_json())
+    (processes,) = (row[1] for row in rows if row[0] == "`processes`")
+    assert {field.name for field in fields(ProcessStatus)} <= set(code_spans(processes))

@@ -1,0 +1,119 @@
+"""The frame format: a round trip for every frame, a typed refusal for everything else."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpipe.errors import MalformedFrame
+from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
+from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, decode, encode, encode_close
+from hetpipe.spec.plan import DTYPE_BYTES
+
+_LIMITS = LinkLimits(frame_bytes=1 << 20)
+
+
+def message_of(tensor: torch.Tensor) -> memoryview:
+    """The first message as it lies in a receiver's buffer, with rubbish behind it."""
+    data = bytes(tensor.tolist())
+    return memoryview(data + b"\xff" * (FIRST_MESSAGE_BYTES - len(data)))
+
+
+def prefix(*, kind: int = 1, num_tensors: int = 0, magic: bytes = b"HPF1") -> bytes:
+    """The fixed part of a header, written here a second time so that a change of the format is noticed."""
+    return struct.pack("<4sBxHqqq", magic, kind, num_tensors, 5, 6, 7)
+
+
+tensors = st.one_of(
+    st.none(),
+    st.builds(
+        lambda name, shape: torch.zeros(shape, dtype=getattr(torch, name)),
+        st.sampled_from(sorted(DTYPE_BYTES)),
+        st.lists(st.integers(0, 12), max_size=4),
+    ),
+)
+
+
+@given(st.sampled_from(FrameKind), st.integers(0, 2**62), st.integers(-1, 99), st.lists(tensors, max_size=6).map(tuple))
+def test_a_header_says_what_the_frame_was(
+    kind: FrameKind, minibatch: int, clock: int, sent: tuple[torch.Tensor | None, ...]
+) -> None:
+    outgoing = encode(Frame(kind, minibatch, clock, 3, sent))
+    header = decode(message_of(outgoing.first), _LIMITS)
+    assert isinstance(header, FrameHeader)
+    assert (header.kind, header.minibatch, header.clock, header.local_through) == (kind, minibatch, clock, 3)
+    assert len(header.tensors) == len(sent)
+    following = iter(outgoing.following)
+    for tensor, entry in zip(sent, header.tensors, strict=True):
+        if tensor is None:
+            assert entry is None
+            continue
+        assert entry is not None
+        assert (entry.dtype, entry.shape) == (tensor.dtype, tuple(tensor.shape))
+        if entry.offset is None:
+            assert next(following).numel() == entry.num_bytes
+        else:
+            assert entry.offset % 64 == 0
+            assert entry.offset + entry.num_bytes <= max(outgoing.first.numel(), entry.offset)
+    assert next(following, None) is None
+
+
+def test_small_tensors_travel_inside_large_ones_behind() -> None:
+    frame = Frame(FrameKind.FORWARD, 1, 0, 0, (torch.ones(8), torch.ones(1 << 17), torch.ones(8)))
+    outgoing = encode(frame)
+    assert outgoing.first.numel() < 500
+    assert [message.numel() for message in outgoing.following] == [1 << 19]
+
+
+def test_the_largest_header_fits_into_the_first_message() -> None:
+    sent = (torch.empty((1,) * MAX_RANK),) * MAX_TENSORS
+    outgoing = encode(Frame(FrameKind.FORWARD, 1, 0, 0, sent))
+    assert outgoing.first.numel() <= FIRST_MESSAGE_BYTES
+    assert isinstance(decode(message_of(outgoing.first), _LIMITS), FrameHeader)
+
+
+def test_large_tensors_are_not_copied() -> None:
+    tensor = torch.ones(100_000)
+    (message,) = encode(Frame(FrameKind.FORWARD, 1, 0, 0, (tensor,))).following
+    assert message.data_ptr() == tensor.data_ptr()
+
+
+def test_goodbye() -> None:
+    assert isinstance(decode(message_of(encode_close()), _LIMITS), CloseHeader)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"HPF1", "shorter than its header"),
+        (prefix(magic=b"JUNK"), "JUNK"),
+        (prefix(kind=200), "unknown frame kind 200"),
+        (prefix(num_tensors=MAX_TENSORS + 1), "513 tensors"),
+        (prefix(num_tensors=1), "overruns"),
+        (prefix(num_tensors=1) + b"\x63\x01\x00" + bytes(8), "dtype code 99"),
+        (prefix(num_tensors=1) + b"\x01\x09\x00" + bytes(72), "rank 9"),
+        (prefix(num_tensors=1) + b"\x01\x01\x02" + bytes(8), "place 2"),
+        (prefix(num_tensors=1) + b"\x01\x01\x00" + bytes(4), "overruns"),
+        (prefix(num_tensors=1) + b"\x01\x01\x00" + struct.pack("<q", -1), "shape"),
+        (prefix(num_tensors=1) + b"\x01\x01\x00" + struct.pack("<q", 1 << 40), "at most 1048576"),
+        (prefix(num_tensors=1) + b"\x01\x03\x00" + struct.pack("<qqq", 0, 1 << 62, 1 << 62), "at most 1048576"),
+        (prefix(num_tensors=2) + (b"\x01\x01\x00" + struct.pack("<q", 1 << 17)) * 2, "limit is 1048576"),
+        (prefix(num_tensors=1) + b"\x01\x01\x01" + struct.pack("<q", 100), "overruns its message"),
+    ],
+)
+def test_a_broken_header_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(MalformedFrame, match=words):
+        decode(memoryview(data), _LIMITS)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_rubbish_never_does_worse_than_malformed(data: bytes, with_prefix: bool) -> None:  # noqa: FBT001 - hypothesis
+    if with_prefix:
+        data = prefix(num_tensors=3) + data
+    with contextlib.suppress(MalformedFrame):
+        decode(memoryview(data), _LIMITS)

@@ -1,0 +1,119 @@
+"""Runs a job in this process over in-process links and shards, and compares it with the reference executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hetpipe.check import check_run
+from hetpipe.pipeline.reference import ReferenceResult, ReferenceRun
+from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.spec.job import Job
+from hetpipe.testing.in_process import InProcessResult, InProcessRun, run_in_process
+from tests import models
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SGD: dict[str, Any] = {"name": "SGD", "lr": 0.1}
+MOMENTUM: dict[str, Any] = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 0.01}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point of the matrix."""
+
+    workers: int = 2
+    stages: int | list[list[int]] = 2
+    wave: int = 2
+    staleness: int = 1
+    optimizer: dict[str, Any] = field(default_factory=lambda: dict(MOMENTUM))
+    model: str = "mlp32"
+    data: str = "more32"
+    batch_size: int = 2
+    epochs: int | None = None
+    minibatches: int | None = None
+    every_waves: int | None = None
+    combine: str = "sum"
+    schedule: str = "auto"
+    deterministic: bool = True
+    kind: str = "wsp"
+    loss: str = "loss"
+    servers: int = 2
+
+    def job(self) -> Job:
+        sync: dict[str, Any] = {
+            "kind": self.kind,
+            "minibatches_per_wave": self.wave,
+            "combine": self.combine,
+            "deterministic": self.deterministic,
+        }
+        if self.kind == "wsp":
+            sync["D"] = self.staleness
+        return Job(
+            name="case",
+            model=f"tests.models:{self.model}",
+            loss=self.loss if ":" in self.loss else f"tests.models:{self.loss}",
+            data={"train": f"tests.models:{self.data}"},
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            seed=3,
+            optimizer=self.optimizer,
+            workers={"count": self.workers, "stages": self.stages},
+            sync=sync,
+            schedule=self.schedule,
+            parameter_servers={"count": self.servers, "placement": "round_robin"},
+            checkpoint={"every_waves": self.every_waves, "keep": 3},
+        )
+
+    def reference(self, **changes: Any) -> ReferenceRun:
+        values: dict[str, Any] = {
+            "model": getattr(models, self.model),
+            "loss": models.loss,
+            "train": getattr(models, self.data)(),
+            "batch_size": self.batch_size,
+            "seed": 3,
+            "optimizer": self.optimizer["name"],
+            "arguments": {key: value for key, value in self.optimizer.items() if key != "name"},
+            "num_virtual_workers": self.workers,
+            "minibatches_per_wave": self.wave,
+            "staleness": self.staleness,
+            "combine": self.combine,
+            "epochs": self.epochs,
+            "total_minibatches": None if self.minibatches is None else self.minibatches * self.workers,
+            "checkpoint_every_waves": self.every_waves,
+        }
+        values.update(changes)
+        return ReferenceRun(**values)
+
+
+def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
+    """Run the case; the history checker finds nothing."""
+    values: dict[str, Any] = {"delay_seconds": 0.0005, "delay_seed": 1, "stall_seconds": 60.0}
+    values.update(options)
+    result = run_in_process(InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, **values))
+    report = check_run(folder, require_complete=True)
+    assert report.ok, "\n".join(report.lines())
+    return result
+
+
+def trained(folder: Path) -> dict[str, Tensor]:
+    """Weights and buffers of the newest checkpoint, by the model's names."""
+    found: dict[str, Tensor] = {}
+    for path in sorted(newest_checkpoint(folder).glob("vw-0-*.safetensors")):
+        found.update({key.split("/", 1)[1]: value for key, value in load_file(path).items() if "optimizer/" not in key})
+    return found
+
+
+def assert_same_bits(found: dict[str, Tensor], expected: ReferenceResult) -> None:
+    """Weights and buffers are equal, bit for bit."""
+    wanted = {**expected.weights, **expected.buffers}
+    assert found.keys() == wanted.keys()
+    different = [name for name, value in wanted.items() if not torch.equal(found[name], value)]
+    assert not different, different

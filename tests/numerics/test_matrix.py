@@ -1,0 +1,42 @@
+"""Every point of the matrix: distributed = reference executor, bit for bit, whatever the timing."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
+
+pytestmark = pytest.mark.matrix
+
+POINTS = list(itertools.product(("32", "64"), (1, 2, 3), (1, 2, 3), (1, 2, 4), (0, 1, 4), (SGD, MOMENTUM, ADAMW)))
+
+
+def _name(point: tuple[Any, ...]) -> str:
+    dtype, workers, stages, wave, staleness, optimizer = point
+    kind = "momentum" if optimizer.get("momentum") else optimizer["name"]
+    return f"float{dtype}-V{workers}-K{stages}-N{wave}-D{staleness}-{kind}"
+
+
+@pytest.mark.parametrize("point", POINTS, ids=_name)
+def test_distributed_equals_the_reference(point: tuple[Any, ...], tmp_path: Path) -> None:
+    dtype, workers, stages, wave, staleness, optimizer = point
+    case = Case(
+        model=f"mlp{dtype}",
+        data=f"more{dtype}",
+        workers=workers,
+        stages=stages,
+        wave=wave,
+        staleness=staleness,
+        optimizer=optimizer,
+        # Enough waves for the bound to bite, and a short one at the end.
+        minibatches=wave * (staleness + 4) + 1,
+        every_waves=3 if staleness == 0 else None,
+    )
+    run(case, tmp_path, delay_seed=POINTS.index(point))
+    from hetpipe.pipeline.reference import run_reference
+
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))

@@ -1,0 +1,335 @@
+"""User code can fail in many ways; each becomes one sentence that names the key, the place and the fix."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hetpipe.errors import CallableError
+from hetpipe.pipeline.callables import (
+    build_datasets,
+    build_model,
+    call_loss,
+    call_metric,
+    load_callable,
+    load_loss,
+    load_metrics,
+)
+from hetpipe.spec.job import Job
+
+USER_CODE = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+NUMBER = 3
+instance = nn.Linear(2, 2)
+
+class Holder:
+    class Inner(nn.Module):
+        pass
+    @staticmethod
+    def build():
+        return nn.Linear(1, 1)
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+class NoLength:
+    def __getitem__(self, index):
+        return index, index
+
+class BrokenSample:
+    def __len__(self):
+        return 3
+    def __getitem__(self, index):
+        return 1 / 0
+
+def build(width=2):
+    return nn.Sequential(nn.Linear(width, 2))
+
+def needs_width(width):
+    return build(width)
+
+def returns_none():
+    return None
+
+def raises():
+    raise RuntimeError("no GPU")
+
+def exits():
+    sys.exit(3)
+
+def ten():
+    return TensorDataset(torch.zeros(10, 2), torch.zeros(10))
+
+def three():
+    return [(torch.zeros(2), 0)] * 3
+
+def empty():
+    return []
+
+def singles():
+    return TensorDataset(torch.zeros(10, 2))
+
+def mapping():
+    return {"a": 1}
+
+def stream():
+    return Stream()
+
+def no_length():
+    return NoLength()
+
+def broken_sample():
+    return BrokenSample()
+
+def one_argument_loss(output):
+    return output.mean()
+
+def loss(output, target):
+    return (output - target).square().mean()
+
+def metric(output, target, scale=1.0):
+    return 0.5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder of user code; what is imported from it is forgotten again."""
+    path, modules = list(sys.path), set(sys.modules)
+    (tmp_path / "user_code.py").write_text(USER_CODE, encoding="utf-8")
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def job(**changes: Any) -> Job:
+    """A job on the user code, with `changes`."""
+    values: dict[str, Any] = {
+        "model": "user_code:build",
+        "loss": "user_code:loss",
+        "data": {"train": "user_code:ten"},
+        "optimizer": {"name": "SGD"},
+        "batch_size": 2,
+        "epochs": 1,
+    }
+    return Job(**{**values, **changes})
+
+
+def refused(reference: str, folder: Path) -> str:
+    """The message with which `load_callable` refuses `reference`."""
+    with pytest.raises(CallableError) as caught:
+        load_callable(reference, folder, "loss")
+    return str(caught.value)
+
+
+class TestLoadCallable:
+    def test_from_the_folder(self, folder: Path) -> None:
+        assert isinstance(load_callable("user_code:build", folder)(), nn.Sequential)
+
+    def test_dots_reach_into_classes(self, folder: Path) -> None:
+        assert isinstance(load_callable("user_code:Holder.build", folder)(), nn.Linear)
+
+    def test_installed_modules(self, folder: Path) -> None:
+        assert load_callable("torch.nn.functional:cross_entropy", folder) is functional.cross_entropy
+
+    def test_the_folder_comes_first_and_stays(self, folder: Path) -> None:
+        load_callable("user_code:build", folder)
+        load_callable("user_code:build", folder)
+        assert sys.path.count(str(folder)) == 1
+        assert sys.path[0] == str(folder)
+
+    @pytest.mark.parametrize("reference", ["user_code", "user_code:", ":build", ""])
+    def test_bad_form(self, folder: Path, reference: str) -> None:
+        assert refused(reference, folder) == f"loss: {reference!r} must be `module:callable`, for example `model:build`"
+
+    def test_no_such_module(self, folder: Path) -> None:
+        message = refused("usr_code:build", folder)
+        assert message == (
+            f"loss: there is no module `usr_code`; looked in {folder}, then among the installed packages; "
+            "did you mean `user_code`?"
+        )
+
+    def test_no_such_submodule(self, folder: Path) -> None:
+        assert "there is no module `torch.nn.funktional`; looked in" in refused("torch.nn.funktional:mse_loss", folder)
+        assert "there is no module `user_code.deep`" in refused("user_code.deep:build", folder)
+
+    def test_a_module_that_needs_a_missing_one(self, folder: Path) -> None:
+        (folder / "needy.py").write_text("import torch\nimport not_installed_anywhere\n", encoding="utf-8")
+        message = refused("needy:build", folder)
+        assert message.startswith(
+            "loss: importing `needy` needs the module `not_installed_anywhere`, which is not installed"
+        )
+        assert f"({folder / 'needy.py'} line 2)" in message
+
+    @pytest.mark.parametrize(
+        ("code", "told"),
+        [
+            ("x = 1\ny = 1 / 0\n", "ZeroDivisionError: division by zero ({file} line 2)"),
+            ("x = 1\ndef f(:\n", "SyntaxError: invalid syntax ({file} line 2)"),
+            ("import sys\nsys.exit(2)\n", "SystemExit: 2 ({file} line 2)"),
+            ("from torch import not_a_name\n", "ImportError: cannot import name 'not_a_name' from 'torch'"),
+        ],
+    )
+    def test_an_error_during_import(self, folder: Path, code: str, told: str) -> None:
+        (folder / "broken.py").write_text(code, encoding="utf-8")
+        message = refused("broken:build", folder)
+        assert message.startswith(f"loss: importing `broken` raised {told.format(file=folder / 'broken.py')}"), message
+        assert message.endswith("; fix the module")
+
+    def test_no_such_attribute(self, folder: Path) -> None:
+        assert refused("user_code:biuld", folder) == "loss: `user_code` has no `biuld`; did you mean `build`?"
+        assert refused("user_code:zebra", folder) == "loss: `user_code` has no `zebra`; define it there"
+        assert (
+            refused("user_code:Holder.biuld", folder)
+            == "loss: `user_code.Holder` has no `biuld`; did you mean `build`?"
+        )
+
+    def test_not_callable(self, folder: Path) -> None:
+        message = refused("user_code:NUMBER", folder)
+        assert message == "loss: `user_code:NUMBER` is of type int and cannot be called; name a function or class"
+
+    def test_a_namesake_that_is_imported_already(self, folder: Path) -> None:
+        (folder / "json.py").write_text("def build(): ...\n", encoding="utf-8")
+        message = refused("json:build", folder)
+        assert message.startswith(
+            f"loss: the module `json` of {folder} is hidden by the one that is already imported from"
+        )
+        assert message.endswith("give yours another name")
+
+
+class TestModel:
+    def test_good(self, folder: Path) -> None:
+        assert isinstance(build_model(job(), folder), nn.Sequential)
+        assert isinstance(build_model(job(model="user_code:Holder.Inner"), folder), nn.Module)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("returns_none", "model: `user_code:returns_none()` returned None; it must return a torch.nn.Module"),
+            ("ten", "returned an object of type TensorDataset; it must return a torch.nn.Module"),
+            ("three", "returned a list of 3; it must return"),
+            ("raises", "model: `user_code:raises()` raised RuntimeError: no GPU ("),
+            ("exits", "model: `user_code:exits()` raised SystemExit: 3 ("),
+            (
+                "needs_width",
+                "model: `user_code:needs_width` is called without arguments, but missing a required argument",
+            ),
+            ("instance", "model: `user_code:instance` is a module already; name a function that returns a new one"),
+        ],
+    )
+    def test_bad(self, folder: Path, name: str, message: str) -> None:
+        with pytest.raises(CallableError, match=re.escape(message)):
+            build_model(job(model=f"user_code:{name}"), folder)
+
+
+class TestDatasets:
+    def test_good(self, folder: Path) -> None:
+        train, evaluation = build_datasets(job(data={"train": "user_code:ten", "eval": "user_code:three"}), folder)
+        assert len(train) == 10
+        assert evaluation is not None
+        assert len(evaluation) == 3
+
+    def test_no_evaluation(self, folder: Path) -> None:
+        assert build_datasets(job(), folder)[1] is None
+
+    def test_a_batch_larger_than_the_data(self, folder: Path) -> None:
+        assert len(build_datasets(job(batch_size=10), folder)[0]) == 10
+        expected = "batch_size: is 11, but data.train (`user_code:ten`) has only 10 samples; set it to 10 or less"
+        with pytest.raises(CallableError, match=re.escape(expected)):
+            build_datasets(job(batch_size=11), folder)
+
+    @pytest.mark.parametrize("key", ["train", "eval"])
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("empty", "is empty; a dataset needs at least one sample"),
+            ("singles", "sample 0 is a tuple of 1; each sample must be a pair (input, target)"),
+            ("mapping", "returned an object of type dict; return a map-style dataset"),
+            ("stream", "returned an IterableDataset; hetpipe deals samples by their index"),
+            ("no_length", "returned an object of type NoLength without __len__; return a map-style dataset"),
+            ("returns_none", "returned None without __len__ and __getitem__"),
+            ("broken_sample", "reading its length and first sample raised ZeroDivisionError: division by zero ("),
+        ],
+    )
+    def test_bad(self, folder: Path, key: str, name: str, message: str) -> None:
+        data = {"train": "user_code:ten", key: f"user_code:{name}"}
+        with pytest.raises(CallableError) as caught:
+            build_datasets(job(data=data), folder)
+        assert str(caught.value).startswith(f"data.{key}: `user_code:{name}()`")
+        assert message in str(caught.value)
+
+
+class TestLossAndMetrics:
+    def test_good(self, folder: Path) -> None:
+        loss = load_loss(job(), folder)
+        assert call_loss(loss, torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0])).item() == 5.0
+        metrics = load_metrics(job(metrics={"b": "user_code:metric", "a": "user_code:loss"}), folder)
+        assert list(metrics) == ["b", "a"]
+        assert call_metric("b", metrics["b"], None, None) == 0.5
+        assert call_metric("a", metrics["a"], torch.tensor([2.0]), torch.tensor([0.0])) == 4.0
+
+    def test_a_class_is_no_loss(self, folder: Path) -> None:
+        with pytest.raises(CallableError, match=r"loss: `torch\.nn:CrossEntropyLoss` is a class, and calling it"):
+            load_loss(job(loss="torch.nn:CrossEntropyLoss"), folder)
+
+    def test_too_few_arguments(self, folder: Path) -> None:
+        with pytest.raises(
+            CallableError, match=r"loss: `user_code:one_argument_loss` must take \(output, target\), but too"
+        ):
+            load_loss(job(loss="user_code:one_argument_loss"), folder)
+        with pytest.raises(CallableError, match=r"metrics\.x: `user_code:one_argument_loss` must take"):
+            load_metrics(job(metrics={"x": "user_code:one_argument_loss"}), folder)
+
+    def test_one_element_is_made_a_scalar(self) -> None:
+        output = torch.ones(3, requires_grad=True)
+        result = call_loss(lambda out, _: out.sum().reshape(1, 1), output, None)
+        assert result.shape == ()
+        result.backward()  # type: ignore[no-untyped-call]  # torch ships it untyped
+        assert output.grad is not None
+
+    @pytest.mark.parametrize(
+        ("returned", "message"),
+        [
+            (torch.zeros(4), "loss: returned a tensor of shape [4]; return one number, the mean over the samples"),
+            (torch.zeros(2, 3), "loss: returned a tensor of shape [2, 3]; return one number"),
+            (torch.zeros(0), "loss: returned a tensor of shape [0]; return one number"),
+            (torch.tensor(3), "loss: returned a tensor of torch.int64; return a floating-point tensor"),
+            (torch.tensor(1j), "loss: returned a tensor of torch.complex64; return a floating-point tensor"),
+            (1.5, "loss: returned an object of type float; return a tensor with the mean over the samples"),
+            (None, "loss: returned None; return a tensor"),
+            ((torch.zeros(()), 1), "loss: returned a tuple of 2; return a tensor"),
+        ],
+    )
+    def test_no_scalar(self, returned: object, message: str) -> None:
+        with pytest.raises(CallableError, match=re.escape(message)):
+            call_loss(lambda *_: returned, torch.zeros(4), torch.zeros(4))
+
+    def test_a_detached_loss(self) -> None:
+        def detached(output: Tensor, _: Tensor) -> Tensor:
+            return torch.tensor(output.sum().item())
+
+        output = torch.ones(3, requires_grad=True)
+        with pytest.raises(CallableError, match="loss: its result does not depend on the output"):
+            call_loss(detached, output, None)
+        with torch.no_grad():
+            assert call_loss(lambda out, _: out.sum(), output * 2, None).item() == 6.0
+
+    def test_a_loss_that_raises(self) -> None:
+        with pytest.raises(CallableError, match=r"loss: raised RuntimeError: .*size of tensor"):
+            call_loss(lambda output, target: (output - target).sum(), torch.zeros(2), torch.zeros(3))
+        with pytest.raises(CallableError, match=r"metrics\.f1: returned a tensor of shape \[2\]"):
+            call_metric("f1", lambda output, _: output, torch.zeros(2), None)

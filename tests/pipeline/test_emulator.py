@@ -1,0 +1,102 @@
+"""Emulated devices and links take the times they are told, no matter what the real ones took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from hetpipe.errors import ClockNotPublished
+from hetpipe.pipeline.compute import Emulator
+from hetpipe.ps.emulated import over
+from hetpipe.schedule.policy import Kind
+from hetpipe.spec.ids import Clock, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.spec.ids import Incarnation as Life
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.run import DeviceConfig, LinkTime, StageEmulation
+from hetpipe.testing.fake_clock import FakeClock
+
+WHO = Requester(JobId("job"), Term(1), VirtualWorkerIndex(0), Life(0), StageIndex(0))
+SLICES = (SliceHeader("a", 0, 500, "float32"), SliceHeader("b", 100, 600, "float64"))  # 2000 + 4000 bytes
+PROFILED = StageEmulation(forward_seconds=2.0, backward_seconds=3.0)
+
+
+def test_a_computation_takes_its_profiled_time() -> None:
+    clock = FakeClock(auto_advance=True)
+    emulator = Emulator(DeviceConfig("cpu"), clock, seed=0, emulation=PROFILED)
+    clock.advance(0.5)
+    emulator.stretch(Kind.FORWARD, 0.0)
+    assert clock.monotonic() == 2.0
+    emulator.stretch(Kind.BACKWARD, 2.0)
+    assert clock.monotonic() == 5.0
+
+
+def test_a_computation_that_was_too_slow_is_not_shortened() -> None:
+    clock = FakeClock(auto_advance=True)
+    clock.advance(9.0)
+    Emulator(DeviceConfig("cpu"), clock, seed=0, emulation=PROFILED).stretch(Kind.FORWARD, 0.0)
+    assert clock.monotonic() == 9.0
+
+
+def test_a_straggler_stretches_its_profiled_time() -> None:
+    clock = FakeClock(auto_advance=True)
+    emulator = Emulator(DeviceConfig("cpu", slowdown=10.0, jitter=0.5), clock, seed=0, emulation=PROFILED)
+    emulator.stretch(Kind.FORWARD, 0.0)
+    assert 20.0 <= clock.monotonic() <= 30.0
+
+
+def test_without_a_profile_a_computation_takes_a_multiple_of_its_own_time() -> None:
+    clock = FakeClock(auto_advance=True)
+    clock.advance(0.5)
+    Emulator(DeviceConfig("cpu", slowdown=4.0), clock, seed=0).stretch(Kind.FORWARD, 0.0)
+    assert clock.monotonic() == 2.0
+
+
+class Shard:
+    """Takes 1 s for everything."""
+
+    def __init__(self, clock: FakeClock, *, is_early: bool = False) -> None:
+        self._clock = clock
+        self._is_early = is_early
+        self.pushed_at: list[float] = []
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+        self.pushed_at.append(self._clock.monotonic())
+        self._clock.advance(1.0)
+        return False
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        if self._is_early:
+            raise ClockNotPublished("not yet")
+        self._clock.advance(1.0)
+        yield b"chunk"
+
+    def close(self) -> None: ...
+
+
+def test_what_a_shard_is_sent_arrives_late() -> None:
+    clock = FakeClock(auto_advance=True)
+    shard = Shard(clock)
+    emulated = over(shard, LinkTime(latency_seconds=0.5, bytes_per_second=3000.0), clock=clock)
+    assert not emulated.push(PushHeader(WHO, Wave(0), SLICES), ())
+    assert shard.pushed_at == [2.5]
+
+
+def test_what_a_shard_sends_takes_its_time() -> None:
+    clock = FakeClock(auto_advance=True)
+    emulated = over(Shard(clock), LinkTime(latency_seconds=0.5, bytes_per_second=3000.0), clock=clock)
+    assert list(emulated.pull(PullHeader(WHO, Clock(1), SLICES))) == [b"chunk"]
+    assert clock.monotonic() == 2.5
+
+
+def test_a_refusal_of_a_shard_comes_at_once() -> None:
+    clock = FakeClock(auto_advance=True)
+    emulated = over(Shard(clock, is_early=True), LinkTime(latency_seconds=0.5, bytes_per_second=3000.0), clock=clock)
+    with pytest.raises(ClockNotPublished):
+        list(emulated.pull(PullHeader(WHO, Clock(1), SLICES)))
+    assert clock.monotonic() == 0.0
+
+
+def test_a_shard_without_a_link_time_is_itself() -> None:
+    shard = Shard(FakeClock())
+    assert over(shard, None) is shard

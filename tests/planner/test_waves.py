@@ -1,0 +1,76 @@
+"""How many minibatches per wave: bounds, and that the planner's choice is the best one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hetpipe.errors import PlanError
+from hetpipe.planner.jobs import is_better
+from hetpipe.planner.options import PlanOptions
+from hetpipe.planner.waves import check_given, choices, max_minibatches_per_wave
+from hetpipe.spec.ids import DeviceId
+from tests.planner.job_cases import MIB, chain, cluster_of, jobs_for, jobs_of
+from tests.planner.job_oracle import FULL, pipelines
+from tests.planner.partition_cases import Shape, random_case
+
+SHAPE = Shape(num_layers=(2, 5), num_devices=(1, 3), num_nodes=(1, 2), zeros=False)
+
+
+@given(st.integers(0, 60), st.integers(1, 8))
+def test_the_search_stops_at_4_k(fitting: int, num_stages: int) -> None:
+    assert max_minibatches_per_wave(lambda n: n <= fitting, num_stages) == min(fitting, 4 * num_stages)
+
+
+@pytest.mark.parametrize("weights", FULL)
+def test_full_waves(weights: str) -> None:
+    assert choices([4, 8], [1, 2], weights) == range(2, 5)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="needs at least 2 minibatches per wave, not 1"):
+        check_given(1, [1, 2], weights)  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**9))
+def test_max_m_is_the_last_n_with_a_partition(seed: int) -> None:
+    case = random_case(seed, SHAPE)
+    devices = list(case.cluster.devices)
+
+    def fits(n: int) -> bool:
+        return bool(pipelines(replace(case, minibatches_per_wave=n), devices))
+
+    expected = max((n for n in range(1, 4 * len(devices) + 1) if fits(n)), default=0)
+    assert jobs_of(case).max_minibatches_per_wave(devices) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**9))
+def test_no_other_n_is_better(seed: int) -> None:
+    case = random_case(seed, SHAPE)
+    jobs = jobs_of(case, any_n=True)
+    groups = [list(case.cluster.devices)]
+    plans = [plan for n in jobs.choices(groups) if (plan := jobs.best_with(n, groups)) is not None]
+    assume(plans)
+
+    best = jobs.best(groups)
+
+    assert not any(is_better(plan, best) for plan in plans)
+    assert best.minibatches_per_wave == min(
+        plan.minibatches_per_wave for plan in plans if not is_better(best, plan) or plan.rate == best.rate
+    )
+
+
+def test_a_given_n_may_exceed_4_k() -> None:
+    jobs = jobs_for(chain([1.0], {"V": 1.0}), cluster_of(["V"], gib={"V": 1}), PlanOptions(minibatches_per_wave=50))
+
+    assert jobs.best([[DeviceId("n0/0")]]).minibatches_per_wave == 50
+
+
+def test_a_given_n_needs_memory() -> None:
+    profile = chain([1.0], {"V": 1.0}, parameters=100 * MIB)
+    jobs = jobs_for(profile, cluster_of(["V"], gib={"V": 1}), PlanOptions(minibatches_per_wave=50))
+
+    with pytest.raises(PlanError, match=r"virtual worker 0 .* misses \d+ bytes on n0/0"):
+        jobs.best([[DeviceId("n0/0")]])

@@ -1,0 +1,79 @@
+"""A process killed with -9: the run ends soon, with one sentence, no orphans, and a checkpoint to resume from."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from hetpipe.clock import SYSTEM_CLOCK
+from tests.polling import wait_until
+from tests.processes.harness import Train, is_alive, kill, pids_of, write_job
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+#: The promise: a run ends this long after a death, at most.
+ENDS_WITHIN_SECONDS = 15.0
+
+
+@pytest.mark.parametrize(
+    ("role", "named"),
+    [
+        ("stage", "stage "),
+        ("parameter_server", "parameter server"),
+        ("agent", "agent"),
+        ("coordinator", "coordinator"),
+    ],
+)
+def test_a_killed_process_ends_the_run_and_is_named(tmp_path: Path, role: str, named: str) -> None:
+    job = write_job(tmp_path, epochs=100_000, checkpoint={"every_waves": 4, "keep": 2})
+    train = Train(tmp_path, job)
+    train.wait_for_checkpoint()
+    status = train.status()
+    everyone = [process["pid"] for process in status["processes"]]
+    assert status["state"] == "running"
+    assert len(everyone) == 1 + 1 + 1 + 4
+
+    killed_at = SYSTEM_CLOCK.monotonic()
+    victim = pids_of(status, role)[-1]
+    kill(victim)
+    outcome = train.finish()
+
+    assert SYSTEM_CLOCK.monotonic() - killed_at < ENDS_WITHIN_SECONDS
+    assert outcome.returncode == 1
+    (sentence,) = outcome.result["errors"]
+    assert named in sentence
+    assert "SIGKILL" in sentence or str(victim) in sentence, sentence
+    wait_until(lambda: not any(map(is_alive, everyone)), timeout_seconds=5.0, what=f"end of {everyone}")
+
+    more = train.minibatches_done() // 2 + 40
+    resumed = Train(tmp_path, "--resume", train.run_dir, "--set", f"minibatches={more}")
+    again = resumed.finish()
+    assert again.returncode == 0, again.stderr
+    assert again.result["staleness"]["violations"] == 0
+
+
+def test_ctrl_c_checkpoints_and_a_resume_goes_on(tmp_path: Path) -> None:
+    job = write_job(tmp_path, epochs=100_000, checkpoint={"every_waves": 50, "keep": 1})
+    train = Train(tmp_path, job)
+    train.wait_for_checkpoint()
+    everyone = [process["pid"] for process in train.status()["processes"]]
+    train.process.send_signal(signal.SIGINT)
+    outcome = train.finish()
+    assert outcome.returncode == 130
+    assert not any(map(is_alive, everyone))
+    history = (train.run_dir / "history" / "shard-0.jsonl").read_text()
+    assert '"stop"' in history or "+stop" in history, "it stopped at a barrier of its own"
+    assert outcome.result["staleness"]["violations"] == 0
+
+
+def test_a_second_ctrl_c_stops_now(tmp_path: Path) -> None:
+    job = write_job(tmp_path, epochs=100_000, checkpoint={"every_waves": 4, "keep": 1})
+    train = Train(tmp_path, job)
+    train.wait_for_checkpoint()
+    everyone = [process["pid"] for process in train.status()["processes"]]
+    train.process.send_signal(signal.SIGINT)
+    train.process.send_signal(signal.SIGINT)
+    assert train.finish(20.0).returncode == 130
+    wait_until(lambda: not any(map(is_alive, everyone)), timeout_seconds=5.0, what="end of every process")

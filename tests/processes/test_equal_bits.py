@@ -1,0 +1,82 @@
+"""Deterministic runs over real processes, gloo links and gRPC shards equal the reference executor bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hetpipe.check import check_run
+from hetpipe.pipeline.reference import ReferenceRun, run_reference
+from hetpipe.ps.manifest import newest_checkpoint
+from tests import models
+from tests.processes.harness import Train, write_job
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+SGD = {"name": "SGD", "lr": 0.1}
+MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+ADAMW = {"name": "AdamW", "lr": 0.01}
+
+#: (dtype, V, K, N, D, optimizer): a spread over the matrix that tests/numerics runs in one process.
+CASES = [
+    ("32", 1, 1, 1, 0, SGD),
+    ("64", 1, 2, 4, 0, MOMENTUM),
+    ("32", 1, 3, 2, 1, ADAMW),
+    ("64", 2, 1, 2, 0, ADAMW),
+    ("32", 2, 1, 4, 4, MOMENTUM),
+    ("32", 2, 2, 1, 0, MOMENTUM),
+    ("64", 2, 2, 4, 1, SGD),
+    ("32", 2, 3, 4, 0, SGD),
+    ("64", 2, 3, 2, 4, MOMENTUM),
+    ("32", 3, 1, 1, 1, ADAMW),
+    ("32", 3, 2, 2, 0, ADAMW),
+    ("64", 3, 3, 4, 4, MOMENTUM),
+]
+
+
+@pytest.mark.parametrize(("dtype", "workers", "stages", "wave", "staleness", "optimizer"), CASES)
+def test_processes_equal_the_reference(
+    tmp_path: Path, dtype: str, workers: int, stages: int, wave: int, staleness: int, optimizer: dict[str, Any]
+) -> None:
+    job = write_job(
+        tmp_path,
+        model=f"tests.models:mlp{dtype}",
+        data={"train": f"tests.models:data{dtype}"},
+        optimizer=optimizer,
+        workers={"count": workers, "stages": stages},
+        sync={"kind": "wsp", "D": staleness, "minibatches_per_wave": wave, "deterministic": True},
+        parameter_servers={"count": 2, "placement": "round_robin"},
+        checkpoint={"every_waves": 3, "keep": 1},
+        cluster={"devices": [{"slowdown": 5.0, "jitter": 4.0}]},
+    )
+    train = Train(tmp_path, job)
+    outcome = train.finish(150.0)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.result["staleness"]["violations"] == 0
+    assert check_run(train.run_dir, require_complete=True).ok
+
+    reference = run_reference(
+        ReferenceRun(
+            model=models.mlp32 if dtype == "32" else models.mlp64,
+            loss=models.loss,
+            train=models.data32() if dtype == "32" else models.data64(),
+            batch_size=4,
+            seed=3,
+            optimizer=optimizer["name"],
+            arguments={key: value for key, value in optimizer.items() if key != "name"},
+            num_virtual_workers=workers,
+            minibatches_per_wave=wave,
+            staleness=staleness,
+            epochs=2,
+            checkpoint_every_waves=3,
+        )
+    )
+    trained: dict[str, torch.Tensor] = {}
+    for file in newest_checkpoint(train.run_dir).glob("vw-0-*.safetensors"):
+        trained.update(load_file(file))
+    for name, expected in reference.weights.items():
+        assert torch.equal(trained[f"weights/{name}"], expected), name

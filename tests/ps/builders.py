@@ -1,0 +1,172 @@
+"""Shards to test, and a second, simple-minded way to put tensors on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hetpipe.observe.history import MemoryHistory
+from hetpipe.ps.chunks import CHUNK_BYTES
+from hetpipe.ps.clock_shard import ClockShard
+from hetpipe.ps.shard import Shard
+from hetpipe.spec.ids import (
+    Clock,
+    Incarnation,
+    JobId,
+    LayerIndex,
+    ShardIndex,
+    StageIndex,
+    Term,
+    VirtualWorkerIndex,
+    Wave,
+)
+from hetpipe.spec.plan import SlicePlan, TensorSpec
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
+from hetpipe.sync.segment import first_progress
+
+JOB = JobId("job")
+DATA = DataSpec(num_samples=1000, batch_size=1, seed=0, epochs=1, total_minibatches=None)
+
+
+def slices_of(sizes: Sequence[int], *, dtype: str = "float32", shard: int = 0) -> tuple[SlicePlan, ...]:
+    """One whole parameter per size: `p0`, `p1`, …"""
+    return tuple(
+        SlicePlan(TensorSpec(f"p{index}", (size,), dtype), LayerIndex(index), ShardIndex(shard), 0, size)
+        for index, size in enumerate(sizes)
+    )
+
+
+def shard_config(
+    slices: tuple[SlicePlan, ...],
+    *,
+    shard: int = 0,
+    num_shards: int = 1,
+    stages: Sequence[int] = (1, 1),
+    staleness: int | None = 0,
+    combine: str = "sum",
+    term: int = 1,
+    clock_shard_address: str = "",
+    run_dir: str = "",
+) -> ShardConfig:
+    """A job of `len(stages)` virtual workers with waves of one minibatch."""
+    return ShardConfig(
+        job_id=JOB,
+        term=Term(term),
+        shard=ShardIndex(shard),
+        num_shards=num_shards,
+        clock_shard_address=clock_shard_address,
+        membership=Membership({VirtualWorkerIndex(vw): count for vw, count in enumerate(stages)}),
+        slices=slices,
+        sync=SyncSpec(minibatches_per_wave=1, staleness=staleness, combine=combine),
+        data=DATA,
+        checkpoint_every_waves=None,
+        checkpoint_keep=2,
+        run_dir=run_dir,
+        progress=first_progress(DATA),
+    )
+
+
+def requester(vw: int = 0, stage: int = 0, *, term: int = 1, incarnation: int = 0, job: str = JOB) -> Requester:
+    return Requester(JobId(job), Term(term), VirtualWorkerIndex(vw), Incarnation(incarnation), StageIndex(stage))
+
+
+def headers_of(slices: Sequence[SlicePlan]) -> tuple[SliceHeader, ...]:
+    return tuple(SliceHeader(s.parameter.name, s.start, s.stop, s.parameter.dtype) for s in slices)
+
+
+def push_header(who: Requester, wave: int | None, slices: tuple[SliceHeader, ...]) -> PushHeader:
+    return PushHeader(who, None if wave is None else Wave(wave), slices)
+
+
+def encode(tensors: Sequence[Tensor], *, chunk_bytes: int = CHUNK_BYTES) -> list[bytes]:
+    """The chunks of a stream of `tensors`, each at the next multiple of 64 bytes."""
+    stream = b"".join(
+        raw + bytes(-len(raw) % 64) for raw in (bytes(t.view(torch.uint8).numpy().tobytes()) for t in tensors)
+    )
+    return [
+        offset.to_bytes(8, "little") + stream[offset : offset + chunk_bytes]
+        for offset in range(0, len(stream), chunk_bytes)
+    ]
+
+
+def decode(chunks: Sequence[bytes], headers: Sequence[SliceHeader]) -> list[Tensor]:
+    """Inverse of `encode`."""
+    stream = bytearray()
+    for chunk in chunks:
+        assert int.from_bytes(chunk[:8], "little") == len(stream), "chunks come in order and without gaps"
+        stream += chunk[8:]
+    tensors: list[Tensor] = []
+    position = 0
+    for header in headers:
+        dtype: torch.dtype = getattr(torch, header.dtype)
+        count = header.stop - header.start
+        end = position + count * dtype.itemsize
+        tensors.append(torch.frombuffer(stream[position:end], dtype=dtype) if count else torch.empty(0, dtype=dtype))
+        position = -(-end // 64) * 64
+    assert position == len(stream), "the stream ends with the gap behind its last slice"
+    return tensors
+
+
+class OneShard:
+    """A shard and its decision log in one thread: `settle` carries out what was decided."""
+
+    def __init__(self, config: ShardConfig) -> None:
+        self.config = config
+        self.headers = headers_of(config.slices)
+        self.history = MemoryHistory()
+        self.shard = Shard(config, self.history)
+        self.clock = ClockShard(config, self.history)
+        self._next_sample = 0
+
+    @property
+    def buffers(self) -> tuple[int, int]:
+        """Buffers alive now, and at most so far."""
+        return self.shard._pool.alive, self.shard._pool.peak
+
+    def settle(self) -> None:
+        while records := self.clock.records_from(self.shard.num_records):
+            for record in records:
+                self.shard.follow(record)
+            self.clock.acknowledge(self.config.shard, self.shard.num_records)
+
+    def push(
+        self, who: Requester, wave: int | None, tensors: Sequence[Tensor], headers: Sequence[int] | None = None
+    ) -> bool:
+        """Push the slices at the positions `headers` (default: all); whether they were staged before."""
+        named = self.headers if headers is None else tuple(self.headers[i] for i in headers)
+        session = self.shard.begin_push(push_header(who, wave, named))
+        if session is None:
+            return True
+        for chunk in encode(tensors):
+            session.write(chunk)
+        session.finish()
+        return False
+
+    def pull(self, clock: int, who: Requester | None = None) -> list[Tensor]:
+        with self.shard.pull(PullHeader(who or requester(), Clock(clock), self.headers)) as chunks:
+            return decode(list(chunks), self.headers)
+
+    def report(self, who: Requester, wave: int, *, is_empty: bool = False) -> None:
+        """Say that a wave is staged; the first stage uses one sample for it."""
+        blocks: tuple[tuple[int, ...], ...] | None = None
+        if who.stage == 0:
+            blocks = () if is_empty else ((self._next_sample,),)
+            self._next_sample += 1
+        self.clock.staged(who, Wave(wave), blocks)
+        self.settle()
+
+    def begin(self, first: Sequence[Tensor] | None = None) -> OneShard:
+        """Everyone joins, and `first` (default: zeros) becomes w^(0)."""
+        for vw, count in self.config.membership.num_stages.items():
+            for stage in range(count):
+                self.clock.join(requester(vw, stage), "")
+        zeros = [torch.zeros(h.stop, dtype=getattr(torch, h.dtype)) for h in self.headers]
+        self.push(requester(), None, first or zeros)
+        for stage in range(self.config.membership.num_stages[VirtualWorkerIndex(0)]):
+            self.clock.initialized(requester(0, stage))
+        self.settle()
+        return self

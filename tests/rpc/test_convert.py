@@ -1,0 +1,213 @@
+"""What goes out comes back the same."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import Message
+
+from hetpipe.coordinator.configs import Assignment, stage_commands
+from hetpipe.errors import ProtocolViolation
+from hetpipe.planner.partition import plan_job
+from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc import convert, convert_jobs
+from hetpipe.rpc.coordinator_methods import METHODS, SERVICE
+from hetpipe.rpc.method import Streaming
+from hetpipe.spec.commands import (
+    AgentNews,
+    ChildExit,
+    Command,
+    InspectCommand,
+    InspectionResult,
+    NumberedCommand,
+    StageKey,
+    StageNews,
+    StopJobCommand,
+)
+from hetpipe.spec.events import (
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    JobState,
+    JobStatus,
+    NumberedEvent,
+    ProcessStatus,
+    ProgressTable,
+    StateChanged,
+    StopMode,
+    Submission,
+    Waiting,
+)
+from hetpipe.spec.ids import Clock, StageIndex, Term
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
+from hetpipe.spec.run import (
+    StageDone,
+    StageEvaluation,
+    StageFailed,
+    StageReady,
+    StageReport,
+    StageWaiting,
+)
+from tests.coordinator.builders import (
+    FIRST_LIFE,
+    JOB_ID,
+    agent_info,
+    agent_member,
+    clocks,
+    job,
+    model,
+    progress,
+    shard_member,
+    submission,
+)
+from tests.coordinator.machine_driver import Driver
+
+PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
+KEY = StageKey(JOB_ID, Vw(1), StageIndex(0), FIRST_LIFE)
+START = stage_commands(
+    Assignment(job=job(), submission=submission(job()), plan=PLAN, agents=(agent_info(),), shards=(shard_member(0),))
+)[0]
+
+
+def over_the_wire(message: Message) -> Message:
+    return type(message).FromString(message.SerializeToString())
+
+
+def test_the_methods_are_those_of_the_proto_file() -> None:
+    service = pb.DESCRIPTOR.services_by_name["CoordinatorService"]
+
+    assert service.full_name == SERVICE
+    assert [
+        (method.name, method.input_type.name, method.output_type.name, method.server_streaming)
+        for method in service.methods
+    ] == [
+        (method.name, method.request.DESCRIPTOR.name, method.response.DESCRIPTOR.name, isinstance(method, Streaming))
+        for method in METHODS
+    ]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [agent_member(), shard_member(0), shard_member(3, term=9), MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1)],
+)
+def test_members(info: MemberInfo) -> None:
+    member = Member(info, 7, 4.5)
+
+    assert convert.member_from_proto(over_the_wire(convert.member_to_proto(member))) == member  # type: ignore[arg-type]
+
+
+def test_clocks() -> None:
+    snapshot = clocks(3, 2, 5, samples=80, minibatches=20, max_distance=3)
+
+    back = convert.clocks_from_proto(over_the_wire(convert.clocks_to_proto(snapshot)))  # type: ignore[arg-type]
+
+    assert back == snapshot
+    assert list(back.local) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("command", [InspectCommand(JOB_ID, "{}", "/code", "/run"), START, StopJobCommand(JOB_ID)])
+def test_commands(command: Command) -> None:
+    numbered = NumberedCommand(4, command)
+
+    assert convert.command_from_proto(over_the_wire(convert.command_to_proto(numbered))) == numbered  # type: ignore[arg-type]
+
+
+REPORTS: list[StageReport] = [
+    StageReady(7),
+    progress(samples=3, clock=2, loss=0.5),
+    StageWaiting("a waits for b", 5.5),
+    StageEvaluation(Clock(1), 0, 3, {"loss": 1.5}),
+    StageFailed("LinkClosed", "its neighbour is gone", secondary=True),
+    StageDone(Clock(3), "end"),
+]
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        *(StageNews(KEY, report) for report in REPORTS),
+        InspectionResult(JOB_ID, model()),
+        InspectionResult(JOB_ID, None, "JobError", ("a", "b")),
+        ChildExit(KEY, 12, -9),
+        ChildExit(KEY, 12, 3, "MemoryError"),
+    ],
+)
+def test_news(news: AgentNews) -> None:
+    assert convert.news_from_proto(over_the_wire(convert.news_to_proto(news))) == news  # type: ignore[arg-type]
+
+
+def picture() -> ProgressTable:
+    driver = Driver().to(JobState.RUNNING)
+    driver.report(0, 1, progress(samples=10, loss=0.25))
+    driver.wait(1.0)
+    return driver.events(ProgressTable)[-1]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *(StateChanged(state) for state in JobState),
+        Waiting("a waits for b", 5.0),
+        Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 1.0}),
+        picture(),
+        JobEnded(JobState.FINISHED, result={"loss": {"last": None}, "clocks": {"0": 3}}),
+        JobEnded(JobState.FAILED, "it broke", "JobError", ("one", "two")),
+    ],
+)
+def test_events(event: JobEvent) -> None:
+    numbered = NumberedEvent(9, event)
+
+    assert convert_jobs.event_from_proto(over_the_wire(convert_jobs.event_to_proto(numbered))) == numbered  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("restore", [None, "/old/checkpoint"])
+def test_submissions(restore: str | None) -> None:
+    handed_in = Submission("0123456789", "{}", "/run", "/code", restore)
+
+    back = convert_jobs.submission_from_proto(over_the_wire(convert_jobs.submission_to_proto(handed_in)))  # type: ignore[arg-type]
+
+    assert back == handed_in
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        JobStatus(None, "", None, "", ""),
+        JobStatus(
+            JOB_ID,
+            "digits",
+            JobState.RUNNING,
+            "/run",
+            "",
+            (ProcessStatus("coordinator", 0, None, "h", 1, "up"), ProcessStatus("stage", 1, Vw(0), "h", 2, "ready")),
+            clocks(1, 1),
+        ),
+    ],
+)
+def test_status(status: JobStatus) -> None:
+    assert convert_jobs.status_from_proto(over_the_wire(convert_jobs.status_to_proto(status))) == status  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", StopMode)
+def test_stop_modes(mode: StopMode) -> None:
+    assert convert_jobs.stop_mode_from_proto(convert_jobs.stop_mode_to_proto(mode)) is mode
+
+
+def test_what_is_left_out_or_unknown_is_refused() -> None:
+    for refuse in (
+        lambda: convert.member_info_from_proto(pb.MemberInfo(id="n0")),
+        lambda: convert.member_info_from_proto(pb.MemberInfo(role=pb.MEMBER_ROLE_AGENT)),
+        lambda: convert.member_info_from_proto(pb.MemberInfo(role=99, id="n0")),  # type: ignore[arg-type]
+        lambda: convert.command_from_proto(pb.WatchCommandsResponse(sequence=1)),
+        lambda: convert.news_from_proto(pb.AgentNews()),
+        lambda: convert.news_from_proto(pb.AgentNews(stage=pb.StageNews(report_json='{"kind":"sung"}'))),
+        lambda: convert_jobs.event_from_proto(pb.WatchJobResponse()),
+        lambda: convert_jobs.event_from_proto(pb.WatchJobResponse(ended=pb.JobEnded(state=8, result_json="["))),  # type: ignore[arg-type]
+        lambda: convert_jobs.state_from_proto(0),
+        lambda: convert_jobs.state_from_proto(99),
+        lambda: convert_jobs.stop_mode_from_proto(0),
+        lambda: convert_jobs.submission_from_proto(pb.SubmitJobRequest(run_dir="/run")),
+        lambda: convert_jobs.process_from_proto(pb.Process(role="cook")),
+    ):
+        with pytest.raises(ProtocolViolation):
+            refuse()

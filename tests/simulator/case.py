@@ -1,0 +1,123 @@
+"""A small job to simulate, in plain numbers: both simulators get it, so this file imports nothing of hetpipe."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection, the same in both directions."""
+
+    bandwidth: float
+    latency: float
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class CaseStage:
+    """Layers [first, last) on a device."""
+
+    node: str
+    device: int
+    kind: str
+    first: int
+    last: int
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A whole job."""
+
+    nodes: dict[str, list[str]]
+    """Node → the types of its devices."""
+    intra: Link
+    inter: Link
+    overrides: dict[tuple[str, str], Link]
+    forward_ms: dict[str, list[float]]
+    """Type → per layer."""
+    backward_ms: dict[str, list[float]]
+    parameter_bytes: list[int]
+    output_bytes: list[int]
+    workers: list[list[CaseStage]]
+    shards: list[str]
+    shard_of_layer: list[int]
+    apply_bytes_per_second: float
+    n: int
+    staleness: int | None
+    minibatches: int
+    weights: str
+    schedule: str
+    deterministic: bool
+    contention: bool
+
+    def link(self, source: str, target: str) -> Link:
+        """Between two nodes, or within one."""
+        for pair, link in self.overrides.items():
+            if set(pair) == {source, target}:
+                return link
+        return self.intra if source == target else self.inter
+
+
+KINDS = ("quick", "slow", "odd")
+
+
+def random_case(seed: int) -> Case:
+    """1 to 3 virtual workers of 1 to 4 stages, with everything else drawn, too."""
+    r = random.Random(seed)
+    num_stages = [r.randint(1, 4) for _ in range(r.randint(1, 3))]
+    num_layers = r.randint(4, 6)
+    nodes: dict[str, list[str]] = {f"n{i}": [] for i in range(r.randint(1, 3))}
+    workers: list[list[CaseStage]] = []
+    for depth in num_stages:
+        cuts = [0, *sorted(r.sample(range(1, num_layers), depth - 1)), num_layers]
+        stages = []
+        for first, last in itertools.pairwise(cuts):
+            node, kind = r.choice(list(nodes)), r.choice(KINDS)
+            nodes[node].append(kind)
+            stages.append(CaseStage(node, len(nodes[node]) - 1, kind, first, last, r.random() < 0.2))
+        workers.append(stages)
+    names = list(nodes)
+    for devices in nodes.values():
+        devices.append("quick")  # no node is empty
+    weights = r.choice(["wave", "wave", "wave", "flush", "double_buffer", "vertical"])
+    n = r.randint(1, 6)
+    if weights in {"double_buffer", "vertical"}:
+        n = max(n, *num_stages)
+    staleness = r.choice([0, 1, 4, None])
+    num_shards = r.randint(1, 2)
+    speeds = (1e6, 1e7, 1e8)
+    is_regular = r.random() < 0.4  # much ends in the same instant
+
+    def time(most: int) -> float:
+        return float(r.randint(1, 2)) if is_regular else r.uniform(0.1, most)
+
+    overrides = {(names[0], names[-1]): _link(r, speeds)} if r.random() < 0.3 else {}
+    return Case(
+        nodes=nodes,
+        intra=_link(r, speeds),
+        inter=_link(r, speeds),
+        overrides=overrides,
+        forward_ms={kind: [time(5) for _ in range(num_layers)] for kind in KINDS},
+        backward_ms={kind: [time(9) for _ in range(num_layers)] for kind in KINDS},
+        parameter_bytes=[r.choice([0, 100_000, r.randint(1, 200_000)]) for _ in range(num_layers)],
+        output_bytes=[r.choice([0, 10_000, r.randint(0, 20_000)]) for _ in range(num_layers)],
+        workers=workers,
+        shards=[r.choice(names) for _ in range(num_shards)],
+        shard_of_layer=[r.randrange(num_shards) for _ in range(num_layers)],
+        apply_bytes_per_second=r.choice([1e6, 1e8]),
+        n=n,
+        staleness=staleness,
+        minibatches=r.randint(1, 7 * n),
+        weights=weights,
+        schedule=r.choice(["1f1b", "fifo"]),
+        deterministic=staleness is not None and r.random() < 0.5,
+        contention=r.random() < 0.6,
+    )
+
+
+def _link(r: random.Random, speeds: tuple[float, ...]) -> Link:
+    return Link(r.choice(speeds), r.choice([0.0, 0.0005]), r.choice([1.0, 0.7]))

@@ -1,0 +1,53 @@
+"""The formulas of `wsp.md` and `policies.md` written a second time, for the second simulator."""
+
+from __future__ import annotations
+
+from tests.simulator.case import Case
+
+_PICOSECONDS = 10**9
+_BY_WAVE = {"flush", "double_buffer"}
+
+
+def picoseconds(milliseconds: float) -> int:
+    """Whole picoseconds."""
+    return round(milliseconds * _PICOSECONDS)
+
+
+def most_in_flight(case: Case, i: int, k: int) -> int:
+    """S_i."""
+    n = case.n
+    if case.weights == "flush":
+        return min(n, k - i)
+    if case.weights != "wave":
+        return k - i
+    if k == 1:
+        return 1
+    return min(n, k - i) if n <= k else (k - i) + ((n - k) * (k - 1 - i)) // (k - 1)
+
+
+def required(case: Case, p: int) -> int:
+    """The published clock that minibatch p needs."""
+    if case.staleness is None:
+        return 0
+    n, d = case.n, case.staleness
+    if case.weights == "flush":
+        return max(0, (p - 1) // n - d)
+    if case.weights == "double_buffer":
+        return max(0, (p - 1) // n - 1 - d)
+    return max(0, (p + 1 + n - 1) // n - (d + 2))
+
+
+def is_switch(case: Case, p: int) -> bool:
+    """Whether the published clock in use may change at p, past the first minibatch that could see an update."""
+    if case.weights in _BY_WAVE:
+        return p > 1 and (p - 1) % case.n == 0
+    return p > case.n and p % case.n == 0
+
+
+def newest(case: Case, p: int, published: int) -> int:
+    """The newest published clock W with W·N ≤ v(p)."""
+    if case.weights == "flush":
+        return min(published, (p - 1) // case.n)
+    if case.weights == "double_buffer":
+        return min(published, max((p - 1) // case.n - 1, 0))
+    return min(published, max(0, p - case.n) // case.n)

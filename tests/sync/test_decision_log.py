@@ -1,0 +1,204 @@
+"""What the decision log decides, case by case; `test_state_machine` tries the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
+from hetpipe.sync.decision_log import DecisionLog
+from hetpipe.sync.records import (
+    BarrierRecord,
+    CommitRecord,
+    InitializeRecord,
+    JoinRecord,
+    PublishRecord,
+    TermRecord,
+)
+
+from .logs import SCENARIO, VW, acknowledge, commit, started
+from .scenario import LIFE, TERM
+
+
+class TestDecisionLog:
+    def test_the_first_records(self) -> None:
+        log = started()
+        assert log.records == [
+            TermRecord(0, TERM),
+            BarrierRecord(1, Clock(6), "epoch+end", 0),
+            JoinRecord(2, VW[0], LIFE, Clock(0)),
+            InitializeRecord(3, Clock(0)),
+            JoinRecord(4, VW[1], LIFE, Clock(0)),
+            PublishRecord(5, Clock(0), (Clock(0),)),
+        ]
+
+    def test_a_worker_joins_when_its_last_stage_does(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert not log.join(VW[0], LIFE, StageIndex(1))
+        assert not log.join(VW[0], LIFE, StageIndex(1))
+        assert not log.all_joined(VW[0])
+        assert log.join(VW[0], LIFE, StageIndex(0)) == [JoinRecord(2, VW[0], LIFE, Clock(0))]
+        assert log.all_joined(VW[0])
+        with pytest.raises(ProtocolViolation, match="2 stages"):
+            log.join(VW[0], LIFE, StageIndex(2))
+        with pytest.raises(StaleIncarnation, match="members are"):
+            log.join(VW[2], LIFE, StageIndex(0))
+        with pytest.raises(StaleIncarnation, match="incarnation 1"):
+            log.join(VW[0], Incarnation(1), StageIndex(0))
+
+    def test_nothing_is_published_before_all_have_joined(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+            log.initialized(VW[0], LIFE, StageIndex(stage))
+        acknowledge(log)
+        assert log.published == -1
+        assert log.join(VW[1], LIFE, StageIndex(0))[-1] == PublishRecord(5, Clock(0), (Clock(0),))
+
+    def test_only_the_first_worker_makes_the_first_weights(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        with pytest.raises(ProtocolViolation, match="only 0 makes them"):
+            log.initialized(VW[1], LIFE, StageIndex(0))
+        log.initialized(VW[0], LIFE, StageIndex(0))
+        assert log.initialized(VW[0], LIFE, StageIndex(1)) == [InitializeRecord(2, Clock(0))]
+        assert not log.initialized(VW[0], LIFE, StageIndex(1))
+
+    def test_nothing_is_staged_before_the_first_weights_are_published(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        with pytest.raises(WaveOutOfOrder):
+            log.staged(VW[0], LIFE, Wave(0), StageIndex(0), ())
+
+    def test_distance_d_plus_one_blocks_and_d_proceeds(self) -> None:
+        log = started()
+        for wave in range(3):
+            commit(log, 1, wave)
+        assert log.members[VW[1]].committed == 2, "wave 2 waits until clock 1 is published"
+        assert log.max_distance == 2
+        commit(log, 0, 0)
+        acknowledge(log)
+        assert log.published == 1
+        assert log.members[VW[1]].committed == 3
+
+    def test_a_wave_counts_when_all_stages_have_reported_and_shards_have_applied_it(self) -> None:
+        log = started(replace(SCENARIO, num_shards=2))
+        commit(log, 1, 0)
+        assert not log.staged(VW[0], LIFE, Wave(0), StageIndex(1), None)
+        committed = log.staged(VW[0], LIFE, Wave(0), StageIndex(0), ((3, 4), (5,)))
+        assert committed == [CommitRecord(len(log.records) - 1, VW[0], LIFE, Wave(0), 3)]
+        assert isinstance(committed[0], CommitRecord)
+        assert log.take_used(committed[0]) == (0, (3, 4, 5))
+        assert not log.acknowledge(ShardIndex(0), len(log.records))
+        assert not log.acknowledge(ShardIndex(1), len(log.records) - 1), "not the record of the last commit"
+        published = log.acknowledge(ShardIndex(1), len(log.records))
+        assert published == [PublishRecord(len(log.records) - 1, Clock(1), (Clock(1),))]
+
+    def test_questions_at_switch_points(self) -> None:
+        log = started()
+        with pytest.raises(WaveOutOfOrder):
+            log.hold(VW[0], LIFE, -1)
+        assert log.hold(VW[0], LIFE, 2) == 0
+        with pytest.raises(ClockNotPublished, match="minibatch 8 needs clock 2, published is 0"):
+            log.hold(VW[0], LIFE, 4)
+        with pytest.raises(WaveOutOfOrder):
+            log.hold(VW[0], LIFE, 1)
+        for wave in range(2):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.hold(VW[0], LIFE, 2) == 0, "the same question gets the same answer"
+        assert log.hold(VW[0], LIFE, 3) == 2
+        assert log.hold(VW[1], LIFE, 2) == 1, "no clock that holds updates minibatch 4 must not see"
+
+    def test_who_is_waited_for(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert log.whom_a_publish_waits_for() == "the stages of virtual workers 0, 1"
+        log = started()
+        commit(log, 0, 0)
+        assert log.whom_a_publish_waits_for() == "virtual worker 1 to commit wave 0"
+        commit(log, 1, 0)
+        assert log.whom_a_publish_waits_for() == "parameter servers [0] to apply wave 0"
+
+    def test_the_snapshot(self) -> None:
+        log = started()
+        log.staged(VW[1], LIFE, Wave(0), StageIndex(0), ((1, 2),))
+        found = log.snapshot()
+        assert (found.term, found.published, found.global_clock, found.local) == (TERM, 0, 0, {0: 0, 1: 1})
+        assert (found.minibatches, found.samples, found.barrier, found.barrier_reason) == (1, 2, 6, "epoch+end")
+        assert found.max_distance == 1
+
+    def test_a_stop_ends_the_run_where_it_is_set(self) -> None:
+        log = started()
+        (barrier,) = log.request_barrier("stop")
+        assert barrier == BarrierRecord(len(log.records) - 1, Clock(3), "stop", 0)
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.finished
+        assert log.published == 3
+        with pytest.raises(WaveOutOfOrder):
+            log.staged(VW[0], LIFE, Wave(3), StageIndex(0), ())
+        assert not log.request_barrier("stop")
+
+    def test_a_barrier_drops_the_empty_waves_at_or_beyond_it(self) -> None:
+        log = started()
+        for wave in range(6):
+            log.staged(VW[0], LIFE, Wave(wave), StageIndex(1), None)
+        log.request_barrier("stop")
+        assert log.segment.end == 3
+        assert sorted(log.members[VW[0]].reports) == [0, 1, 2]
+        with pytest.raises(WaveOutOfOrder, match="it may report wave 3, below the barrier at 3"):
+            log.staged(VW[0], LIFE, Wave(3), StageIndex(1), None)
+
+    def test_under_asp_a_barrier_is_beyond_what_needs_no_question(self) -> None:
+        """Minibatches up to (start + 2)·N − 1 start without one, later ones up to the next switch point after it."""
+        log = started(replace(SCENARIO, d=None))
+        log.hold(VW[1], LIFE, 0)
+        assert log.request_barrier("stop") == [BarrierRecord(len(log.records) - 1, Clock(2), "stop", 0)]
+        log = started(replace(SCENARIO, d=None))
+        log.hold(VW[1], LIFE, 3)
+        assert log.request_barrier("stop") == [BarrierRecord(len(log.records) - 1, Clock(4), "stop", 0)]
+
+    def test_under_asp_a_barrier_is_not_below_what_an_evicted_worker_committed(self) -> None:
+        log = started(replace(SCENARIO, d=None))
+        for wave in range(4):
+            commit(log, 1, wave)
+        log.evict(VW[1], LIFE)
+        assert log.segment.end == 4
+        log.request_barrier("stop")
+        assert (log.segment.end, log.segment.reason) == (4, "evict+stop")
+
+    def test_an_eviction_keeps_the_end_of_the_epoch_only_if_the_work_is_done(self) -> None:
+        """12 blocks each, 6 waves: all committed, or one missing."""
+        scenario = replace(SCENARIO, d=4)
+        for committed, reason in [(6, "epoch+end+evict"), (5, "evict")]:
+            log = started(scenario)
+            for wave in range(committed):
+                commit(log, 1, wave)
+                if wave < 3:
+                    commit(log, 0, wave)
+                    acknowledge(log)
+            log.evict(VW[1], LIFE)
+            assert (log.segment.end, log.segment.reason) == (6, reason)
+
+    def test_an_evicted_workers_part_is_waited_for_until_shards_know_that_it_will_not_come(self) -> None:
+        log = started()
+        commit(log, 0, 0)
+        log.acknowledge(ShardIndex(0), len(log.records))
+        log.evict(VW[1], LIFE)
+        assert log.published == 0
+        log.acknowledge(ShardIndex(0), len(log.records) - 2)
+        assert log.published == 0
+        log.acknowledge(ShardIndex(0), len(log.records))
+        assert log.published == 1
+
+    def test_with_nobody_left_nothing_is_decided(self) -> None:
+        log = started()
+        log.evict(VW[0], LIFE)
+        log.evict(VW[1], LIFE)
+        acknowledge(log)
+        assert log.global_clock == log.published == 0
+        assert not log.finished
+        log.validate_state()

@@ -1,0 +1,158 @@
+"""The formulas of `wsp.md` §2, §3 and §5 against their tables and against the text they were derived from."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from hetpipe.spec.ids import Clock
+from hetpipe.sync.gate import (
+    is_switch_point,
+    local_through,
+    may_commit,
+    newest_usable_clock,
+    required_clock,
+    unplanned_barrier,
+    wave_of,
+)
+
+from . import oracle
+
+SIZES = [1, 2, 3, 4, 5, 8]
+BOUNDS = [0, 1, 2, 4, 9]
+
+
+def clocks(n: int, d: int, *, until: int, weights: str = "wave") -> list[int]:
+    """The required clocks of p = 1 … until."""
+    return [required_clock(p, minibatches_per_wave=n, staleness=d, weights=weights) for p in range(1, until + 1)]
+
+
+class TestRequiredClock:
+    @pytest.mark.parametrize(
+        ("d", "n", "expected"),
+        [
+            (0, 1, [(1, 0), (2, 1), (3, 2), (4, 3)]),
+            (0, 4, [(1, 0), (7, 0), (8, 1), (11, 1), (12, 2), (15, 2)]),
+            (1, 4, [(1, 0), (11, 0), (12, 1), (15, 1), (16, 2), (19, 2)]),
+            (4, 5, [(1, 0), (29, 0), (30, 1), (34, 1)]),
+        ],
+    )
+    def test_the_table_of_the_specification(self, d: int, n: int, expected: list[tuple[int, int]]) -> None:
+        assert [(p, required_clock(p, minibatches_per_wave=n, staleness=d)) for p, _ in expected] == expected
+
+    @pytest.mark.parametrize("d", BOUNDS)
+    @pytest.mark.parametrize("n", SIZES)
+    def test_it_is_what_the_text_says(self, n: int, d: int) -> None:
+        until = n * (d + 6)
+        assert clocks(n, d, until=until) == [oracle.required_clock(p, n=n, d=d) for p in range(1, until + 1)]
+
+    @pytest.mark.parametrize("d", BOUNDS)
+    @pytest.mark.parametrize("n", SIZES)
+    def test_flush_looks_back_whole_waves(self, n: int, d: int) -> None:
+        expected = [max(0, wave - d) for wave in range(d + 5) for _ in range(n)]
+        assert clocks(n, d, until=len(expected), weights="flush") == expected
+
+    @pytest.mark.parametrize("d", BOUNDS)
+    @pytest.mark.parametrize("n", SIZES)
+    def test_double_buffer_is_one_wave_later_than_flush(self, n: int, d: int) -> None:
+        flush = clocks(n, d + 1, until=6 * n, weights="flush")
+        assert clocks(n, d, until=6 * n, weights="double_buffer") == flush
+
+    @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
+    @pytest.mark.parametrize("n", SIZES)
+    def test_it_rises_by_one_and_only_at_switch_points(self, n: int, weights: str) -> None:
+        found = clocks(n, 1, until=8 * n, weights=weights)
+        for p, (before, after) in enumerate(itertools.pairwise(found), start=2):
+            assert after - before in {0, 1}
+            at_a_wave_start = (p - 1) % n == 0
+            assert after == before or (
+                is_switch_point(p, minibatches_per_wave=n) if weights == "wave" else at_a_wave_start
+            )
+
+    @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
+    def test_a_barrier_is_the_least(self, weights: str) -> None:
+        found = [
+            required_clock(p, minibatches_per_wave=3, staleness=1, start=5, weights=weights) for p in range(16, 40)
+        ]
+        free = clocks(3, 1, until=39, weights=weights)[15:]
+        assert found == [max(5, clock) for clock in free]
+        assert min(found) == 5
+
+    def test_without_a_bound_nothing_but_the_barrier_is_required(self) -> None:
+        assert required_clock(10**9, minibatches_per_wave=4, staleness=None) == 0
+        assert required_clock(10**9, minibatches_per_wave=4, staleness=None, start=7) == 7
+
+    @pytest.mark.parametrize("d", BOUNDS)
+    @pytest.mark.parametrize("n", SIZES)
+    def test_distance_d_plus_one_blocks_and_d_proceeds(self, n: int, d: int) -> None:
+        """The off-by-one on both sides: with clock W published, the last minibatch that closes wave W + D may start."""
+        for published in range(4):
+            last_of_wave = (published + d + 1) * n
+            assert required_clock(last_of_wave, minibatches_per_wave=n, staleness=d) == published
+            following = required_clock(last_of_wave + n, minibatches_per_wave=n, staleness=d)
+            assert following == published + 1
+            assert may_commit(published + d, published=published, staleness=d)
+            assert not may_commit(published + d + 1, published=published, staleness=d)
+
+
+class TestLocalVersions:
+    def test_v_of_p_is_one_wave_back_but_never_before_the_barrier(self) -> None:
+        assert [local_through(p, minibatches_per_wave=3) for p in range(1, 8)] == [0, 0, 0, 1, 2, 3, 4]
+        assert [local_through(p, minibatches_per_wave=3, start=2) for p in range(7, 12)] == [6, 6, 6, 7, 8]
+
+    def test_switch_points(self) -> None:
+        assert [p for p in range(1, 14) if is_switch_point(p, minibatches_per_wave=4)] == [1, 4, 8, 12]
+        assert [p for p in range(13, 22) if is_switch_point(p, minibatches_per_wave=4, start=3)] == [13, 16, 20]
+        assert all(is_switch_point(p, minibatches_per_wave=1) for p in range(1, 9))
+
+    @pytest.mark.parametrize("start", [0, 3])
+    @pytest.mark.parametrize("d", BOUNDS)
+    @pytest.mark.parametrize("n", SIZES)
+    def test_the_required_clock_is_always_usable(self, n: int, d: int, start: int) -> None:
+        """W*·N ≤ v(p): the version never holds an update of its own twice, and a clock that is allowed exists."""
+        for p in range(start * n + 1, (start + d + 6) * n):
+            required = required_clock(p, minibatches_per_wave=n, staleness=d, start=start)
+            newest = newest_usable_clock(p, minibatches_per_wave=n, start=start)
+            assert start <= required <= newest
+            assert newest * n <= local_through(p, minibatches_per_wave=n, start=start) < (newest + 1) * n
+
+    def test_waves(self) -> None:
+        assert [wave_of(p, minibatches_per_wave=3) for p in range(1, 8)] == [0, 0, 0, 1, 1, 1, 2]
+
+
+class TestCommitAndBarrier:
+    def test_without_a_bound_everything_may_be_committed(self) -> None:
+        assert may_commit(10**9, published=0, staleness=None)
+
+    @pytest.mark.parametrize("d", BOUNDS)
+    @pytest.mark.parametrize("n", SIZES)
+    def test_nobody_can_have_started_beyond_an_unplanned_barrier(self, n: int, d: int) -> None:
+        for published in range(5):
+            barrier = unplanned_barrier(committed=0, published=published, staleness=d, last_switch=0, planned=10**6)
+            first_beyond = barrier * n + 1
+            needs = required_clock(first_beyond, minibatches_per_wave=n, staleness=d)
+            assert needs > published
+            assert barrier == published + d + 2
+
+    @pytest.mark.parametrize(
+        ("committed", "published", "staleness", "last_switch", "planned", "expected"),
+        [
+            (3, 2, 1, 0, 100, 5),
+            (9, 2, 1, 0, 100, 9),
+            (3, 2, 1, 0, 4, 4),
+            (3, 3, 0, 0, 4, 4),
+            (3, 2, None, 6, 100, 7),
+            (9, 2, None, 6, 100, 9),
+            (3, 2, None, 6, 5, 5),
+            (0, 0, None, 0, 100, 1),
+            (0, -1, 0, 0, 100, 1),
+        ],
+    )
+    def test_unplanned_barriers(
+        self, *, committed: int, published: int, staleness: int | None, last_switch: int, planned: int, expected: int
+    ) -> None:
+        found = unplanned_barrier(
+            committed=committed, published=published, staleness=staleness, last_switch=last_switch, planned=planned
+        )
+        assert found == Clock(expected)
