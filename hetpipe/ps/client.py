@@ -255,7 +255,7 @@ class ShardClient:
         position = 0
         try:
             while not self._stopped.is_set():
-                for records in self.clock_shard.follow(position):
+                for records in self.clock_shard.follow(position, gathered=True):
                     position += len(records)
                     self._listener.on_records(records)
         except HetpipeError as error:
