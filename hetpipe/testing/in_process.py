@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from hetpipe.agent.inspection import inspect_job
 from hetpipe.agent.stage_assembly import Wiring, assemble, load_user_code
@@ -20,6 +21,7 @@ from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.planner.partition import plan_job
+from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
 from hetpipe.ps.manifest import read_manifest
@@ -97,7 +99,7 @@ class InProcessRun:
     keep_history: bool = True
     stall_seconds: float = 60.0
     stop_when: Callable[[ClockSnapshot], bool] | None = None
-    """Asks for a stop barrier as soon as this holds."""
+    """Asks for a stop barrier as soon as this holds, before anything else can be decided."""
 
 
 @dataclass(slots=True)
@@ -120,6 +122,19 @@ def run_in_process(run: InProcessRun) -> InProcessResult:
     return result
 
 
+def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[[ClockShard, ShardIndex, int], None]:
+    """`ClockShard.acknowledge`, after which clocks are published, with a stop barrier once `stop_when` holds."""
+    acknowledge = ClockShard.acknowledge
+
+    def and_stop(own: ClockShard, shard: ShardIndex, num_records: int) -> None:
+        with own.bell:
+            acknowledge(own, shard, num_records)
+            if stop_when(own.snapshot()):
+                own.request_barrier("stop")
+
+    return and_stop
+
+
 class _Cluster:
     def __init__(self, run: InProcessRun) -> None:
         self._run = run
@@ -139,21 +154,22 @@ class _Cluster:
         self._clock = InProcessClock(self._shards[0])
 
     def run(self) -> InProcessResult:
+        if self._run.stop_when is None:
+            return self._run_to_the_end()
+        with patch.object(ClockShard, "acknowledge", _stopping(self._run.stop_when)):
+            return self._run_to_the_end()
+
+    def _run_to_the_end(self) -> InProcessResult:
         for shard in self._shards:
             shard.start(None if shard is self._shards[0] else self._clock)
         threads = [thread for vw in self.plan.virtual_workers for thread in self._worker(vw.index)]
         for thread in threads:
             thread.start()
-        own = self._shards[0].clock_shard
-        while any(thread.is_alive() for thread in threads):
+        while any(thread.is_alive() for thread in threads) and not self.result.errors:
             threads[0].join(0.005) if threads[0].is_alive() else threads[-1].join(0.005)
-            if self._run.stop_when is not None and self._run.stop_when(own.snapshot()):
-                own.request_barrier("stop")
-            if self.result.errors:
-                break
         for thread in threads:
             thread.join(0.1 if self.result.errors else None)
-        self.result.snapshot = own.snapshot()
+        self.result.snapshot = self._shards[0].clock_shard.snapshot()
         for shard in self._shards:
             shard.stop()
         return self.result
