@@ -1,9 +1,9 @@
 """The catalogue of device types: what is known of a GPU before anything is measured on it.
 
 `emulate_as: TYPE`, cluster files that name a type without its memory, and the profiler's roofline estimates read it.
-Every figure is the vendor's own (`source`), for dense arithmetic at boost clock. They are peaks, good for ratios
-between types and for bounds, not for predicting a model's speed: the paper measures TITAN V ahead of TITAN RTX
-(section 8.1), while their peaks say the opposite by a tenth.
+Every figure is for dense arithmetic at boost clock, from the entry's `source`. They are peaks, good for ratios between
+types and for bounds, not for predicting a model's speed: the paper measures TITAN V ahead of TITAN RTX (section 8.1),
+while their peaks say the opposite by a tenth.
 """
 
 from __future__ import annotations

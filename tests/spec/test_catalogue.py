@@ -53,6 +53,43 @@ def test_narrow_formats_are_no_slower(entry: CatalogueEntry) -> None:
         assert entry.tf32_flops_per_second <= 0.51 * entry.bf16_flops_per_second
 
 
+@pytest.mark.parametrize(("family", "ratio"), [("RTX_20", 4), ("RTX_30", 2), ("RTX_40", 2), ("RTX_50", 2)])
+def test_matrix_peaks_of_a_geforce_family_keep_its_ratio_to_fp32(family: str, ratio: int) -> None:
+    """With sums in fp32, half of what data sheets print for sums in fp16, and dense (NVIDIA's white papers)."""
+    for entry in (entry for name, entry in CATALOGUE.items() if name.startswith(family)):
+        assert entry.fp16_flops_per_second == pytest.approx(ratio * entry.fp32_flops_per_second, rel=0.01)
+        if family != "RTX_20":
+            assert entry.bf16_flops_per_second == entry.fp16_flops_per_second
+            assert entry.tf32_flops_per_second == entry.fp32_flops_per_second
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops", "gigabytes_per_second"),
+    [
+        ("TITAN_RTX", (16.3, None, None, 130.5), 672),
+        ("V100_16GB", (15.7, None, None, 125), 900),
+        ("RTX_3090", (35.6, 35.6, 71, 71), 936),
+        ("A100_80GB", (19.5, 156, 312, 312), 2039),
+        ("H100_80GB", (67, 494.5, 989.5, 989.5), 3350),
+        ("B200", (75, 1100, 2250, 2250), 7700),
+        ("MI300X", (163.4, 653.7, 1307.4, 1307.4), 5300),
+    ],
+)
+def test_dense_figures_of_the_data_sheets(
+    name: str, teraflops: tuple[float | None, ...], gigabytes_per_second: float
+) -> None:
+    """Data sheets print most of these with sparsity, twice as high; B200's early brief printed 80 and 8,000."""
+    entry = CATALOGUE[name]
+    peaks = (
+        entry.fp32_flops_per_second,
+        entry.tf32_flops_per_second,
+        entry.bf16_flops_per_second,
+        entry.fp16_flops_per_second,
+    )
+    assert tuple(peak and peak / 1e12 for peak in peaks) == pytest.approx(teraflops)
+    assert entry.memory_bytes_per_second == pytest.approx(gigabytes_per_second * 1e9)
+
+
 @ENTRIES
 def test_every_name_finds_its_entry(entry: CatalogueEntry) -> None:
     for name in (entry.name, entry.name.lower(), entry.name.replace("_", " "), *entry.reported_as):
