@@ -42,6 +42,7 @@ def test_orders_and_combinations(schedule: str, combine: str, tmp_path: Path) ->
     assert_same_bits(trained(tmp_path), run_reference(case.reference()))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAMW], ids=["sgd", "momentum", "adamw"])
 @pytest.mark.parametrize("dtype", ["32", "64"])
@@ -108,6 +109,7 @@ def test_a_stopped_and_resumed_run_equals_one_with_that_barrier(tmp_path: Path) 
     assert_same_bits(trained(tmp_path / "resumed"), run_reference(case.reference(extra_barriers=(barrier,))))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "staleness"), [("wsp", 0), ("wsp", 1), ("wsp", 4), ("bsp", 0), ("asp", 0)])
 def test_runs_that_follow_the_newest_clock_keep_every_rule(kind: str, staleness: int, tmp_path: Path) -> None:
     case = Case(kind=kind, staleness=staleness, workers=3, deterministic=False, minibatches=31, every_waves=6)

@@ -108,6 +108,7 @@ def test_nothing_fits() -> None:
         auto(jobs)
 
 
+@pytest.mark.matrix
 class TestManyDevices:
     """Where not every allocation can be tried."""
 
@@ -152,6 +153,7 @@ class TestManyDevices:
         assert all(len(worker.stages) >= 10 for worker in plan.workers)
 
 
+@pytest.mark.matrix
 @quick
 @given(seeds)
 def test_packing_is_close_to_the_best(seed: int) -> None:

@@ -68,6 +68,7 @@ def check_against_everything(case: Case) -> None:
         check_stages(case, found)
 
 
+@pytest.mark.matrix
 @given(SEEDS)
 @settings(max_examples=500, deadline=None)
 def test_no_cut_and_no_order_is_better(seed: int) -> None:
@@ -323,6 +324,7 @@ def test_a_refusal_offers_the_nearest_changes_that_help() -> None:
     assert "add b/0 (type R)" in third
 
 
+@pytest.mark.matrix
 @given(SEEDS)
 @settings(max_examples=60, deadline=None)
 def test_what_is_said_to_be_missing_is_exactly_enough(seed: int) -> None:

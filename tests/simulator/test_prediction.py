@@ -18,6 +18,7 @@ from hetpipe.simulator.simulate import simulate
 from tests.cli import plans
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("staleness", "weights"), [(0, "wave"), (3, "wave"), (None, "wave"), (1, "stash")])
 def test_the_plan_file_simulates_to_what_it_says(staleness: int | None, weights: str) -> None:
     profile, cluster = plans.profile(6), plans.cluster(2)

@@ -21,6 +21,7 @@ MINIBATCHES = 12
 NEVER_BINDS = 50
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_same_order(n: int, tmp_path: Path) -> None:
     case = Case(workers=1, wave=n, staleness=NEVER_BINDS, minibatches=MINIBATCHES, schedule="1f1b", servers=1)

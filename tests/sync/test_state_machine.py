@@ -467,6 +467,7 @@ _SETTINGS = settings(
 )
 
 
+@pytest.mark.matrix
 def test_the_same_runs_as_always() -> None:
     run_state_machine_as_test(Machine, settings=settings(_SETTINGS, derandomize=True))
 
