@@ -118,7 +118,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
     rho = pool.take().zero_()
     optimizer = WaveOptimizer(job.optimizer.name, job.optimizer.arguments, rho)
     start = _restore(config, code.layers, optimizer)
-    inbox = Inbox(wiring.upstream, wiring.downstream, start)
+    inbox = Inbox(wiring.upstream, wiring.downstream, start, pool)
     client = ShardClient(
         requester_of(config),
         config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
@@ -176,7 +176,7 @@ def _layout(layers: Sequence[Layer]) -> FlatLayout:
 
 
 def _first_weights(pool: BufferPool, layers: Sequence[Layer]) -> FlatBuffer:
-    weights = pool.take()
+    weights = pool.take_on_host()
     for layer in layers:
         for local, name in layer.parameters.items():
             weights.views[name].copy_(layer.module.get_parameter(local).detach())

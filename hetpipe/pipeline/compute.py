@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hetpipe.clock import Clock
 from hetpipe.pipeline.callables import LossFunction, call_loss, call_metric
@@ -21,17 +22,20 @@ from hetpipe.spec.run import DeviceConfig, StageEmulation
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What backward needs of a forward."""
+    """What backward needs of a forward, beside what the layers saved."""
 
-    inputs: Values
-    outputs: Values
+    inputs: tuple[Tensor | None, ...]
+    """The leaves that stand for the stage's inputs; None where an input has no gradient."""
+    outputs: tuple[GradientEdge | None, ...]
+    """Where backward starts: the edges of the graph at the outputs or at the loss, which keep no tensor alive; None
+    for what has no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """What a backward computed."""
 
-    weights: Mapping[str, Tensor | None]
+    weights: dict[str, Tensor | None]
     """Parameter name → gradient; None where the minibatch did not use the parameter."""
     inputs: tuple[Tensor | None, ...]
     """Per input of the stage; None for integers and for inputs that were not used."""
@@ -93,15 +97,17 @@ class StageCompute:
         """Run minibatch `p`; returns what goes to the next stage."""
         inputs = tuple(self._leaf(value) for value in values)
         outputs = run_layers(self._layers, weights, inputs, lambda layer: self._seed_for(p, layer))
-        self._pending[p] = _Pending(inputs, outputs)
+        self._pending[p] = _Pending(
+            tuple(value if value.requires_grad else None for value in inputs),
+            tuple(_edge(output) for output in outputs),
+        )
         return outputs
 
-    def loss(self, p: Minibatch, target: Any) -> float:
-        """The mean loss of minibatch `p`, whose forward ran; its backward starts from it."""
+    def loss(self, p: Minibatch, outputs: Values, target: Any) -> float:
+        """The mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from it."""
         assert self._loss is not None, "only the last stage has a loss"
-        pending = self._pending[p]
-        value = call_loss(self._loss, _unwrapped(pending.outputs), self.to_device(target))
-        self._pending[p] = _Pending(pending.inputs, (value,))
+        value = call_loss(self._loss, _unwrapped(outputs), self.to_device(target))
+        self._pending[p] = _Pending(self._pending[p].inputs, (_edge(value),))
         return float(value.detach())
 
     def backward(
@@ -113,9 +119,9 @@ class StageCompute:
         pairs = [
             (output, None if gradient is None else gradient.to(self._device))
             for output, gradient in zip(pending.outputs, sent, strict=True)
-            if output.requires_grad and (gradients is None or gradient is not None)
+            if output is not None and (gradients is None or gradient is not None)
         ]
-        inputs = [value for value in pending.inputs if value.requires_grad]
+        inputs = [value for value in pending.inputs if value is not None]
         leaves = list(weights.values())
         if not pairs or not (leaves or inputs):
             return Gradients(dict.fromkeys(weights), tuple(None for _ in pending.inputs))
@@ -128,7 +134,7 @@ class StageCompute:
         of_inputs = iter(found[len(leaves) :])
         return Gradients(
             dict(zip(weights, found[: len(leaves)], strict=True)),
-            tuple(next(of_inputs) if value.requires_grad else None for value in pending.inputs),
+            tuple(None if value is None else next(of_inputs) for value in pending.inputs),
         )
 
     @torch.no_grad()
@@ -167,6 +173,10 @@ class StageCompute:
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
+
+
+def _edge(tensor: Tensor) -> GradientEdge | None:
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
 def _unwrapped(outputs: Values) -> Tensor | Values:

@@ -16,7 +16,7 @@ from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.spec.ids import Clock
 from hetpipe.sync.log_view import LogView
 from hetpipe.sync.records import Record
-from hetpipe.weights.flat import FlatBuffer
+from hetpipe.weights.flat import BufferPool, FlatBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,22 @@ class Inbox:
     Methods called by the compute thread expect the bell's lock to be held, except `wait`.
     """
 
-    def __init__(self, upstream: Link | None, downstream: Link | None, start: Clock) -> None:
+    def __init__(
+        self, upstream: Link | None, downstream: Link | None, start: Clock, pool: BufferPool | None = None
+    ) -> None:
+        """Watch the links of a stage that starts at clock `start`.
+
+        Args:
+            upstream: to the previous stage.
+            downstream: to the next stage.
+            start: the clock.
+            pool: brings fetched weights to the device; None leaves them where they are.
+        """
         self.bell = threading.Condition()
         self.log = LogView(start)
-        #: clock → w^(clock) of this stage, not yet used.
+        self._pool = pool
+        #: clock → w^(clock) of this stage, not yet used. At most one is on the device, so that memory has a bound and a
+        #: switch needs no copy; if more come before the switch, they stay in host memory.
         self.fetched: dict[Clock, FlatBuffer] = {}
         #: Clocks that were freed before a fetch ahead of need reached them.
         self.lost: set[Clock] = set()
@@ -68,7 +80,12 @@ class Inbox:
             self.bell.notify_all()
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
-        """See `Listener`."""
+        """See `Listener`. Called by one thread only."""
+        if published is not None and self._pool is not None:
+            with self.bell:
+                is_next = all(waiting.on_host for waiting in self.fetched.values())
+            if is_next:
+                published = self._pool.to_device(published)
         with self.bell:
             if published is None:
                 self.lost.add(clock)

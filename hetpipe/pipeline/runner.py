@@ -43,6 +43,11 @@ class StageRunner:
         self._segment_start = Clock(0)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)
 
+    @property
+    def peak_buffers(self) -> int:
+        """Weight buffers on the device, at most at once so far."""
+        return self._parts.pool.peak
+
     def run(self, start: Clock) -> StageDone:
         """Run until the barrier that ends the run.
 
@@ -123,6 +128,7 @@ class StageRunner:
                 self._waiter.sleep(f"w^({clock}) from the parameter servers", for_clock=False)
             self._waiter.proceed()
             found = self._inbox.fetched.pop(clock)
+            # Before `found` comes to the device: one of them may be there.
             for left in list(self._inbox.fetched):
                 self._parts.pool.release(self._inbox.fetched.pop(left))
             self._inbox.lost.clear()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from hetpipe.errors import ClockNotPublished, NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
@@ -240,7 +242,7 @@ class SegmentRun:
         batch = read_minibatch(parts.data.train, block, seed=parts.data.spec.seed, vw=identity.vw, p=p)
         outputs = parts.compute.forward(p, parts.weights.version(p), batch.inputs if identity.is_first else values)
         if identity.is_last:
-            self._tally.loss(p, parts.compute.loss(p, batch.target), len(block))
+            self._tally.loss(p, parts.compute.loss(p, outputs, batch.target), len(block))
         return outputs
 
     def _take_forward(self, p: Minibatch) -> tuple[_Version, Values]:
@@ -255,23 +257,21 @@ class SegmentRun:
         return _Version(clock, v), ()
 
     def _switch(self, p: Minibatch, clock: Clock) -> None:
-        published = None
-        if clock != self._clock:
-            with self._inbox.bell:
-                published = self._inbox.fetched.pop(clock)
-                for unused in [c for c in self._inbox.fetched if c < clock]:
-                    self._parts.pool.release(self._inbox.fetched.pop(unused))
+        if clock == self._clock:
+            self._parts.weights.switch(p, clock, None)
+            return
+        with self._inbox.bell:
+            for unused in [c for c in self._inbox.fetched if c < clock]:
+                self._parts.pool.release(self._inbox.fetched.pop(unused))
+            published = self._inbox.fetched[clock]
         self._parts.weights.switch(p, clock, published)
+        with self._inbox.bell:
+            # Only now: while it is there, no other fetched weights come to the device.
+            del self._inbox.fetched[clock]
         self._clock = clock
 
     def _backward(self, p: Minibatch) -> None:
         parts, identity = self._parts, self._parts.identity
-        gradients = None
-        if not identity.is_last:
-            with self._inbox.bell:
-                frame = self._inbox.from_downstream.popleft().frame
-            assert frame.minibatch == p, f"expected the gradient of minibatch {p}, got {frame.minibatch}"
-            gradients = frame.tensors
         version = self._versions.pop(p)
         parts.history.backward(
             vw=identity.vw,
@@ -281,21 +281,35 @@ class SegmentRun:
             clock=version.clock,
             local_through=version.local_through,
         )
+        gradients = self._compute_backward(p, version)
         started = parts.clock.monotonic()
-        found = parts.compute.backward(p, parts.weights.version(p), gradients)
-        parts.emulator.stretch(Kind.BACKWARD, started)
-        self._tally.computed(Activity.BACKWARD, p, started)
-        if parts.upstream is not None:
-            frame = Frame(FrameKind.BACKWARD, p, version.clock, version.local_through, found.inputs)
-            parts.upstream.send(frame, deadline_seconds=SEND_SECONDS)
-        started = parts.clock.monotonic()
-        parts.weights.step(p, found.weights)
+        parts.weights.step(p, gradients)
         parts.history.step(vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=p)
         self._tally.computed(Activity.STEP, p, started)
         self._backwarded = p
         if p % self._n == 0 or p == self._last:
             self._close_wave(p)
-        parts.weights.release(p)
+
+    def _compute_backward(self, p: Minibatch, version: _Version) -> dict[str, Tensor | None]:
+        """Run the layers backward and send the gradients of the inputs upstream; returns those of the weights."""
+        parts = self._parts
+        started = parts.clock.monotonic()
+        found = parts.compute.backward(p, parts.weights.version(p), self._take_gradients(p))
+        parts.emulator.stretch(Kind.BACKWARD, started)
+        self._tally.computed(Activity.BACKWARD, p, started)
+        if parts.upstream is not None:
+            frame = Frame(FrameKind.BACKWARD, p, version.clock, version.local_through, found.inputs)
+            parts.upstream.send(frame, deadline_seconds=SEND_SECONDS)
+        return found.weights
+
+    def _take_gradients(self, p: Minibatch) -> tuple[Tensor | None, ...] | None:
+        """What the next stage sent back of minibatch `p`; None on the last stage, which starts from the loss."""
+        if self._parts.identity.is_last:
+            return None
+        with self._inbox.bell:
+            frame = self._inbox.from_downstream.popleft().frame
+        assert frame.minibatch == p, f"expected the gradient of minibatch {p}, got {frame.minibatch}"
+        return frame.tensors
 
     # -- waves and the barrier ---------------------------------------------------------------------------------------
 

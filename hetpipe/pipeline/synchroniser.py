@@ -21,7 +21,7 @@ class Listener(Protocol):
         ...
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
-        """w^(clock) of this stage is here (its one holder is the listener), or None: freed before it was needed."""
+        """w^(clock) is here, in host memory (its one holder is the listener), or None: freed before it was needed."""
         ...
 
     def on_error(self, error: Exception) -> None:
@@ -37,7 +37,10 @@ class Synchroniser(Protocol):
     pulled_bytes: int
 
     def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
-        """Push ũ (its holder passes over; None for an empty wave) and report it, after all earlier waves."""
+        """Push ũ, which is in host memory, and report it, after all earlier waves.
+
+        The holder of `update` passes over; None for an empty wave.
+        """
         ...
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:

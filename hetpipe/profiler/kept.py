@@ -2,8 +2,8 @@
 
 A stage keeps each storage once, whoever saves it, so the layers' figures must add up to what all of them keep together.
 A storage that several layers save (an activation's result, which the next linear layer saves as its input) counts at
-the first of them. What a cut adds is not in these figures: the stage behind it keeps a copy of such a storage, and the
-stage before it keeps its outputs even if only the layer behind would have saved them.
+the first of them. What a cut adds is not in these figures: the stage behind it keeps a copy of such a storage of its
+own, and for a moment it has that input's gradient.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -37,6 +38,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self._lock = threading.RLock()
         #: Identity of a live storage → its weak reference and the bytes it was counted with.
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._looks = True
         self.now_bytes = 0
         self.peak_bytes = 0
 
@@ -50,6 +52,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         for tensor in tensors:
             self._see(tensor.untyped_storage())
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is made in this block, in the thread that looks, does not count."""
+        self._looks = False
+        try:
+            yield
+        finally:
+            self._looks = True
+
     def restart_peak(self) -> None:
         """Forget the peak so far."""
         with self._lock:
@@ -60,6 +71,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
     ) -> Any:
         """Run the operation, then look at what it returned."""
         result = func(*args, **(kwargs or {}))
+        if not self._looks:
+            return result
         given = {
             storage_identity(tensor.untyped_storage())
             for tensor in tree_leaves((args, kwargs))

@@ -3,15 +3,20 @@
 `SegmentRun` computes real minibatches on real weight versions with the real optimizer, in this thread. The neighbours
 always have the next frame ready, so as many minibatches are in flight as the schedule lets in, and the published
 weights in use are as old as the staleness bound allows, as if another virtual worker were slow. Pushes and pulls take
-no time: what a stage holds because the network is slow (a ũ under way, a second clock fetched ahead) is left out.
+no time: the weights of the next switch point are there as soon as they may be.
+
+What counts is what a device must have room for. The weight buffers are counted by their pool, which makes a buffer when
+one more is needed and never gives one back; host memory on the way to and from the shards is counted apart. All other
+tensors count while they live. On the CPU, where both are the same memory, no other way could tell them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +25,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import NullHistory
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
-from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
@@ -30,7 +35,7 @@ from hetpipe.profiler.live_bytes import LiveBytes
 from hetpipe.profiler.subject import VIRTUAL_WORKER, Subject
 from hetpipe.profiler.surroundings import NextStage, PreviousStage, Shards
 from hetpipe.schedule.one_forward_one_backward import OneForwardOneBackward
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex
+from hetpipe.spec.ids import Clock, Incarnation, Minibatch, StageIndex
 from hetpipe.spec.run import DeviceConfig
 from hetpipe.spec.sync import SyncSpec
 from hetpipe.sync.records import BarrierRecord, PublishRecord
@@ -39,7 +44,7 @@ from hetpipe.weights.optimizer import WaveOptimizer
 from hetpipe.weights.wave import WaveWeights
 
 #: Waves after which the oldest allowed clock moves on with each wave; by then every kind of buffer was in use.
-_SETTLED_WAVES = 3
+_SETTLED_WAVES = 2
 
 _CPU = torch.device("cpu")
 
@@ -53,6 +58,8 @@ class _Around:
     behind: NextStage | None
     first_weights: FlatBuffer
     """Of the stage, on the shards."""
+    pool: BufferPool
+    live: LiveBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +67,55 @@ class StagePeak:
     """The memory of one stage, in bytes of live tensors. The parts do not add up to the peak: activations are left."""
 
     peak_bytes: int
-    """At most, all together, but for `module_bytes`."""
+    """At most, all together, but for `module_bytes` and host memory."""
     num_buffers: int
-    """Weight buffers that the pool made; none is given back."""
+    """Weight buffers on the device, at most at once: what the pool has made there."""
+    num_host_buffers: int
+    """Weight buffers in host memory, at most at once: ũ, and fetched weights beyond the next ones."""
     buffer_bytes: int
     """Size of each: the stage's parameters, each rounded up to 64 bytes."""
     optimizer_bytes: int
     """The optimizer's state."""
     module_bytes: int
     """The modules' own parameters and buffers. The first weights stay where they were made, though nobody uses them."""
+
+
+class _SeenCompute(StageCompute):
+    """What links received counts from when it is copied to the device, or would be."""
+
+    def __init__(self, layers: Sequence[Layer], live: LiveBytes, **arguments: Any) -> None:
+        super().__init__(layers, **arguments)
+        self._live = live
+
+    def forward(self, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
+        """See `StageCompute.forward`."""
+        self._live.count(values)
+        return super().forward(p, weights, values)
+
+    def backward(
+        self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None
+    ) -> Gradients:
+        """See `StageCompute.backward`."""
+        self._live.count(gradient for gradient in gradients or () if gradient is not None)
+        return super().backward(p, weights, gradients)
+
+
+class _UnseenPool(BufferPool):
+    """Its buffers are counted by the pool itself."""
+
+    def __init__(self, layout: FlatLayout, live: LiveBytes) -> None:
+        super().__init__(layout, _CPU)
+        self._live = live
+
+    def take(self) -> FlatBuffer:
+        """See `BufferPool.take`."""
+        with self._live.unseen():
+            return super().take()
+
+    def take_on_host(self) -> FlatBuffer:
+        """See `BufferPool.take_on_host`."""
+        with self._live.unseen():
+            return super().take_on_host()
 
 
 def measure_stage_peak(
@@ -87,23 +134,27 @@ def measure_stage_peak(
     layers = subject.chain[first : first + counts[stage]]
     sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True)
     num_minibatches = (staleness + _SETTLED_WAVES) * minibatches_per_wave
-    before = PreviousStage(_input_of(subject, first), sync, num_minibatches) if stage else None
-    behind = NextStage() if stage + 1 < len(counts) else None
     identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts), 1)
     first_weights = _first_weights(layers)
-    with torch.enable_grad(), LiveBytes() as live:
-        inbox = Inbox(before, behind, Clock(0))
-        for neighbour in (before, behind):
-            if neighbour is not None:
-                neighbour.inbox = inbox
-        parts = _parts(subject, layers, identity, sync, _Around(inbox, before, behind, first_weights))
+    live = LiveBytes()
+    before = PreviousStage(_input_of(subject, first), sync, num_minibatches, live.unseen) if stage else None
+    behind = NextStage(live.unseen) if stage + 1 < len(counts) else None
+    pool = _UnseenPool(first_weights.layout, live)
+    inbox = Inbox(before, behind, Clock(0), pool)
+    for neighbour in (before, behind):
+        if neighbour is not None:
+            neighbour.inbox = inbox
+    around = _Around(inbox, before, behind, first_weights, pool, live)
+    with torch.enable_grad(), live:
+        parts = _parts(subject, layers, identity, sync, around)
         _run(parts, inbox, num_minibatches)
     state = parts.weights.optimizer.state().values()
     module = [tensor for layer in layers for tensor in (*layer.module.parameters(), *layer.module.buffers())]
     return StagePeak(
-        peak_bytes=live.peak_bytes,
-        num_buffers=parts.pool.peak,
-        buffer_bytes=parts.pool.layout.num_bytes,
+        peak_bytes=live.peak_bytes + pool.peak * pool.layout.num_bytes,
+        num_buffers=pool.peak,
+        num_host_buffers=pool.host_peak,
+        buffer_bytes=pool.layout.num_bytes,
         optimizer_bytes=sum(value.nbytes for entry in state for value in entry.values() if isinstance(value, Tensor)),
         module_bytes=sum(tensor.nbytes for tensor in module),
     )
@@ -114,15 +165,16 @@ def _parts(
 ) -> StageParts:
     """The stage, put together as `agent.stage_assembly` does it."""
     job = subject.job
-    pool = BufferPool(around.first_weights.layout, _CPU)
+    pool = around.pool
     rho = pool.take().zero_()
     optimizer = WaveOptimizer(job.optimizer.name, job.optimizer.arguments, rho)
     return StageParts(
         identity=identity,
         sync=sync,
         layers=tuple(layers),
-        compute=StageCompute(
+        compute=_SeenCompute(
             layers,
+            around.live,
             vw=identity.vw,
             seed=job.seed,
             device=_CPU,

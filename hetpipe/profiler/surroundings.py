@@ -1,12 +1,13 @@
 """Everything around one stage, made up, so that the stage's own loop runs alone in one thread and never waits.
 
-Only the tensors that a stage really holds are made while it computes: a received frame is the stage's, and what it
-sends is gone at once.
+What the stage sends is gone at once. A frame is ready as soon as the one before it was taken; until the stage takes
+it, its tensors are the link's, in host memory, so they are made `unseen` by whoever counts the stage's bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from hetpipe.sync.gate import local_through, required_clock
 from hetpipe.sync.records import PublishRecord
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 
+Unseen = Callable[[], AbstractContextManager[None]]
+
 
 class _Neighbour:
     """What both neighbours have in common: a `Link` that loses whatever is sent."""
@@ -29,7 +32,8 @@ class _Neighbour:
     own = "the stage"
     peer = "its neighbour"
 
-    def __init__(self) -> None:
+    def __init__(self, unseen: Unseen) -> None:
+        self._unseen = unseen
         #: The stage's own; set before the stage runs.
         self.inbox: Inbox | None = None
 
@@ -50,9 +54,9 @@ class _Neighbour:
 class PreviousStage(_Neighbour):
     """Has the next forward frame ready as soon as the last one was taken; then the barrier's."""
 
-    def __init__(self, values: Values, sync: SyncSpec, num_minibatches: int) -> None:
+    def __init__(self, values: Values, sync: SyncSpec, num_minibatches: int, unseen: Unseen) -> None:
         """Send copies of `values` under the oldest clocks that `sync` allows."""
-        super().__init__()
+        super().__init__(unseen)
         self._values = values
         self._sync = sync
         self._num_minibatches = num_minibatches
@@ -68,15 +72,16 @@ class PreviousStage(_Neighbour):
             return Frame(FrameKind.BARRIER, self._num_minibatches, 0, self._num_minibatches)
         n = self._sync.minibatches_per_wave
         clock = required_clock(self._sent // n * n, minibatches_per_wave=n, staleness=self._sync.staleness)
-        copies = tuple(value.clone() for value in self._values)
+        with self._unseen():
+            copies = tuple(value.clone() for value in self._values)
         return Frame(FrameKind.FORWARD, self._sent, clock, local_through(self._sent, minibatches_per_wave=n), copies)
 
 
 class NextStage(_Neighbour):
     """Answers every forward frame with gradients, one frame at a time."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, unseen: Unseen) -> None:
+        super().__init__(unseen)
         #: Forward frames not yet answered, with tensors that have shapes and no bytes.
         self._owed: list[Frame] = []
 
@@ -92,7 +97,8 @@ class NextStage(_Neighbour):
         if self.inbox.from_downstream or not self._owed:
             return None
         owed = self._owed.pop(0)
-        gradients = tuple(None if shape is None else torch.zeros_like(shape, device="cpu") for shape in owed.tensors)
+        with self._unseen():
+            gradients = tuple(None if like is None else torch.zeros_like(like, device="cpu") for like in owed.tensors)
         return Frame(FrameKind.BACKWARD, owed.minibatch, owed.clock, owed.local_through, gradients)
 
 
@@ -121,7 +127,7 @@ class Shards:
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """See `Synchroniser.fetch`. The weights are always the newest ones: only their memory counts here."""
-        self._inbox.on_fetched(clock, self._pool.take().copy_(self._weights))
+        self._inbox.on_fetched(clock, self._pool.take_on_host().copy_(self._weights))
 
     def hold(self, switch: int) -> tuple[Clock, Clock]:
         """Never called: the clocks are the required ones."""

@@ -93,7 +93,7 @@ class ShardClient:
         self._follower.start()
 
     def push_first_weights(self, weights: FlatBuffer) -> None:
-        """Stage w_0 on every shard and report it. Blocks."""
+        """Stage w_0, which is in host memory, on every shard and report it. Blocks."""
         self._push(None, weights)
         self.clock_shard.initialized(self.requester)
 
@@ -102,13 +102,13 @@ class ShardClient:
 
         Args:
             wave: the wave.
-            update: its ũ, whose holder passes to this call; None for an empty wave.
+            update: its ũ in host memory, whose holder passes to this call; None for an empty wave.
             blocks: the samples of its minibatches, on the first stage.
         """
         self._submit(self._pusher, lambda: self._push_and_report(wave, update, blocks))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
-        """Pull w^(clock) in the background; it arrives at `Listener.on_fetched`."""
+        """Pull w^(clock) into host memory in the background; it arrives at `Listener.on_fetched`."""
 
         def pull() -> None:
             try:
@@ -210,7 +210,7 @@ class ShardClient:
         self.pushed_bytes += sum(share.runs.num_bytes for share in self._shares)
 
     def _pull(self, clock: Clock) -> FlatBuffer:
-        target = self._pool.take()
+        target = self._pool.take_on_host()
 
         def attempt(share: _Share) -> None:
             receiver = ChunkReceiver(target, share.runs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.ps.chunks import slice_bytes
 from hetpipe.ps.transport import ShardTransport
-from hetpipe.spec.plan import DTYPE_BYTES
 from hetpipe.spec.requests import PullHeader, PushHeader, SliceHeader
 from hetpipe.spec.run import LinkTime
 
@@ -42,4 +42,4 @@ class EmulatedShard:
 
 
 def _num_bytes(slices: tuple[SliceHeader, ...]) -> int:
-    return sum((piece.stop - piece.start) * DTYPE_BYTES[piece.dtype] for piece in slices)
+    return sum(map(slice_bytes, slices))

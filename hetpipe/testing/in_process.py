@@ -111,6 +111,7 @@ class InProcessResult:
     errors: list[Exception] = field(default_factory=list)
     snapshot: ClockSnapshot | None = None
     peak_buffers: dict[tuple[VirtualWorkerIndex, StageIndex], int] = field(default_factory=dict)
+    """Weight buffers that a stage had on its device, at most at once."""
 
 
 def run_in_process(run: InProcessRun) -> InProcessResult:
@@ -266,6 +267,7 @@ class _Cluster:
                 runner, client, start = assemble(config, code, wiring)
                 self._clock.join(client.requester, "")
                 self.result.reports.append((vw, stage, runner.run(start)))
+                self.result.peak_buffers[vw, stage] = runner.peak_buffers
                 client.close()
             except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
                 self.result.errors.append(error)

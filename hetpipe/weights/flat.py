@@ -76,9 +76,10 @@ class FlatBuffer:
     `references` counts its holders; `BufferPool` recycles it when the last one lets go.
     """
 
-    def __init__(self, layout: FlatLayout, device: torch.device) -> None:
+    def __init__(self, layout: FlatLayout, device: torch.device, *, page_locked: bool = False) -> None:
+        """Fill with zeros. `page_locked`: host memory that a GPU copies from and to at full speed."""
         self.layout = layout
-        self.data = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self.data = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device, pin_memory=page_locked)
         self.regions: tuple[Tensor, ...] = tuple(
             self.data[start:end].view(getattr(torch, dtype)) for dtype, start, end in layout.regions
         )
@@ -89,6 +90,8 @@ class FlatBuffer:
             for slot in layout.slots
         }
         self.references = 1
+        #: Whether a pool counts it as host memory.
+        self.on_host = False
 
     def zero_(self) -> FlatBuffer:
         """Fill with zeros."""
@@ -101,9 +104,9 @@ class FlatBuffer:
         return self
 
     def add_(self, other: FlatBuffer) -> FlatBuffer:
-        """Add `other` element by element."""
+        """Add `other`, which may lie on another device, element by element."""
         for mine, theirs in zip(self.regions, other.regions, strict=True):
-            mine.add_(theirs)
+            mine.add_(theirs.to(mine.device))
         return self
 
     def set_sum_(self, left: FlatBuffer, right: FlatBuffer) -> FlatBuffer:
@@ -146,6 +149,10 @@ def finite(tensor: Tensor) -> bool:
 class BufferPool:
     """Recycles the buffers of one layout, so that the allocator and the kernel's page faults stay out of the loop.
 
+    A buffer lies on the device, or in host memory while it is on its way to or from the shards (page-locked where the
+    device is a GPU). Where the device is the CPU both are the same memory: a buffer then moves from one to the other
+    without a copy, and only the accounts tell them apart.
+
     Thread-safe. It never holds more free buffers than were alive at once.
     """
 
@@ -153,21 +160,31 @@ class BufferPool:
         self.layout = layout
         self.device = device
         self._free: list[FlatBuffer] = []
+        self._shares_memory = device.type == "cpu"
+        self._free_on_host: list[FlatBuffer] = self._free if self._shares_memory else []
         self._lock = threading.Lock()
-        #: Buffers with at least one holder, now and at most so far.
+        #: Buffers on the device with at least one holder, now and at most so far.
         self.alive = 0
         self.peak = 0
+        #: The same in host memory.
+        self.host_alive = 0
+        self.host_peak = 0
 
     def take(self) -> FlatBuffer:
-        """A buffer with unspecified contents (gaps are zero) and one holder, the caller."""
-        with self._lock:
-            self.alive += 1
-            self.peak = max(self.peak, self.alive)
-            buffer = self._free.pop() if self._free else None
-        if buffer is None:
-            return FlatBuffer(self.layout, self.device)
-        buffer.references = 1
-        return buffer
+        """A buffer on the device, with unspecified contents (gaps are zero) and one holder, the caller."""
+        return self._take(on_host=False)
+
+    def take_on_host(self) -> FlatBuffer:
+        """The same in host memory."""
+        return self._take(on_host=True)
+
+    def to_host(self, buffer: FlatBuffer) -> FlatBuffer:
+        """The contents of `buffer` in host memory; its one holder becomes the result's."""
+        return self._move(buffer, on_host=True)
+
+    def to_device(self, buffer: FlatBuffer) -> FlatBuffer:
+        """The contents of `buffer` on the device; its one holder becomes the result's."""
+        return self._move(buffer, on_host=False)
 
     def hold(self, buffer: FlatBuffer) -> FlatBuffer:
         """Add a holder."""
@@ -182,5 +199,41 @@ class BufferPool:
             buffer.references -= 1
             assert buffer.references >= 0, "a buffer was released more often than held"
             if buffer.references == 0:
-                self.alive -= 1
-                self._free.append(buffer)
+                self._count(-1, on_host=buffer.on_host)
+                (self._free_on_host if buffer.on_host else self._free).append(buffer)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _take(self, *, on_host: bool) -> FlatBuffer:
+        free = self._free_on_host if on_host else self._free
+        with self._lock:
+            self._count(1, on_host=on_host)
+            buffer = free.pop() if free else None
+        if buffer is None:
+            where = torch.device("cpu") if on_host else self.device
+            buffer = FlatBuffer(self.layout, where, page_locked=on_host and self.device.type == "cuda")
+        buffer.references = 1
+        buffer.on_host = on_host
+        return buffer
+
+    def _move(self, buffer: FlatBuffer, *, on_host: bool) -> FlatBuffer:
+        if buffer.on_host == on_host:
+            return buffer
+        assert buffer.references == 1, "only its one holder moves a buffer"
+        if not self._shares_memory:
+            moved = self._take(on_host=on_host).copy_(buffer)
+            self.release(buffer)
+            return moved
+        with self._lock:
+            self._count(-1, on_host=buffer.on_host)
+            self._count(1, on_host=on_host)
+            buffer.on_host = on_host
+        return buffer
+
+    def _count(self, change: int, *, on_host: bool) -> None:
+        if on_host:
+            self.host_alive += change
+            self.host_peak = max(self.host_peak, self.host_alive)
+        else:
+            self.alive += change
+            self.peak = max(self.peak, self.alive)

@@ -81,17 +81,18 @@ class WaveOptimizer:
         for name, parameter in self._parameters.items():
             parameter.data = rho.views[name]
 
-    def step(self, gradients: Mapping[str, Tensor | None], weights: Mapping[str, Tensor]) -> None:
+    def step(self, gradients: dict[str, Tensor | None], weights: Mapping[str, Tensor]) -> None:
         """Add one minibatch's update to ρ.
 
         Args:
             gradients: parameter name → gradient, or None where the minibatch did not use it (no update, no decay).
+                They are taken out one by one, so that no gradient stays beside its sum with the decay.
             weights: parameter name → the weights that the minibatch used.
         """
         if self.optimizer is None:
             return
         for name, parameter in self._parameters.items():
-            gradient = gradients.get(name)
+            gradient = gradients.pop(name, None)
             if gradient is not None and self._lambda:
                 gradient = self._decayed(parameter, gradient, weights[name].detach())
             parameter.grad = gradient

@@ -28,6 +28,10 @@ class _Version:
 class WaveWeights:
     """Holds B, ρ, the running sums not yet due, the versions in use and the stage's own ũ that anchors still need.
 
+    On the device these are B, ρ and at most N − 1 others: each minibatch q of the last N has a sum, which becomes the
+    version of q + N, but for the one that ends a wave, where the version of q + N is B itself. The ũ are in host
+    memory, on their way to the shards and until no anchor needs them.
+
     Not thread-safe: one compute thread uses it. Buffers handed out (`close_wave`) or in (`start`, `switch`) carry one
     holder, which changes hands.
     """
@@ -48,6 +52,7 @@ class WaveWeights:
         self._sums: dict[int, FlatBuffer] = {}
         self._ready: set[int] = set()
         self._versions: dict[int, _Version] = {}
+        #: Own ũ of the waves since the clock in use, in host memory: at most D + 2.
         self._updates: dict[Wave, FlatBuffer] = {}
         self._start = Clock(0)
 
@@ -59,19 +64,21 @@ class WaveWeights:
         self._sums.clear()
         self._ready.clear()
         self._updates.clear()
-        self._set_anchor(published, clock, clock * self._n + 1, Wave(clock))
+        if self._anchor is not None:
+            self._pool.release(self._anchor)
+        self._set_anchor(self._pool.to_device(published), clock, clock * self._n + 1, Wave(clock))
         self._start = clock
         self._rho.zero_()
 
     def switch(self, p: Minibatch, clock: Clock, published: FlatBuffer | None) -> None:
         """Minibatch `p` is a switch point and uses w^(clock); `published` is None if that was in use already."""
         through = Wave(local_through(p, minibatches_per_wave=self._n, start=self._start) // self._n)
-        if published is None:
-            assert self._anchor is not None and clock == self._anchor_clock, "no anchor to build on"
-            first = self._anchor_through
-            anchor = self._pool.take().copy_(self._anchor) if through > first else self._pool.hold(self._anchor)
-        else:
-            first, anchor = Wave(clock), published
+        assert self._anchor is not None and (published or clock == self._anchor_clock), "no anchor to build on"
+        first, anchor = self._anchor_through, self._anchor
+        if published is not None:
+            self._pool.release(anchor)
+            first, anchor = Wave(clock), self._pool.to_device(published)
+        assert through <= first or anchor.references == 1, "minibatch p − N, the last to use B itself, is complete"
         for wave in range(first, through):
             anchor.add_(self._updates[Wave(wave)])
         self._set_anchor(anchor, clock, p, through)
@@ -79,7 +86,7 @@ class WaveWeights:
             self._pool.release(self._updates.pop(wave))
 
     def version(self, p: Minibatch) -> Mapping[str, Tensor]:
-        """w_p as leaf tensors that require gradients, by parameter name; stays until `release(p)`."""
+        """w_p as leaf tensors that require gradients, by parameter name; stays until `step(p)`."""
         if p in self._versions:
             return self._versions[p].weights
         anchor = self._anchor
@@ -97,9 +104,16 @@ class WaveWeights:
         self._versions[p] = _Version(buffer, weights)
         return weights
 
-    def step(self, p: Minibatch, gradients: Mapping[str, Tensor | None]) -> None:
-        """Add u_p to ρ, and keep ρ_p if minibatch p + N will see it."""
-        self.optimizer.step(gradients, self._versions[p].weights)
+    def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
+        """Add u_p to ρ, and keep ρ_p if minibatch p + N will see it. Minibatch `p` is complete: its version is freed.
+
+        Args:
+            p: the minibatch.
+            gradients: parameter name → its gradient, or None; they are taken out, and freed with the step.
+        """
+        version = self._versions.pop(p)
+        self.optimizer.step(gradients, version.weights)
+        self._pool.release(version.buffer)
         if p % self._n == 0:
             return
         kept = self._pool.take()
@@ -111,19 +125,18 @@ class WaveWeights:
             kept.copy_(self._rho)
         self._sums[p] = kept
 
-    def release(self, p: Minibatch) -> None:
-        """Minibatch `p` is complete here; nobody uses its version any more."""
-        self._pool.release(self._versions.pop(p).buffer)
-
     def close_wave(self, wave: Wave, last: Minibatch) -> FlatBuffer:
-        """End a wave whose last minibatch was `last`: returns ũ (one holder, the caller's); ρ starts again at zero.
+        """End a wave whose last minibatch was `last`: ρ starts again at zero.
+
+        Returns:
+            ũ in host memory; one of its holders is the caller.
 
         Raises:
             NonFiniteUpdate: naming parameter and minibatch.
         """
-        update = self._rho
-        if not update.is_finite():
+        if not self._rho.is_finite():
             raise NonFiniteUpdate(self._blame(wave, last))
+        update = self._pool.to_host(self._rho)
         self._updates[wave] = self._pool.hold(update)
         self._rho = self._pool.take().zero_()
         self.optimizer.rebind(self._rho)
@@ -138,8 +151,6 @@ class WaveWeights:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _set_anchor(self, anchor: FlatBuffer, clock: Clock, p: int, through: Wave) -> None:
-        if self._anchor is not None:
-            self._pool.release(self._anchor)
         self._anchor, self._anchor_clock, self._anchor_from, self._anchor_through = anchor, clock, p, through
 
     def _next_switch(self) -> int:

@@ -94,12 +94,13 @@ class Case:
 
 
 def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
-    """Run the case; the history checker finds nothing."""
+    """Run the case; the history checker finds nothing, and no stage had more weight buffers than the planner counts."""
     values: dict[str, Any] = {"delay_seconds": 0.0005, "delay_seed": 1, "stall_seconds": 60.0}
     values.update(options)
     result = run_in_process(InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, **values))
     report = check_run(folder, require_complete=True)
     assert report.ok, "\n".join(report.lines())
+    assert max(result.peak_buffers.values()) <= case.wave + 2
     return result
 
 

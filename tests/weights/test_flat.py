@@ -174,6 +174,27 @@ class TestPool:
         with pytest.raises(AssertionError, match="without a holder"):
             pool.hold(buffer)
 
+    def test_on_the_cpu_host_memory_is_counted_apart_but_nothing_is_copied(self) -> None:
+        pool = BufferPool(FlatLayout([("w", (4,), "float32")]), CPU)
+        buffer = pool.take()
+
+        assert pool.to_host(buffer) is pool.to_host(buffer) is buffer
+        assert (pool.alive, pool.peak, pool.host_alive, pool.host_peak) == (0, 1, 1, 1)
+        assert pool.to_device(buffer) is buffer
+        assert (pool.alive, pool.peak, pool.host_alive, pool.host_peak) == (1, 1, 0, 1)
+
+        pool.release(pool.to_host(buffer))
+        assert (pool.alive, pool.host_alive) == (0, 0)
+        assert pool.take() is buffer, "both places take from the same buffers"
+        assert not buffer.on_host
+
+    def test_what_has_several_holders_does_not_move(self) -> None:
+        pool = BufferPool(FlatLayout([("w", (4,), "float32")]), CPU)
+        buffer = pool.hold(pool.take())
+
+        with pytest.raises(AssertionError, match="one holder"):
+            pool.to_host(buffer)
+
     @given(st.lists(st.integers(0, 3), max_size=40))
     def test_it_never_makes_more_than_were_alive_at_once(self, choices: list[int]) -> None:
         pool = BufferPool(FlatLayout([("w", (4,), "float32")]), CPU)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hetpipe.profiler.live_bytes import LiveBytes
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 from hetpipe.weights.optimizer import Decay, WaveOptimizer, decay_of
 
@@ -46,6 +47,22 @@ def name_case(case: object) -> str | None:
 def first_weights() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     return {slot.name: torch.randn(slot.shape, generator=generator, dtype=torch.float64) for slot in LAYOUT.slots}
+
+
+def test_decay_keeps_no_second_gradient() -> None:
+    """The gradients are the step's: each is gone before the next one is added to its decay."""
+    num_layers, width = 20, 64
+    layout = FlatLayout([(str(layer), (width, width), "float32") for layer in range(num_layers)])
+    rho, weights = FlatBuffer(layout, CPU), FlatBuffer(layout, CPU)
+    optimizer = WaveOptimizer("SGD", {"lr": 0.1, "weight_decay": 0.1}, rho)
+    with LiveBytes() as live:
+        gradients: dict[str, Tensor | None] = {name: torch.ones(width, width) for name in weights.views}
+        before = live.now_bytes
+        optimizer.step(gradients, weights.views)
+
+    assert gradients == {}
+    assert live.peak_bytes == before + before // num_layers
+    assert live.now_bytes == 0
 
 
 def gradient_of(weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor | None]:
@@ -121,7 +138,7 @@ def test_several_steps_of_a_wave_add_up_in_rho() -> None:
     expected = {key: torch.zeros_like(w) for key, w in weights.items()}
     for step in range(3):
         gradients = gradient_of(weights, step)
-        optimizer.step(gradients, weights)
+        optimizer.step(dict(gradients), weights)
         for key, gradient in gradients.items():
             assert gradient is not None
             expected[key].add_(gradient.add(weights[key], alpha=0.1), alpha=-0.5)
@@ -148,7 +165,7 @@ def test_neither_the_weights_nor_the_gradients_nor_the_gaps_are_written(name: st
     kept = {key: g.clone() for key, g in gradients.items() if g is not None}
     optimizer = WaveOptimizer(name, arguments, rho)
     for _ in range(3):
-        optimizer.step(gradients, weights)
+        optimizer.step(dict(gradients), weights)
 
     for key, before in first_weights().items():
         gradient = gradients[key]
