@@ -29,13 +29,18 @@ class JobError(UserError):
 class DocumentError(UserError):
     """A profile, cluster or plan file is wrong. `problems` holds every mistake found, each as `path: what and fix`.
 
-    `what` names the file.
+    `what` names the file; it is empty where the problems are of several files and each begins with the name of its own.
     """
 
     def __init__(self, what: str, problems: Sequence[str] = ()) -> None:
         self.what = what
         self.problems: tuple[str, ...] = tuple(problems)
-        super().__init__(f"{what}: {'; '.join(self.problems)}" if self.problems else what)
+        super().__init__(": ".join(part for part in (what, "; ".join(self.problems)) if part))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Every mistake with the name of its file."""
+        return tuple(f"{self.what}: {problem}" for problem in self.problems) if self.what else self.problems
 
 
 class CallableError(UserError):

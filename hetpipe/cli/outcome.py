@@ -48,7 +48,7 @@ def status_of(error: HetpipeError) -> ExitStatus:
 def sentences_of(error: HetpipeError) -> tuple[str, ...]:
     """What to tell: every mistake of a job or a file, else the one sentence of the error."""
     if isinstance(error, DocumentError) and error.problems:
-        return tuple(f"{error.what}: {problem}" for problem in error.problems)
+        return error.sentences
     return error.problems if isinstance(error, JobError) else (str(error),)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from hetpipe.agent.devices import discover_devices
-from hetpipe.cli.cluster_command import cluster_of
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.plan_request import PlanRequest, check_request, wishes_of
 from hetpipe.cli.plan_view import PlanFacts, view_of
@@ -15,13 +15,16 @@ from hetpipe.cli.profile_command import view_for
 from hetpipe.cli.profiling import ProfileWish, profile_job
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.text import shown_path
+from hetpipe.coordinator.agents_cluster import cluster_of
 from hetpipe.errors import UserError
-from hetpipe.planner.costs import Costs
+from hetpipe.simulator.documents import costs_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.document import read_document, to_plain, write_document
 from hetpipe.spec.fit import check_fits, read_fitting
+from hetpipe.spec.ids import AgentId
 from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.run import AgentInfo
 
 
 def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
@@ -35,13 +38,11 @@ def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
     wishes = wishes_of(request, job)
     profile, cluster = _given(request) if job is None else _for_job(request, job, output, shell)
     # the searches take a while to import
-    from hetpipe.planner.allocation.parallel import profile_for
     from hetpipe.planner.choose import choose_plan
     from hetpipe.simulator.prediction import predicted
 
     document = choose_plan(profile, cluster, wishes.options, predict=predicted)
-    # `parallel` also chooses the size of minibatches
-    facts = PlanFacts(document, Costs(profile_for(profile, document.batch_size), cluster), wishes.options)
+    facts = PlanFacts(document, costs_of(document, profile, cluster), wishes.options)
     remarks = list(wishes.remarks)
     if request.out is not None:
         _write("--out", request.out, lambda path: write_document(document, path))
@@ -71,7 +72,7 @@ def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> tu
     else:
         cluster = _cluster(request, job)
         profile = _profile(request, job, cluster, output, shell)
-        check_fits(profile, cluster)
+        check_fits(profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
     if profile.batch_size != job.batch_size:
         raise UserError(
             f"the profile is of minibatches of {profile.batch_size} samples, the job's have {job.batch_size}; "
@@ -83,7 +84,9 @@ def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> tu
 def _cluster(request: PlanRequest, job: Job) -> Cluster:
     if request.cluster is not None:
         return read_document(Cluster, request.cluster)
-    return job.cluster.file or cluster_of(discover_devices(socket.gethostname()))
+    # As a run would do it.
+    node = socket.gethostname()
+    return job.cluster.file or cluster_of([AgentInfo(AgentId(node), node, os.getpid(), discover_devices(node))])
 
 
 def _profile(request: PlanRequest, job: Job, cluster: Cluster, output: Output, shell: Shell) -> Profile:

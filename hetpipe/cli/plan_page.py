@@ -221,7 +221,7 @@ def _estimated(view: PlanView) -> Iterator[str]:
 
 
 def _why(reasons: Reasons) -> Iterator[str]:
-    yield "<h2>Why no other allocation</h2>"
+    yield "<h2>Alternatives</h2>"
     if reasons.rejected:
         yield '<div class="card why"><table><thead><tr>'
         yield '<th scope="col">way</th><th scope="col" class="number">samples/s</th>'

@@ -149,7 +149,7 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     plan = facts.plan
     n = plan.minibatches_per_wave
     if plan.allocation == "parallel":
-        v, b = len(plan.virtual_workers), plan.batch_size
+        v, b = len(plan.virtual_workers), facts.costs.profile.batch_size
         return [f"N = {n} makes up the global batch: {count(v, 'virtual worker')} × {n} × {b} samples = {v * n * b}."]
     if facts.options.minibatches_per_wave is not None:
         sentences = [f"N = {n} was asked for."]
@@ -208,6 +208,8 @@ def _why_cuts(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     where = f"stage {index} on {stage.device}"
     num_layers = count(stage.last - stage.first, "layer")
     sentences = [f"The longest stage of virtual worker {forecast.slowest} is {where}, {longest} for {num_layers}."]
+    if len(stages) == 1:
+        return [*sentences, "It is the only one, so there is no cut to move."]
     if stage.last - stage.first == 1:
         return [*sentences, "A single layer cannot be cut further."]
     if index:

@@ -231,33 +231,46 @@ class _Stages:
 
     def _detail(self, stage: StageView) -> Text:
         parts = [
-            f"{'layers' if '–' in stage.layers else 'layer'} {stage.layers}: {stage.names}",
+            f"{'layers' if '–' in stage.layers else 'layer'} {stage.layers}",
             f"{stage.in_flight} in flight",
             f"receives {_receives(stage)}",
         ]
         if stage.is_recomputed:
             parts.append("recomputes")
+        parts.append(stage.names)  # what may be cut off comes last
         detail = self._pen.text(f"  {' · '.join(parts)}", "dim")
         detail.truncate(self._width, overflow=self._pen.overflow)
         return detail
 
     def _others(self, pipeline: PipelineView) -> Iterator[Text]:
-        """The devices of the virtual workers that are not drawn."""
+        """The devices of the virtual workers that are not drawn, as many to a line as there is room for."""
         shown = pipeline.workers[1 : _MOST_OTHERS + 1]
+        line = ""
         for worker, devices in zip(shown, pipeline.devices[1:], strict=False):
-            yield self._pen.text(f"  virtual worker {worker}: {', '.join(devices)}", "dim")
+            entry = f"{worker}: {', '.join(devices)}"
+            joined = f"{line} · {entry}"
+            if line and len(joined) <= self._width:
+                line = joined
+                continue
+            if line:
+                yield self._pen.text(line, "dim")
+            line = f"  virtual worker {entry}"
+        if line:
+            yield self._pen.text(line, "dim")
         left = len(pipeline.workers) - 1 - len(shown)
         if left:
             yield self._pen.text(f"  and {left} more; --json has their devices", "dim")
 
     def _legend(self) -> Text:
-        legend = Text()
-        signs = [(_COMPUTE, "compute"), (_TRANSFERS, "transfers"), ((_MARK, _MARKED), "longest stage")]
-        signs += [(_WEIGHTS, "weights"), (_ACTIVATIONS, "activations")]
+        time = [(_COMPUTE, "compute"), (_TRANSFERS, "transfers"), ((_MARK, _MARKED), "longest")]
+        memory = [(_WEIGHTS, "weights"), (_ACTIVATIONS, "activations"), (_FREE, "free")]
         if any(stage.reserve_bytes for stage in self._stages):
-            signs.append((_RESERVE, "reserve"))
-        for (glyph, style), meaning in [*signs, (_FREE, "free")]:
-            legend.append_text(self._pen.text(glyph, style)).append_text(self._pen.text(f" {meaning}  ", "dim"))
+            memory.insert(2, (_RESERVE, "reserve"))
+        legend = Text()
+        for heading, signs in (("time:", time), ("  memory:", memory)):
+            legend.append_text(self._pen.text(heading, "dim"))
+            for (glyph, style), meaning in signs:
+                legend.append_text(self._pen.text(f" {glyph}", style)).append_text(self._pen.text(f" {meaning}", "dim"))
         return legend
 
 
@@ -291,7 +304,7 @@ def _memory_parts(stage: StageView) -> _Parts:
 
 def _why(reasons: Reasons, pen: _Pen) -> Iterator[RenderableType]:
     yield Text()
-    yield pen.text("why no other allocation", "bold")
+    yield pen.text("alternatives, against this plan", "bold")
     rows = [
         (
             pen.text(one.name),

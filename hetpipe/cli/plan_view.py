@@ -153,7 +153,7 @@ def view_of(facts: PlanFacts) -> PlanView:
     return PlanView(
         title=f"{plan.model}: {count(len(plan.virtual_workers), 'virtual worker')} on {num_used} of "
         f"{count(num_devices, 'device')}",
-        subtitle=f"allocation {plan.allocation} · {count(plan.batch_size, 'sample')} per minibatch · "
+        subtitle=f"allocation {plan.allocation} · {count(facts.costs.profile.batch_size, 'sample')} per minibatch · "
         f"{count(facts.costs.num_layers, 'layer')} · weights {plan.weights}",
         speeds=_speeds(plan),
         pipelines=_pipelines(facts),
@@ -193,8 +193,9 @@ def _remarks(plan: PlanDocument) -> Iterator[str]:
     allocations = [one for one in faster if one not in baselines]
     if allocations:
         best = max(allocations, key=_rate_of)
+        searched = ", though not by the closed form that the search goes by" if plan.allocation == "auto" else ""
         yield (
-            f"By the simulation {best.name} would be faster, {rate(_rate_of(best))} samples/s: plan it with "
+            f"By the simulation {best.name} would be faster, {rate(_rate_of(best))} samples/s{searched}: plan it with "
             f"--allocation {best.name}."
         )
     if baselines:
@@ -253,7 +254,7 @@ def _stages(facts: PlanFacts, worker: PlannedWorker) -> list[StageView]:
                 activation_bytes=stage.memory_bytes - parameter_bytes - memory.reserve_bytes,
                 reserve_bytes=memory.reserve_bytes,
                 device_bytes=costs.memory_bytes[stage.type],
-                in_flight=stage.in_flight,
+                in_flight=memory.in_flight(index, len(worker.stages)),
                 is_recomputed=stage.recompute,
                 is_bottleneck=index == bottleneck,
                 is_estimated=stage.type in costs.profile.estimated,

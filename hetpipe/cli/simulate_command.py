@@ -13,8 +13,7 @@ from hetpipe.cli.shell import Shell
 from hetpipe.cli.simulated_trace import write_trace
 from hetpipe.cli.text import columns, count, duration, percent, rate, shown_path
 from hetpipe.errors import UserError
-from hetpipe.planner.costs import Costs
-from hetpipe.simulator.documents import simulated_plan, weight_policy
+from hetpipe.simulator.documents import costs_of, simulated_plan, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.prediction import steady_waves
@@ -60,17 +59,22 @@ def run(options: SimulateOptions, output: Output, shell: Shell) -> ExitStatus:
     """
     document = read_document(PlanDocument, options.plan)
     profile, cluster = read_fitting(options.profile, options.cluster)
-    costs = Costs(profile, cluster)
+    costs = costs_of(document, profile, cluster)
     plan = simulated_plan(document, costs)
     how = simulation_options(options, document)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
     remarks: list[str] = []
+    if costs.profile.batch_size != profile.batch_size:
+        remarks.append(
+            f"the plan's minibatches have {count(costs.profile.batch_size, 'sample')}, the profile's "
+            f"{profile.batch_size}: times and bytes are scaled in proportion"
+        )
     if options.trace is not None:
         _write_trace(result, options.trace)
         remarks.append(f"trace in {shown_path(options.trace.absolute(), shell.current)}; open it at ui.perfetto.dev")
         if len(result.activities) > _LARGE_TRACE:
             remarks.append(f"it holds {len(result.activities)} activities; for a quicker one give fewer --minibatches")
-        output.say(*remarks)
+    output.say(*remarks)
     output.answer(to_json(result), *lines(result, plan, how))
     return ExitStatus.OK
 

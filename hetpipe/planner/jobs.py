@@ -22,7 +22,7 @@ from hetpipe.planner.min_max_shortage import explain
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partitioner import Partitioner
 from hetpipe.planner.pipelines import Pipelines
-from hetpipe.planner.shard_bytes import PlacedParameters, place_bytes
+from hetpipe.planner.shard_bytes import PlacedParameters, place_bytes, shard_nodes
 from hetpipe.spec.cluster import node_of
 from hetpipe.spec.ids import DeviceId
 
@@ -194,8 +194,7 @@ class Jobs:
 
     def shards_on(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """The node of each shard, if these nodes compute."""
-        in_order = sorted(nodes, key=self._node_rank.__getitem__)
-        return tuple(in_order[index % len(in_order)] for index in range(self.options.num_shards or len(in_order)))
+        return shard_nodes(sorted(nodes, key=self._node_rank.__getitem__), self.options.num_shards)
 
     def max_minibatches_per_wave(self, devices: Sequence[DeviceId]) -> int:
         """Max_m of a virtual worker on these devices: the largest N ≤ 4K for which a partition fits."""

@@ -16,6 +16,7 @@ from hetpipe.spec.ids import AgentId, DeviceId, JobId, LayerIndex, Term, Virtual
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import LayerReport, ModelReport, Plan, StagePlan, VirtualWorkerPlan
 from hetpipe.spec.run import AgentInfo
+from hetpipe.spec.suggest import join_names
 
 
 def layer_cost(layer: LayerReport) -> int:
@@ -61,7 +62,8 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         job_id: the job's id.
 
     Raises:
-        PlanError: more stages than layers, given layer counts that do not add up, or too few devices.
+        PlanError: more stages than layers, given layer counts that do not add up, too few devices, or a placement that
+            only the planner can make.
     """
     layers = report.layers
     devices = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
@@ -81,7 +83,12 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
             raise PlanError(_wrong_counts(vw, counts, len(layers)))
         virtual_workers.append(VirtualWorkerPlan(vw, _stages(counts, [next(free) for _ in counts])))
     num_shards = job.parameter_servers.count
-    placement = PLACEMENTS[job.parameter_servers.placement]
+    placement = PLACEMENTS.get(job.parameter_servers.placement)
+    if placement is None:
+        raise PlanError(
+            f"parameter_servers.placement: {job.parameter_servers.placement} puts parameters on the node that computes "
+            f"them, which only the planner knows; set workers.stages: auto, or use {join_names(PLACEMENTS, 'or')}"
+        )
     return Plan(
         job_id=job_id,
         term=term,

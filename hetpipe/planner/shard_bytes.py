@@ -27,6 +27,7 @@ from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.plan import DTYPE_BYTES
 from hetpipe.spec.plan_document import SliceRange
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.suggest import join_names
 
 PlacementName = Literal["round_robin", "balanced", "ed_local"]
 
@@ -70,12 +71,13 @@ class Piece:
 
 
 def parameters_of(profile: Profile) -> tuple[ParameterBytes, ...]:
-    """What is to be placed, in chain order.
+    """What is to be placed, in chain order; each name once, of layers without parameters too.
 
     Raises:
-        PlanError: two of them have the same name, or a dtype is unknown.
+        PlanError: a dtype is unknown.
     """
     found: list[ParameterBytes] = []
+    names: set[str] = set()
     for index, layer in enumerate(profile.layers):
         for parameter in layer.parameters:
             size = DTYPE_BYTES.get(parameter.dtype)
@@ -84,14 +86,19 @@ def parameters_of(profile: Profile) -> tuple[ParameterBytes, ...]:
                     f"parameter {parameter.name} has the dtype {parameter.dtype}; use {', '.join(sorted(DTYPE_BYTES))}"
                 )
             found.append(ParameterBytes(parameter.name, index, math.prod(parameter.shape) * size, size))
-        if not layer.parameters:
+        if not layer.parameters and (layer.parameter_bytes or layer.name not in names):
             found.append(ParameterBytes(layer.name, index, layer.parameter_bytes, _WIDEST_ELEMENT_BYTES))
-    names: set[str] = set()
-    for parameter_bytes in found:
-        if parameter_bytes.name in names:
-            raise PlanError(f"two layers or parameters are called {parameter_bytes.name}; give each its own name")
-        names.add(parameter_bytes.name)
+        names.add(layer.name)
     return tuple(found)
+
+
+def shard_nodes(nodes: Sequence[str], num_shards: int | None = None) -> tuple[str, ...]:
+    """The node of each shard: one shard on each of `nodes`, or as many as asked for, in turn.
+
+    >>> shard_nodes(["n0", "n2"]), shard_nodes(["n0", "n2"], 3)
+    (('n0', 'n2'), ('n0', 'n2', 'n0'))
+    """
+    return tuple(nodes[index % len(nodes)] for index in range(num_shards or len(nodes)))
 
 
 class PlacedParameters:
@@ -155,7 +162,7 @@ def place_bytes(
         workers: the stages of each virtual worker; only `ed_local` looks at them.
 
     Raises:
-        PlanError: `ed_local` where it is not possible, or names that are not unique.
+        PlanError: `ed_local` where it is not possible, or a dtype that is unknown.
     """
     parameters = parameters_of(profile)
     match placement:
@@ -219,8 +226,8 @@ def _where_computed(
     missing = sorted(set(node_of_layer.values()) - set(shards))
     if missing:
         raise PlanError(
-            f"ed_local needs a shard on every node that computes, and {', '.join(missing)} has none; leave out the "
-            "number of shards"
+            "ed_local needs a shard on every node that computes, and there is none on "
+            f"{join_names(missing, 'or')}; ask for {len(set(node_of_layer.values()))} shards, one for each"
         )
     first_shard = {node: shards.index(node) for node in set(shards)}
     return [_whole(parameter, first_shard[node_of_layer[parameter.layer]]) for parameter in parameters]

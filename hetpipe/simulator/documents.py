@@ -7,9 +7,11 @@ from typing import get_args
 
 from hetpipe.errors import PlanError
 from hetpipe.planner.costs import Costs
-from hetpipe.planner.shard_bytes import Piece, PlacedParameters, parameters_of
+from hetpipe.planner.scaled_profile import profile_for
+from hetpipe.planner.shard_bytes import Piece, PlacedParameters, parameters_of, shard_nodes
 from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.spec.cluster import Cluster, node_of
 from hetpipe.spec.plan_document import PlanDocument, PlannedStage, SliceRange
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.suggest import did_you_mean
@@ -28,6 +30,23 @@ def weight_policy(name: str) -> WeightPolicy:
     return _POLICIES[name]
 
 
+def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Costs:
+    """The profile on the cluster, for minibatches of the plan's size.
+
+    The allocation `parallel` chooses that size itself and scales the profile to it; so does this, in the same way.
+
+    Raises:
+        PlanError: another plan is for minibatches of another size than the profile.
+    """
+    batch_size = document.batch_size or profile.batch_size
+    if batch_size != profile.batch_size and document.allocation != "parallel":
+        raise PlanError(
+            f"the plan is for minibatches of {batch_size} samples, the profile for {profile.batch_size}; give the "
+            "profile that the plan was made with, or plan again with this one"
+        )
+    return Costs(profile_for(profile, batch_size), cluster)
+
+
 def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
     """The plan in a plan file.
 
@@ -38,20 +57,31 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
     Raises:
         PlanError: it does not fit them.
     """
-    nodes = [node.name for node in costs.cluster.nodes]
-    for node in document.shards:
-        if node not in nodes:
-            raise PlanError(f"a shard of the plan is on {node!r}, no node of the cluster; {did_you_mean(node, nodes)}")
     num_layers = document.virtual_workers[0].stages[-1].layers[1]
     if num_layers != costs.num_layers:
         raise PlanError(
             f"the plan has {num_layers} layers, the profile {costs.num_layers}; plan again with this profile"
         )
+    workers = tuple(tuple(_stage(stage, costs) for stage in worker.stages) for worker in document.virtual_workers)
     return SimulatedPlan(
-        workers=tuple(tuple(_stage(stage, costs) for stage in worker.stages) for worker in document.virtual_workers),
+        workers=workers,
         minibatches_per_wave=document.minibatches_per_wave,
-        placed=placed_parameters(document.placement, document.shards, costs.profile),
+        placed=placed_parameters(document.placement, _shards(document, costs.cluster, workers), costs.profile),
     )
+
+
+def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence[SimulatedStage]]) -> tuple[str, ...]:
+    """The node of each shard; where the file does not say it, as the planner puts them: on the nodes that compute."""
+    nodes = [node.name for node in cluster.nodes]
+    for node in document.shards:
+        if node not in nodes:
+            raise PlanError(f"a shard of the plan is on {node!r}, no node of the cluster; {did_you_mean(node, nodes)}")
+    if document.shards:
+        return document.shards
+    computing = {node_of(stage.device) for stages in workers for stage in stages}
+    pieces = (((place,),) if isinstance(place, int) else place for place in document.placement.values())
+    highest = max((piece[0] for parts in pieces for piece in parts), default=0)
+    return shard_nodes([node for node in nodes if node in computing], max(len(computing), highest + 1))
 
 
 def placed_parameters(

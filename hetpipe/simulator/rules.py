@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.spec.ids import Clock
-from hetpipe.sync.gate import is_switch_point, may_commit, newest_usable_clock, required_clock, wave_of
-
-#: Policies that update once per wave: their published clock may change where a wave starts.
-_BY_WAVE = ("flush", "double_buffer")
+from hetpipe.sync.gate import is_switch_point, may_commit, newest_usable_clock, required_clock, starts_drained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +32,9 @@ class Rules:
         5
         """
         n = self.minibatches_per_wave
-        if self.weights in _BY_WAVE:
-            return n + 1
-        return next(p for p in range(n + 1, 2 * n + 1) if is_switch_point(p, minibatches_per_wave=n))
+        return next(
+            p for p in range(n + 1, 2 * n + 1) if is_switch_point(p, minibatches_per_wave=n, weights=self.weights)
+        )
 
     def required(self, p: int) -> Clock:
         """The published clock that minibatch `p` needs."""
@@ -47,14 +44,7 @@ class Rules:
 
     def newest_usable(self, p: int) -> Clock:
         """The newest published clock that minibatch `p` may use, so that no update of its own counts twice."""
-        n = self.minibatches_per_wave
-        match self.weights:
-            case "flush":
-                return Clock(wave_of(p, minibatches_per_wave=n))
-            case "double_buffer":
-                return Clock(max(wave_of(p, minibatches_per_wave=n) - 1, 0))
-            case _:
-                return newest_usable_clock(p, minibatches_per_wave=n)
+        return newest_usable_clock(p, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights)
 
     def chosen(self, p: int, published: int) -> Clock | None:
         """W*(p) at switch point `p`; None: wait until more is published."""
@@ -73,7 +63,7 @@ class Rules:
 
     def starts_drained(self, p: int) -> bool:
         """Whether every minibatch before `p` must be through the whole pipeline first (`flush`)."""
-        return self.weights == "flush" and (p - 1) % self.minibatches_per_wave == 0
+        return starts_drained(p, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights)
 
     def may_commit(self, wave: int, published: int) -> bool:
         """Whether a wave that is staged may be committed."""

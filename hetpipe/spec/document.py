@@ -11,8 +11,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from hetpipe.errors import DocumentError
@@ -35,6 +36,9 @@ class Document(Section):
 
     version: Literal[1] = 1
     """Of the format."""
+
+    #: Whether what is written has the keys with their default as well.
+    WRITES_DEFAULTS: ClassVar[bool] = False
 
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:  # noqa: ARG003 - for the formats below
@@ -125,9 +129,15 @@ def to_json(document: Document) -> str:
     return json.dumps(to_plain(document), indent=2, ensure_ascii=False)
 
 
+def to_yaml(document: Document) -> str:
+    """The YAML text of `document`, without a newline at its end."""
+    return yaml.safe_dump(to_plain(document), sort_keys=False, allow_unicode=True).rstrip("\n")
+
+
 def to_plain(document: Document) -> dict[str, Any]:
-    """`document` as JSON has it, the version first; other keys that have their default are left out."""
-    return {"version": document.version, **document.model_dump(mode="json", exclude_defaults=True)}
+    """`document` as JSON has it, the version first; other keys with their default only if the format wants them."""
+    without = not document.WRITES_DEFAULTS
+    return {"version": document.version, **document.model_dump(mode="json", exclude_defaults=without)}
 
 
 def _checked(kind: type[DocumentT], value: object, *, what: str, known: Iterable[Problem]) -> DocumentT:

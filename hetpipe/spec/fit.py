@@ -24,26 +24,31 @@ def read_fitting(profile_path: Path, cluster_path: Path) -> tuple[Profile, Clust
     try:
         profile = read_document(Profile, profile_path)
     except DocumentError as error:
-        problems += [f"{profile_path}: {problem}" for problem in error.problems]
+        problems += error.sentences
     try:
         cluster = read_document(Cluster, cluster_path)
     except DocumentError as error:
-        problems += [f"{cluster_path}: {problem}" for problem in error.problems]
+        problems += error.sentences
     if profile is None or cluster is None:
-        raise DocumentError("profile and cluster", problems)
-    check_fits(profile, cluster)
+        raise DocumentError("", problems)
+    check_fits(profile, cluster, cluster_name=str(cluster_path))
     return profile, cluster
 
 
-def check_fits(profile: Profile, cluster: Cluster) -> None:
+def check_fits(profile: Profile, cluster: Cluster, *, cluster_name: str = "cluster") -> None:
     """Check that the profile has times for every device of the cluster.
+
+    Args:
+        profile: the layers on each type.
+        cluster: the devices.
+        cluster_name: where the cluster comes from; begins every message.
 
     Raises:
         DocumentError: with the types that lack them; paths are those of the cluster.
     """
     problems = [str(problem) for problem in _types_without_times(profile, cluster)]
     if problems:
-        raise DocumentError("cluster", problems)
+        raise DocumentError(cluster_name, problems)
 
 
 def _types_without_times(profile: Profile, cluster: Cluster) -> Iterator[Problem]:

@@ -49,10 +49,10 @@ class PlannedStage(Section):
     """What the stage keeps on its device."""
     receive_ms: NotNegative
     """The part of `time_ms` that is transfers: activations from the stage before, gradients from the stage behind."""
-    recompute: bool
+    recompute: bool = False
     """Whether activations are computed again before the backward instead of kept."""
-    in_flight: Positive
-    """S_i: minibatches between forward and backward at most."""
+    in_flight: Positive | None = None
+    """S_i: minibatches between forward and backward at most. It follows from the rest of the plan; for people."""
 
 
 class PlannedWorker(Section):
@@ -87,34 +87,37 @@ class Alternative(Section):
 
 
 class PlanDocument(Document):
-    """A whole plan."""
+    """A whole plan. What a person need not write has a default; what a planner writes is complete."""
 
-    model: str
-    """The profile's `model`."""
-    batch_size: Positive
-    """Samples per minibatch."""
-    allocation: str
+    WRITES_DEFAULTS = True
+
+    model: str = ""
+    """The profile's `model`; for people."""
+    batch_size: Positive | None = None
+    """Samples per minibatch; null: as many as the profile's."""
+    allocation: str = "explicit"
     """`NP`, `ED`, `HD`, `auto`, `explicit` or `parallel`."""
-    weights: str
+    weights: str = "wave"
     """The weight policy."""
-    staleness: Annotated[int, Field(ge=0)] | None
-    """D; None: no bound."""
+    staleness: Annotated[int, Field(ge=0)] | None = 0
+    """D; null: no bound."""
     virtual_workers: tuple[PlannedWorker, ...]
     """All pipelines."""
     minibatches_per_wave: Positive
     """N."""
     max_minibatches_per_wave: tuple[Index, ...]
     """The largest feasible N of each virtual worker; looked for up to 4K."""
-    shards: tuple[str, ...]
-    """The node of each parameter-server shard."""
+    shards: tuple[str, ...] = ()
+    """The node of each parameter-server shard; empty: one on each node that computes, in the cluster's order, and in
+    turn as far as `placement` names more."""
     placement: dict[str, ParameterPlacement]
     """Parameter → shard, or its pieces as (shard, first byte, end byte). Where the profile names no parameters, a
     layer's name stands for all of its parameters together."""
-    idle_devices: tuple[DeviceId, ...]
-    """Devices of the cluster without a stage."""
+    idle_devices: tuple[DeviceId, ...] = ()
+    """Devices of the cluster without a stage; for people."""
     predicted: Predicted
     """What to expect of it."""
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[Alternative, ...] = ()
     """What else was looked at."""
 
     @classmethod
@@ -130,8 +133,9 @@ class PlanDocument(Document):
             yield Problem(
                 ("max_minibatches_per_wave",), f"has {len(limits)} entries for {len(workers)} virtual workers"
             )
-        if isinstance(value.get("shards"), tuple):
-            yield from _missing_shards(mapping(value.get("placement")), len(entries(value.get("shards"))))
+        shards = entries(value.get("shards"))
+        if shards:
+            yield from _missing_shards(mapping(value.get("placement")), len(shards))
 
 
 def _gaps(workers: list[Mapping[str, Any]]) -> Iterator[Problem]:

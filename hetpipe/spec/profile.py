@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from hetpipe.spec.document import Document, Section, entries, mapping
-from hetpipe.spec.job_problems import Problem, shown
+from hetpipe.spec.job_problems import Path, Problem, format_path, shown
 from hetpipe.spec.suggest import closest, did_you_mean, join_names
 
 #: No layer takes an hour for a minibatch; such a number is in another unit.
@@ -46,7 +46,7 @@ class LayerProfile(Section):
     """One layer of the chain, for one minibatch."""
 
     name: str
-    """As the model calls it."""
+    """As the model calls it; of layers with parameters, one of a kind."""
     parameter_bytes: Bytes
     """Of its trainable parameters together."""
     activation_bytes: Bytes
@@ -79,11 +79,12 @@ class Profile(Document):
 
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
-        """Layers without a time that others have, types with times that hardly any layer has."""
+        """Names given twice, layers without a time that others have, types with times that hardly any layer has."""
         layers = entries(value.get("layers"))
         if value.get("layers") == ():
             yield Problem(("layers",), "is an empty list; a model has at least one layer")
             return
+        yield from _names_given_twice(layers)
         tables = [(index, key, layer[key]) for index, layer in enumerate(layers) for key in _TIMES if _has(layer, key)]
         counts = Counter(kind for _, _, times in tables for kind in times)
         if tables and not counts:
@@ -103,6 +104,22 @@ class Profile(Document):
     def device_types(self) -> tuple[str, ...]:
         """The types with times, sorted."""
         return tuple(sorted(self.layers[0].forward_ms))
+
+
+def _names_given_twice(layers: Sequence[Any]) -> Iterator[Problem]:
+    """A placement knows parameters by their own names or their layers'; only layers without parameters share one."""
+    owners: dict[str, Path] = {}
+    for index, layer in enumerate(map(mapping, layers)):
+        parameters = entries(layer.get("parameters"))
+        named: list[tuple[object, Path]] = [
+            (mapping(parameter).get("name"), ("layers", index, "parameters", position))
+            for position, parameter in enumerate(parameters)
+        ]
+        if parameters or layer.get("parameter_bytes"):
+            named.insert(0, (layer.get("name"), ("layers", index)))
+        for name, path in named:
+            if isinstance(name, str) and owners.setdefault(name, path) != path:
+                yield Problem((*path, "name"), f"is {shown(name)}, as that of {format_path(owners[name])}; rename one")
 
 
 def _has(layer: object, key: str) -> bool:

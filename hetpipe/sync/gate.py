@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 
+#: Weight policies that update once per wave: their published clock may change where a wave starts.
+_BY_WAVE = ("flush", "double_buffer")
+
 
 def required_clock(
     p: int, *, minibatches_per_wave: int, staleness: int | None, start: int = 0, weights: str = "wave"
 ) -> Clock:
     """The published clock that minibatch `p` needs, under the weight policy `weights` (`wsp.md` §2).
+
+    D waves before the newest that it may use; for `wave` that is ⌈(p + 1)/N⌉ − (D + 2).
 
     >>> required_clock(30, minibatches_per_wave=5, staleness=4)
     1
@@ -26,15 +31,8 @@ def required_clock(
     """
     if staleness is None:
         return Clock(start)
-    n = minibatches_per_wave
-    match weights:
-        case "flush":
-            clock = (p - 1) // n - staleness
-        case "double_buffer":
-            clock = (p - 1) // n - 1 - staleness
-        case _:
-            clock = -(-(p + 1) // n) - (staleness + 2)
-    return Clock(max(start, clock))
+    newest = newest_usable_clock(p, minibatches_per_wave=minibatches_per_wave, start=start, weights=weights)
+    return Clock(max(start, newest - staleness))
 
 
 def local_through(p: int, *, minibatches_per_wave: int, start: int = 0) -> Minibatch:
@@ -46,21 +44,34 @@ def local_through(p: int, *, minibatches_per_wave: int, start: int = 0) -> Minib
     return Minibatch(max(p - minibatches_per_wave, start * minibatches_per_wave))
 
 
-def is_switch_point(p: int, *, minibatches_per_wave: int, start: int = 0) -> bool:
+def is_switch_point(p: int, *, minibatches_per_wave: int, start: int = 0, weights: str = "wave") -> bool:
     """Whether the published clock in use may change at `p`: at N, 2N, … and at the first minibatch of a segment.
+
+    Policies that update once per wave change it where a wave starts.
 
     >>> [p for p in range(1, 13) if is_switch_point(p, minibatches_per_wave=4)]
     [1, 4, 8, 12]
+    >>> [p for p in range(1, 13) if is_switch_point(p, minibatches_per_wave=4, weights="flush")]
+    [1, 5, 9]
     """
+    if weights in _BY_WAVE:
+        return _starts_wave(p, minibatches_per_wave)
     return p % minibatches_per_wave == 0 or p == start * minibatches_per_wave + 1
 
 
-def newest_usable_clock(p: int, *, minibatches_per_wave: int, start: int = 0) -> Clock:
+def newest_usable_clock(p: int, *, minibatches_per_wave: int, start: int = 0, weights: str = "wave") -> Clock:
     """The newest published clock W that `p` may use: W·N ≤ v(p), so that no update of its own counts twice.
+
+    Under `flush` all waves before its own, under `double_buffer` all but the last of these.
 
     >>> newest_usable_clock(8, minibatches_per_wave=4)
     1
+    >>> [newest_usable_clock(9, minibatches_per_wave=4, weights=weights) for weights in ("flush", "double_buffer")]
+    [2, 1]
     """
+    if weights in _BY_WAVE:
+        delay = 1 if weights == "double_buffer" else 0
+        return Clock(max(start, wave_of(p, minibatches_per_wave=minibatches_per_wave) - delay))
     return Clock(local_through(p, minibatches_per_wave=minibatches_per_wave, start=start) // minibatches_per_wave)
 
 
@@ -71,6 +82,15 @@ def wave_of(p: int, *, minibatches_per_wave: int) -> Wave:
     [0, 0, 1]
     """
     return Wave((p - 1) // minibatches_per_wave)
+
+
+def starts_drained(p: int, *, minibatches_per_wave: int, weights: str) -> bool:
+    """Whether every minibatch before `p` must be through the whole pipeline first: under `flush`, where a wave starts.
+
+    >>> [p for p in range(1, 7) if starts_drained(p, minibatches_per_wave=3, weights="flush")]
+    [1, 4]
+    """
+    return weights == "flush" and _starts_wave(p, minibatches_per_wave)
 
 
 def may_commit(wave: int, *, published: int, staleness: int | None) -> bool:
@@ -99,3 +119,7 @@ def unplanned_barrier(
     """
     bound = max(committed, published + staleness + 2 if staleness is not None else last_switch + 1)
     return Clock(min(planned, max(bound, published + 1)))
+
+
+def _starts_wave(p: int, minibatches_per_wave: int) -> bool:
+    return (p - 1) % minibatches_per_wave == 0

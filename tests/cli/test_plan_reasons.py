@@ -84,6 +84,12 @@ def test_one_layer_is_not_cut() -> None:
     assert reasons_of(facts).cuts[1:] == ("A single layer cannot be cut further.",)
 
 
+def test_a_single_stage_has_no_cut() -> None:
+    costs = Costs(plans.profile(2, estimated=()), plans.cluster(1))
+    facts = PlanFacts(plans.plan([[("n0/0", 2)]], costs=costs, minibatches_per_wave=1), costs, PlanOptions())
+    assert reasons_of(facts).cuts[1:] == ("It is the only one, so there is no cut to move.",)
+
+
 def test_in_2bw_the_global_batch_decides_on_n() -> None:
     facts = two_stages(minibatches_per_wave=4)
     facts = replace(facts, plan=facts.plan.model_copy(update={"allocation": "parallel"}))

@@ -60,7 +60,7 @@ def test_every_stage_is_there_with_all_that_was_asked_for(width: int) -> None:
 
 def test_the_longest_stage_of_each_pipeline_is_marked() -> None:
     lines = screen(plans.node_by_node(), 120)
-    marked = [line for line in lines if "◀" in line and "longest stage" not in line]
+    marked = [line for line in lines if "◀" in line and "◀ longest" not in line]
     assert [line.split()[1] for line in marked] == ["n0/1", "n1/1", "n2/1", "n3/1"]
 
 
@@ -83,7 +83,9 @@ def test_pipelines_that_are_alike_are_shown_once() -> None:
     lines = screen(plans.equal_mix(), 120)
     assert sum(" TITAN_RTX " in line for line in lines) == 1
     assert any(line.startswith("virtual workers 0–3, alike") for line in lines)
-    assert "  virtual worker 3: n2/3, n3/3, n1/3, n0/3" in lines
+    (others,) = [line for line in lines if line.startswith("  virtual worker 1: ")]
+    assert others.endswith(" · 3: n2/3, n3/3, n1/3, n0/3"), "as many to a line as there is room for"
+    assert "  virtual worker 3: n2/3, n3/3, n1/3, n0/3" in screen(plans.equal_mix(), 60)
     assert any("recomputes" in line and "n2/0" in line for line in lines)
 
 
@@ -116,13 +118,16 @@ def test_what_is_faster_than_the_plan_is_said_plainly() -> None:
     text = " ".join(screen(replace(facts, plan=plan), 120))
     assert "all-reduce is faster than this plan" in text
     assert "By the simulation HD would be faster, 1000000 samples/s: plan it with --allocation HD." in text
+    searched = plan.model_copy(update={"allocation": "auto"})
+    assert "samples/s, though not by the closed form" in " ".join(screen(replace(facts, plan=searched), 120))
     assert "faster" not in " ".join(screen(facts, 120))
 
 
 def test_why_names_the_rejected_and_what_they_lose() -> None:
     facts = plans.equal_mix()
     lines = screen(facts, 120, why="full")
-    told = {line.split()[0]: line for line in lines[lines.index("why no other allocation") + 1 :] if line.strip()}
+    heading = lines.index("alternatives, against this plan")
+    told = {line.split()[0]: line for line in lines[heading + 1 :] if line.strip()}
     assert "290 samples/s   loses 69.4 %; number 2 is the slowest" in told["HD"]
     assert "222 samples/s   loses 76.5 %" in told["allreduce"]
     assert "-               the whole model needs 7 bytes" in told["single:RTX_2060"]

@@ -10,9 +10,24 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
+from hetpipe.planner.choose import choose_plan
+from hetpipe.planner.options import PlanOptions
+from hetpipe.simulator.prediction import predicted
+from hetpipe.spec.cluster import Node
 from hetpipe.spec.document import write_document
 from tests.cli.fakes import FakeCoordinator, shell_with
 from tests.simulator.test_documents import JOB, plan_file
+
+#: The keys of the format that no default stands for, and those a person would rather write.
+ESSENTIAL = {
+    "virtual_workers",
+    "minibatches_per_wave",
+    "max_minibatches_per_wave",
+    "placement",
+    "idle_devices",
+    "predicted",
+    "alternatives",
+}
 
 FILES = ("--plan", "plan.json", "--profile", "profile.json", "--cluster", "cluster.yaml")
 
@@ -51,6 +66,33 @@ def test_json() -> None:
     assert set(found["waiting_seconds"]) == set(found["idle_seconds"]) == {"0"}
     assert set(found["utilisation"]) == {"n0/0", "n0/2"}
     assert found["cross_node_bytes_per_minibatch"] == 0.0
+
+
+def test_the_keys_of_a_plan_that_a_person_writes_suffice() -> None:
+    """No model, batch size, allocation, policy, D, shards, S_i: they have defaults, or follow from the other files."""
+    full = as_json()
+    plan = plan_file().model_dump(mode="json", include=ESSENTIAL)
+    for stage in plan["virtual_workers"][0]["stages"]:
+        del stage["in_flight"]
+    Path("plan.json").write_text(json.dumps(plan))
+    assert as_json("--D", "1") == full
+    assert "D = 0" in simulated().stdout
+
+
+def test_a_plan_for_minibatches_of_another_size() -> None:
+    """`parallel` chooses the size and scales the profile, so the simulation scales it alike; others keep to it."""
+    devices = JOB.costs.cluster.model_copy(update={"nodes": (Node(name="n0", devices=("t0", "t0")),)})
+    write_document(devices, Path("cluster.yaml"))
+    options = PlanOptions(allocation="parallel", weights="double_buffer", max_batch=12)
+    document = choose_plan(JOB.costs.profile, devices, options, predict=predicted)
+    assert document.batch_size not in (None, JOB.costs.profile.batch_size)
+    write_document(document, Path("plan.json"))
+    assert as_json()["samples_per_second"] == document.predicted.samples_per_second
+    assert f"the plan's minibatches have {document.batch_size} samples, the profile's 8" in simulated().stdout
+    write_document(document.model_copy(update={"allocation": "ED"}), Path("plan.json"))
+    refused = simulated()
+    assert refused.exit_code == 2
+    assert "give the profile that the plan was made with, or plan again with this one" in refused.stderr
 
 
 def test_people_read_one_screen() -> None:

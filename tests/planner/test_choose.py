@@ -117,5 +117,6 @@ def test_parallel_plans_for_its_own_batch_size() -> None:
 
     plan = choose_plan(chain([3.0] * 8, {"V": 1.0}, batch_size=32), cluster, options, predict=closed_form)
 
+    assert plan.batch_size is not None
     assert plan.batch_size * plan.minibatches_per_wave * len(plan.virtual_workers) == 24
     assert plan.batch_size < 32

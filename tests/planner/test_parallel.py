@@ -16,10 +16,10 @@ from hetpipe.planner.allocation.parallel import (
     device_bytes,
     minibatch_ms,
     parallel,
-    profile_for,
     samples_per_second,
 )
 from hetpipe.planner.options import PlanOptions
+from hetpipe.planner.scaled_profile import profile_for
 from hetpipe.spec.cluster import LinkSpec
 from tests.planner.job_cases import MIB, chain, cluster_of, jobs_for
 

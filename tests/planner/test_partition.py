@@ -105,3 +105,8 @@ def test_a_model_without_parameters_has_no_slices() -> None:
     plan = plan_job(job(), bare, [agent_info()], Term(1), JOB)
 
     assert all(part.start == part.stop == 0 for part in plan.slices)
+
+
+def test_a_placement_that_only_the_planner_makes_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"set workers\.stages: auto, or use round_robin or balanced"):
+        plan_job(job("parameter_servers.placement=ed_local"), model(4), [agent_info(devices=4)], Term(1), JOB)

@@ -61,6 +61,17 @@ def test_a_plan_file() -> None:
     ]
 
 
+def test_without_shards_they_are_on_the_nodes_that_compute() -> None:
+    """In the cluster's order, as the planner puts them; a placement that names more of them goes round again."""
+    job = Regular(forward_ms=[1, 2, 3], backward_ms=[1, 2, 3], parameter_bytes=1000, num_workers=3)
+    file = plan_file(shards=[], placement={"layer0": 1, "layer1": 0, "layer2": 0}).model_dump(mode="json")
+    last, first = file["virtual_workers"][0]["stages"]
+    last["device"], last["type"], first["device"] = "n2/0", "t2", "n0/1"
+    assert simulated_plan(document_of(PlanDocument, file, what="plan"), job.costs).placed.shards == ("n0", "n2")
+    file["placement"]["layer1"] = [[0, 0, 400], [2, 400, 1000]]
+    assert simulated_plan(document_of(PlanDocument, file, what="plan"), job.costs).placed.shards == ("n0", "n2", "n0")
+
+
 def test_parameters_are_placed_by_name_where_the_profile_has_names() -> None:
     profile = JOB.costs.profile
     parameters = (

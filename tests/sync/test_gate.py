@@ -13,6 +13,7 @@ from hetpipe.sync.gate import (
     may_commit,
     newest_usable_clock,
     required_clock,
+    starts_drained,
     unplanned_barrier,
     wave_of,
 )
@@ -65,10 +66,7 @@ class TestRequiredClock:
         found = clocks(n, 1, until=8 * n, weights=weights)
         for p, (before, after) in enumerate(itertools.pairwise(found), start=2):
             assert after - before in {0, 1}
-            at_a_wave_start = (p - 1) % n == 0
-            assert after == before or (
-                is_switch_point(p, minibatches_per_wave=n) if weights == "wave" else at_a_wave_start
-            )
+            assert after == before or is_switch_point(p, minibatches_per_wave=n, weights=weights)
 
     @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
     def test_a_barrier_is_the_least(self, weights: str) -> None:
@@ -105,6 +103,19 @@ class TestLocalVersions:
         assert [p for p in range(1, 14) if is_switch_point(p, minibatches_per_wave=4)] == [1, 4, 8, 12]
         assert [p for p in range(13, 22) if is_switch_point(p, minibatches_per_wave=4, start=3)] == [13, 16, 20]
         assert all(is_switch_point(p, minibatches_per_wave=1) for p in range(1, 9))
+
+    def test_policies_that_update_by_wave_switch_where_a_wave_starts(self) -> None:
+        for weights, newest in (("flush", [3, 3, 3, 4, 4, 4, 5]), ("double_buffer", [3, 3, 3, 3, 3, 3, 4])):
+            switches = [
+                p for p in range(10, 17) if is_switch_point(p, minibatches_per_wave=3, start=3, weights=weights)
+            ]
+            assert switches == [10, 13, 16]
+            usable = [newest_usable_clock(p, minibatches_per_wave=3, start=3, weights=weights) for p in range(10, 17)]
+            assert usable == newest
+
+    def test_only_flush_drains(self) -> None:
+        assert [p for p in range(1, 8) if starts_drained(p, minibatches_per_wave=3, weights="flush")] == [1, 4, 7]
+        assert not any(starts_drained(p, minibatches_per_wave=3, weights="double_buffer") for p in range(1, 8))
 
     @pytest.mark.parametrize("start", [0, 3])
     @pytest.mark.parametrize("d", BOUNDS)

@@ -25,8 +25,8 @@ from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.jobs import JobPlan, Jobs
 from hetpipe.planner.partitioner import Partitioner
+from hetpipe.planner.scaled_profile import profile_for
 from hetpipe.spec.cluster import LinkSpec
-from hetpipe.spec.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,29 +149,6 @@ def parallel(jobs: Jobs) -> JobPlan:
         f"no width, depth and minibatch size with a global batch of {options.max_batch} fits {memory_bytes} bytes per "
         "device; allow a smaller --max-batch, more devices, or --recompute auto"
     )
-
-
-def profile_for(profile: Profile, batch_size: int) -> Profile:
-    """The profile of minibatches of another size, in proportion; parameters stay."""
-
-    def scaled(num_bytes: int) -> int:
-        return -(-num_bytes * batch_size // profile.batch_size)
-
-    if batch_size == profile.batch_size:
-        return profile
-    layers = tuple(
-        layer.model_copy(
-            update={
-                "activation_bytes": scaled(layer.activation_bytes),
-                "output_bytes": scaled(layer.output_bytes),
-                "forward_ms": {k: ms * batch_size / profile.batch_size for k, ms in layer.forward_ms.items()},
-                "backward_ms": {k: ms * batch_size / profile.batch_size for k, ms in layer.backward_ms.items()},
-            }
-        )
-        for layer in profile.layers
-    )
-    changes = {"batch_size": batch_size, "input_bytes": scaled(profile.input_bytes), "layers": layers}
-    return profile.model_copy(update=changes)
 
 
 def _described(jobs: Jobs) -> tuple[Blocks, Servers, int]:
