@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 from hetpipe.agent.parent_death import follow_parent
+from hetpipe.errors import HetpipeError, JobError
 
 
 def read_first_line() -> bytes:
@@ -37,6 +40,24 @@ class ReportPipe:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:
                 return
+
+
+def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:
+    """Report what `work` returns (plain JSON values) as `{"ok": ...}`; the exit status.
+
+    What it raises is reported as `{"error": NAME, "problems": [sentence, ...]}`; only what is not hetpipe's own error
+    leaves a traceback on standard error.
+    """
+    try:
+        answer = {"ok": work()}
+    except HetpipeError as error:
+        problems = list(error.problems) if isinstance(error, JobError) else [str(error)]
+        answer = {"error": type(error).__name__, "problems": problems}
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything; it is told as one sentence
+        traceback.print_exc()
+        answer = {"error": type(error).__name__, "problems": [f"{type(error).__name__}: {error}"]}
+    pipe.write(json.dumps(answer))
+    return 0 if "ok" in answer else 1
 
 
 def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:

@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.agent.child import Child, ChildSpec, Listener, end_children
+from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.clock import Clock
 from hetpipe.errors import JobFailed, ProtocolViolation
 from hetpipe.observe.log import get_logger
+from hetpipe.profiler.cache import cache_folder
 from hetpipe.spec.commands import (
     AgentNews,
     ChildExit,
     InspectCommand,
     InspectionResult,
+    InspectionStep,
     StageKey,
     StageNews,
     StartStageCommand,
     exit_sentence,
 )
 from hetpipe.spec.ids import JobId
-from hetpipe.spec.plan import ModelReport
+from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageConfig, StageFailed, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
 
@@ -80,11 +83,17 @@ class Children:
         with self._lock:
             if job_id in self._inspections:
                 return
-        order = {"job": json.loads(command.job_json), "import_path": command.import_path}
+        order = InspectionOrder(
+            job=json.loads(command.job_json),
+            import_path=command.import_path,
+            with_model=command.with_model,
+            measure=command.measure,
+            cache_folder=str(cache_folder(self._environment)),
+        )
         spec = ChildSpec(
             name=f"inspection-{job_id}",
             command=self._programs.inspection,
-            first_line=json.dumps(order),
+            first_line=to_json(InspectionOrder, order),
             environment=self._environment,
             log_path=Path(command.run_dir) / "logs" / "inspection.out",
         )
@@ -162,7 +171,7 @@ class Children:
 
 
 class _Inspection:
-    """The outcome of one inspection: its one line, or the end without it."""
+    """One inspection: its steps, and then its outcome, or the end without one."""
 
     def __init__(self, job_id: JobId, tell: Callable[[AgentNews], None]) -> None:
         self._job_id = job_id
@@ -178,8 +187,12 @@ class _Inspection:
             raise ProtocolViolation(f"an inspection reported what is no JSON: {error}") from error
         if not isinstance(answer, dict):
             raise ProtocolViolation("an inspection reported what is no JSON object")
+        if "step" in answer:
+            self._tell(InspectionStep(self._job_id, revive(ProfileStep, answer["step"])))
+            return
         if "ok" in answer:
-            result = InspectionResult(self._job_id, revive(ModelReport, answer["ok"]))
+            found: InspectionAnswer = revive(InspectionAnswer, answer["ok"])
+            result = InspectionResult(self._job_id, found.model, measurements=found.measurements)
         else:
             problems = tuple(str(problem) for problem in answer.get("problems", ()))
             result = InspectionResult(self._job_id, None, str(answer.get("error", JobFailed.__name__)), problems)

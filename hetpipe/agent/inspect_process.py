@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import json
-import traceback
-from pathlib import Path
 
-from hetpipe.agent.child_main import ReportPipe, run_child
+from hetpipe.agent.child_main import ReportPipe, answer_once, run_child
 
 
 def main(pipe: ReportPipe, first_line: bytes) -> int:
-    """Inspect the job of the first line; the exit status."""
+    """Carry out the `InspectionOrder` of the first line; the exit status."""
     import torch
 
-    from hetpipe.agent.inspection import inspect_job
-    from hetpipe.errors import HetpipeError, JobError
+    from hetpipe.agent.inspection import carry_out
+    from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
+    from hetpipe.clock import SYSTEM_CLOCK
     from hetpipe.spec import wire
-    from hetpipe.spec.job import Job
-    from hetpipe.spec.plan import ModelReport
+    from hetpipe.spec.measurement import ProfileStep
+    from hetpipe.weights.allocator import keep_freed_memory
 
+    def tell(step: ProfileStep) -> None:
+        pipe.write(json.dumps({"step": wire.plain(ProfileStep, step)}))
+
+    # As stage processes do.
     torch.set_num_threads(1)
-    try:
-        request = json.loads(first_line)
-        report = inspect_job(Job.model_validate(request["job"]), Path(request["import_path"]))
-    except HetpipeError as error:
-        problems = list(error.problems) if isinstance(error, JobError) else [str(error)]
-        pipe.write(json.dumps({"error": type(error).__name__, "problems": problems}))
-        return 1
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything; it is told as one sentence
-        traceback.print_exc()
-        pipe.write(json.dumps({"error": type(error).__name__, "problems": [f"{type(error).__name__}: {error}"]}))
-        return 1
-    pipe.write(json.dumps({"ok": wire.plain(ModelReport, report)}))
-    return 0
+    keep_freed_memory()
+
+    def inspect() -> object:
+        order: InspectionOrder = wire.from_json(InspectionOrder, first_line)
+        return wire.plain(InspectionAnswer, carry_out(order, SYSTEM_CLOCK, tell))
+
+    return answer_once(pipe, inspect)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """News on their way to the coordinator, in numbered batches.
 
 A batch keeps its number and content until it is confirmed, so that one whose answer was lost counts once. While the
-coordinator is away the outbox stays small: of a stage's progress and waits only the newest is kept.
+coordinator is away the outbox stays small: of a stage's progress and waits, and of an inspection's steps, only the
+newest is kept.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from hetpipe.clock import Clock
-from hetpipe.spec.commands import AgentNews, StageNews
+from hetpipe.spec.commands import AgentNews, InspectionStep, StageNews
 from hetpipe.spec.members import Registration
 from hetpipe.spec.run import StageProgress, StageWaiting
 
@@ -50,21 +51,22 @@ class Outbox:
         self._unconfirmed: Batch | None = None
 
     def put(self, news: AgentNews) -> None:
-        """Add news; progress and waits of a stage replace the earlier ones that still wait."""
+        """Add news; progress, waits and steps replace the earlier ones that still wait."""
         with self._changed:
+            if not self._waiting:
+                self._oldest = self._clock.monotonic()
             if _replaceable(news):
+                # The newer one takes the place of the older, and its turn: else what comes often would never go out.
                 self._waiting = [old for old in self._waiting if not _replaces(news, old)]
             else:
                 self._urgent = True
-            if not self._waiting:
-                self._oldest = self._clock.monotonic()
             self._waiting = [*self._waiting[-(MAX_WAITING - 1) :], news]
             self._changed.notify_all()
 
     def take(self, *, timeout_seconds: float) -> Batch | None:
         """The batch to send: the unconfirmed one again, or a new one once it is due; None when nothing is.
 
-        Urgent news (anything but progress and waits) are due at once, others after `BATCH_SECONDS`.
+        Urgent news (anything but progress, waits and steps) are due at once, others after `BATCH_SECONDS`.
         """
         deadline = self._clock.monotonic() + timeout_seconds
         with self._changed:
@@ -110,13 +112,11 @@ class Outbox:
 
 
 def _replaceable(news: AgentNews) -> bool:
-    return isinstance(news, StageNews) and isinstance(news.report, StageProgress | StageWaiting)
+    is_stages = isinstance(news, StageNews) and isinstance(news.report, StageProgress | StageWaiting)
+    return is_stages or isinstance(news, InspectionStep)
 
 
 def _replaces(new: AgentNews, old: AgentNews) -> bool:
-    return (
-        isinstance(new, StageNews)
-        and isinstance(old, StageNews)
-        and new.key == old.key
-        and type(new.report) is type(old.report)
-    )
+    if isinstance(new, StageNews) and isinstance(old, StageNews):
+        return new.key == old.key and type(new.report) is type(old.report)
+    return isinstance(new, InspectionStep) and isinstance(old, InspectionStep) and new.job_id == old.job_id

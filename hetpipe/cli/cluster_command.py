@@ -8,27 +8,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.text import columns, count
+from hetpipe.coordinator import agents_cluster
+from hetpipe.coordinator.agents_cluster import BETWEEN_NODES, LATENCY_SECONDS, WITHIN_NODE, type_of
 from hetpipe.errors import UserError
-from hetpipe.spec.catalogue import CATALOGUE, CatalogueEntry, catalogue_hint, type_of_device_name
-from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node
-from hetpipe.spec.document import read_document, to_plain
-from hetpipe.spec.run import AgentDevice
+from hetpipe.spec.catalogue import CATALOGUE, CatalogueEntry, catalogue_hint
+from hetpipe.spec.cluster import Cluster, Links, LinkSpec, node_of
+from hetpipe.spec.document import read_document, to_plain, to_yaml
+from hetpipe.spec.ids import AgentId, DeviceId
+from hetpipe.spec.run import AgentDevice, AgentInfo
 
 _GIB = 1 << 30
-
-#: What gloo moves between two processes of one machine (`docs/architecture.md`); also a careful guess for a device
-#: that the catalogue does not know.
-_LOOPBACK_BYTES_PER_SECOND = 2e9
-
-#: Of one message between two processes, through whatever device.
-_LATENCY_SECONDS = 50e-6
-
-#: 10 Gbit/s Ethernet.
-_ETHERNET = LinkSpec(bandwidth_bytes_per_second=1.25e9, latency_seconds=_LATENCY_SECONDS)
 
 _NOT_MEASURED = (
     "# The devices of this machine as a cluster file. Save it, add the other nodes, edit what differs.",
@@ -41,8 +32,7 @@ def show(file: Path | None, devices: Sequence[AgentDevice], output: Output) -> E
     """Show the cluster of `file`, or without one `devices`, which are those of this machine."""
     if file is None:
         cluster = cluster_of(devices)
-        text = yaml.safe_dump(to_plain(cluster), sort_keys=False, allow_unicode=True)
-        output.answer(to_plain(cluster), *_NOT_MEASURED, text.rstrip("\n"))
+        output.answer(to_plain(cluster), *_NOT_MEASURED, to_yaml(cluster))
     else:
         cluster = read_document(Cluster, file)
         output.answer(to_plain(cluster), *_tables(cluster))
@@ -63,27 +53,22 @@ def catalogue(wanted: str, output: Output) -> ExitStatus:
 
 
 def cluster_of(devices: Sequence[AgentDevice]) -> Cluster:
-    """The cluster of one node with these devices, of the catalogue's types where it knows them.
+    """The cluster of one node with these devices; the link is what joins them, whether stages use it or not.
 
     Args:
         devices: all of one node, in the order of their indices.
     """
-    kinds = [type_of_device_name(device.type, device.memory_bytes) or device.type for device in devices]
-    memory: dict[str, int] = {}
-    for kind, device in zip(kinds, devices, strict=True):
-        memory[kind] = min(device.memory_bytes, memory.get(kind, device.memory_bytes))
-    return Cluster(
-        device_types={kind: DeviceType(memory_bytes=num_bytes) for kind, num_bytes in memory.items()},
-        nodes=(Node(name=devices[0].device.rpartition("/")[0], devices=tuple(kinds)),),
-        links=Links(intra_node=_slowest_link(memory), inter_node=_ETHERNET),
-    )
+    node = AgentId(node_of(DeviceId(devices[0].device)))
+    links = Links(intra_node=_slowest_link(map(type_of, devices)), inter_node=BETWEEN_NODES)
+    return agents_cluster.cluster_of([AgentInfo(node, host="", pid=0, devices=tuple(devices))], links)
 
 
 def _slowest_link(kinds: Iterable[str]) -> LinkSpec:
     peaks = [
-        CATALOGUE[kind].link.bytes_per_second if kind in CATALOGUE else _LOOPBACK_BYTES_PER_SECOND for kind in kinds
+        CATALOGUE[kind].link.bytes_per_second if kind in CATALOGUE else WITHIN_NODE.bandwidth_bytes_per_second
+        for kind in kinds
     ]
-    return LinkSpec(bandwidth_bytes_per_second=float(f"{min(peaks):.4g}"), latency_seconds=_LATENCY_SECONDS)
+    return LinkSpec(bandwidth_bytes_per_second=float(f"{min(peaks):.4g}"), latency_seconds=LATENCY_SECONDS)
 
 
 def _tables(cluster: Cluster) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Protocol, Self, TextIO
 
 from hetpipe.cli.text import pairs
 from hetpipe.clock import Clock
-from hetpipe.profiler.order import ProfileStep
+from hetpipe.spec.measurement import ProfileStep
 
 #: Seconds between two lines.
 LINE_SECONDS = 5.0

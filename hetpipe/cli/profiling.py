@@ -17,18 +17,15 @@ from hetpipe.agent.child import Child, ChildSpec, Listener
 from hetpipe.agent.children import SINGLE_THREADED
 from hetpipe.cli.outcome import error_of
 from hetpipe.cli.shell import Shell
-from hetpipe.errors import JobFailed, UserError
-from hetpipe.profiler.assembly import profile_of
+from hetpipe.errors import JobFailed
+from hetpipe.profiler.assembly import profile_for
 from hetpipe.profiler.cache import cache_folder
-from hetpipe.profiler.estimates import estimated
-from hetpipe.profiler.measurement import CPU_TYPE, Measurement
-from hetpipe.profiler.order import ProfileAnswer, ProfileOrder, ProfileStep
+from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.spec import wire
-from hetpipe.spec.catalogue import CATALOGUE
 from hetpipe.spec.commands import exit_sentence
 from hetpipe.spec.job import Job
+from hetpipe.spec.measurement import CPU_TYPE, ProfileStep
 from hetpipe.spec.profile import Profile
-from hetpipe.spec.suggest import did_you_mean
 
 #: What measures; `--report-fd N` is added.
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.agent.profile_process")
@@ -79,25 +76,9 @@ def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[Pr
         repeats=wish.repeats,
     )
     answer = _ask(order, wish.program, shell.environment, on_step)
-    here = {measurement.device_type: measurement for measurement in answer.measurements}
-    others = [kind for kind in dict.fromkeys(wish.types) if kind not in here]
-    _check_known(others, here)
-    profile = profile_of(
-        job.model,
-        job.batch_size,
-        measured=answer.measurements,
-        estimated=[estimated(answer.measurements, kind) for kind in others],
-    )
-    return Profiled(profile, {kind: here[kind].measured_at for kind in answer.cached})
-
-
-def _check_known(types: Sequence[str], here: Mapping[str, Measurement]) -> None:
-    for kind in types:
-        if kind not in CATALOGUE:
-            raise UserError(
-                f"device type {kind} is not on this machine, which has {', '.join(here)}, and the catalogue does not "
-                f"know it; {did_you_mean(kind, [*CATALOGUE, *here])}"
-            )
+    measured = {measurement.device_type: measurement.measured_at for measurement in answer.measurements}
+    profile = profile_for(job.model, job.batch_size, answer.measurements, wish.types)
+    return Profiled(profile, {kind: measured[kind] for kind in answer.cached})
 
 
 def _ask(

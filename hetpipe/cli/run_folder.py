@@ -5,7 +5,8 @@
     result.json  how it ended; not there while it runs, or when the program that followed it was killed
     trace.json   the picture of the pipeline, made of trace/*.jsonl at the end
 
-`plan.json`, `facts.json` and `forecast.json` are the coordinator's; histories, checkpoints and logs each process's own.
+`plan.json`, `facts.json`, `forecast.json`, `profile.json` and `cluster.yaml` are the coordinator's; histories,
+checkpoints and logs each process's own.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ from hetpipe.cli.shell import Shell
 from hetpipe.cli.supervisor import GRACE_SECONDS, Services, Supervisor
 from hetpipe.cli.text import count, shown_path
 from hetpipe.cli.view import View
+from hetpipe.coordinator.agents_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.coordinator.client import new_request_id
+from hetpipe.coordinator.inspections import is_to_measure
 from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.errors import CheckpointError, HetpipeError, UserError
 from hetpipe.ps.manifest import newest_checkpoint
@@ -120,6 +122,8 @@ class Training:
         """
         self._folder.write_job(self._request.job)
         self._folder.write_record(self._record)
+        if remark := planning_remark(self._request.job):
+            self._view.say(remark)
         try:
             ending = self._on_cluster() if self._request.coordinator is not None else self._on_this_machine()
         except KeyboardInterrupt:
@@ -252,6 +256,17 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
 def resume_command(run_dir: Path, current: Path) -> str:
     """How to go on with a run, as the user would type it in `current`."""
     return f"hetpipe train --resume {shown_path(run_dir, current)}"
+
+
+def planning_remark(job: Job) -> str:
+    """What is done before the run can start, and what is taken for granted; empty if the job says everything."""
+    if job.is_planned:
+        return "the model is measured first" if is_to_measure(job) else ""
+    steps = ["the model is measured"] if is_to_measure(job) else []
+    if job.cluster.file is None:
+        within, between = (f"{link.effective_bytes_per_second / 1e9:g} GB/s" for link in (WITHIN_NODE, BETWEEN_NODES))
+        steps.append(f"links are assumed to carry {within} within a node and {between} between nodes (no cluster.file)")
+    return f"the run is planned first{': ' if steps else ''}{', '.join(steps)}"
 
 
 def choose_devices(job: Job, *, count_cuda: Callable[[], int] | None = None) -> tuple[int | None, str]:

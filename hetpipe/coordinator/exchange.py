@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.requirements import ClusterView
-from hetpipe.spec.commands import ChildExit, Command, InspectionResult, StageNews
+from hetpipe.spec.commands import ChildExit, Command, InspectionResult, InspectionStep, StageNews
 from hetpipe.spec.events import JobEvent, StopMode
 from hetpipe.spec.ids import AgentId, Term
 from hetpipe.spec.members import MemberId, MemberInfo
-from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.spec.plan import Plan
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
 from hetpipe.spec.sync import DataSpec, Progress
 
@@ -85,6 +86,7 @@ class Tick:
 
 Input = (
     ClusterSeen
+    | InspectionStep
     | InspectionResult
     | Prepared
     | TaskFailed
@@ -117,7 +119,7 @@ class Announce:
 class Prepare:
     """Take a term, plan, write the plan down, configure the shards. Answered by `Prepared` or `TaskFailed`."""
 
-    model: ModelReport
+    inspected: Inspected
     agents: tuple[AgentInfo, ...]
     """With the claimed devices alone."""
     shards: tuple[MemberInfo, ...]

@@ -31,6 +31,7 @@ from hetpipe.coordinator.exchange import (
     WrappedUp,
     WrapUp,
 )
+from hetpipe.coordinator.inspections import Inspections, is_to_measure
 from hetpipe.coordinator.lifecycle import Lifecycle, Step
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import num_devices_wanted
@@ -40,7 +41,7 @@ from hetpipe.coordinator.root_cause import Failure, Rank, decision_time, root_ca
 from hetpipe.coordinator.stage_table import StageLife, StageState, StageTable, failure_of_exit, failure_of_report
 from hetpipe.coordinator.summary import RunRecord, clocks_from_reports, result_object
 from hetpipe.errors import DeadlineExceeded, JobFailed, PlanError
-from hetpipe.spec.commands import ChildExit, InspectCommand, InspectionResult, StageNews, StopJobCommand
+from hetpipe.spec.commands import ChildExit, InspectCommand, InspectionResult, InspectionStep, StageNews, StopJobCommand
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission, Waiting
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
@@ -69,8 +70,8 @@ class JobMachine:
         self.submission = submission
         self._patience = patience
         self._lifecycle = Lifecycle(job_id)
-        #: When the current state was entered, and when its wait was last told.
-        self._entered = self._noticed = now
+        #: When the current state was entered, when it last showed progress, and when its wait was last told.
+        self._entered = self._heard = self._noticed = now
         #: When the last progress table was announced.
         self._pictured = now
         self._out: list[Instruction] = []
@@ -84,6 +85,7 @@ class JobMachine:
         #: How the job ended; None before.
         self.ended: JobEnded | None = None
         self._failures: list[Failure] = []
+        self._inspections: Inspections | None = None
         self._prepared: Prepared | None = None
         self._board: ProgressBoard | None = None
         self._evaluations: Evaluations | None = None
@@ -121,8 +123,8 @@ class JobMachine:
         match fact:
             case ClusterSeen():
                 self._cluster_seen(fact.cluster, now=now)
-            case InspectionResult():
-                self._inspected(fact, now=now)
+            case InspectionStep() | InspectionResult():
+                self._inspection_told(fact, now=now)
             case Prepared():
                 self._shards_prepared(fact, now=now)
             case TaskFailed():
@@ -155,19 +157,46 @@ class JobMachine:
         self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
         self.shards = cluster.shards[: self.job.parameter_servers.count]
         self._step(Step.CLUSTER_READY, now=now)
-        job_json = json.dumps(self.job.model_dump(mode="json"))
-        inspect = InspectCommand(self.job_id, job_json, self.submission.import_path, self.submission.run_dir)
-        self._out.append(SendCommand(self.agents[0].agent, inspect))
+        self._inspections = Inspections(self.agents, to_measure=is_to_measure(self.job))
+        self._inspect(self._inspections, now=now)
 
-    def _inspected(self, result: InspectionResult, *, now: float) -> None:
-        if self.state is not JobState.INSPECTING:
+    def _inspect(self, inspections: Inspections, *, now: float) -> None:
+        """Ask the next agent, or go on when there is none."""
+        self._heard = now
+        try:
+            asked = inspections.next()
+        except PlanError as error:
+            self._fail(Failure(Rank.REPORTED, PlanError.__name__, str(error), now), now=now)
             return
-        if result.model is None:
-            self._fail(Failure(Rank.REPORTED, result.error, "; ".join(result.problems), now, result.problems), now=now)
+        if asked is not None:
+            job_json = json.dumps(self.job.model_dump(mode="json"))
+            command = InspectCommand(
+                job_id=self.job_id,
+                job_json=job_json,
+                import_path=self.submission.import_path,
+                run_dir=self.submission.run_dir,
+                with_model=asked.with_model,
+                measure=asked.measure,
+            )
+            self._out.append(SendCommand(asked.agent.agent, command))
             return
         self._step(Step.INSPECTED, now=now)
         self._preparing = True
-        self._out.append(Prepare(result.model, self.agents, self.shards))
+        self._out.append(Prepare(inspections.inspected, self.agents, self.shards))
+
+    def _inspection_told(self, told: InspectionStep | InspectionResult, *, now: float) -> None:
+        inspections = self._inspections
+        if self.state is not JobState.INSPECTING or inspections is None:
+            return
+        match told:
+            case InspectionStep(step=step):
+                self._heard = now
+                inspections.heard(step)
+            case InspectionResult(error="") as result:
+                inspections.add(result)
+                self._inspect(inspections, now=now)
+            case InspectionResult(error=error, problems=problems):
+                self._fail(Failure(Rank.REPORTED, error, "; ".join(problems), now, problems), now=now)
 
     def _shards_prepared(self, prepared: Prepared, *, now: float) -> None:
         self._preparing = False
@@ -353,21 +382,22 @@ class JobMachine:
             self._announce(self._board.table(self.clocks, now=now))
         if self.state is JobState.RUNNING:
             return
-        waited = now - self._entered
+        silent = now - self._heard
         limit, error = self._limit()
-        if self.state is JobState.STOPPING and self._stop_now and waited >= limit:
+        if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
             self._wrap_up(now=now)
-        elif waited >= limit:
+        elif silent >= limit:
             sentence = (
-                f"the coordinator gave up job {self.job_id} after {waited:.0f} s of waiting for {self._awaited()}"
+                f"the coordinator gave up job {self.job_id} after {silent:.0f} s of waiting for {self._awaited()}"
             )
             self._fail(Failure(Rank.REPORTED, error, sentence, now), now=now)
         elif now - self._noticed >= self._patience.notice_seconds:
             self._noticed = now
+            waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
 
     def _limit(self) -> tuple[float, str]:
-        """How long the current state may last, and the error after that."""
+        """How long the current state may last without progress, and the error after that."""
         patience, late = self._patience, DeadlineExceeded.__name__
         match self.state:
             case JobState.SUBMITTED:
@@ -387,8 +417,7 @@ class JobMachine:
             case JobState.SUBMITTED:
                 return self._lacks or "a look at the cluster"
             case JobState.INSPECTING:
-                agent = self.agents[0]
-                return f"agent {agent.agent} on {agent.host} to import and inspect the model"
+                return "the inspection of the model" if self._inspections is None else self._inspections.awaited
             case JobState.PLANNING:
                 return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
             case JobState.STARTING:
@@ -403,7 +432,7 @@ class JobMachine:
     def _step(self, step: Step, *, now: float) -> JobState:
         before = self.state
         state = self._lifecycle.take(step, now=now)
-        self._entered = self._noticed = now
+        self._entered = self._heard = self._noticed = now
         if state is not before:
             self._announce(StateChanged(state))
         return state

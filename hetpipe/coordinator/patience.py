@@ -15,7 +15,7 @@ class Patience:
     members_seconds: float = 30.0
     """For enough devices and shards."""
     inspection_seconds: float = 120.0
-    """For the import of the user's code; it may load data."""
+    """For the import of the user's code, which may load data, and for each layer that is measured."""
     preparation_seconds: float = 60.0
     """For the plan and the shards; each call has a shorter deadline of its own."""
     ready_seconds: float = 120.0

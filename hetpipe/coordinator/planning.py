@@ -1,4 +1,4 @@
-"""The plan of a run: as the job says it, or as the planner finds it for the cluster that the job describes. Pure."""
+"""The plan of a run: as the job says it, or as the planner finds it for the devices that are there. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hetpipe.coordinator.described import Described, describe
+from hetpipe.coordinator.inspections import Inspected
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.assignment import Offered, assign
 from hetpipe.planner.choose import choose_plan
@@ -18,7 +20,7 @@ from hetpipe.simulator.prediction import predicted
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.ids import DeviceId, JobId, Term
 from hetpipe.spec.job import Job
-from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.spec.plan import Plan
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.run import AgentInfo, StageEmulation
@@ -36,6 +38,8 @@ class PlannedRun:
 
     job: Job
     plan: Plan
+    described: Described | None = None
+    """What it was planned by, or what is played; None if the job said everything."""
     document: PlanDocument | None = None
     """What was foreseen, if it was planned."""
     emulations: tuple[tuple[StageEmulation, ...], ...] = ()
@@ -52,28 +56,32 @@ def num_devices_wanted(job: Job) -> int | None:
 
 
 def plan_run(
-    job: Job, model: ModelReport, agents: Sequence[AgentInfo], planner: Planner, *, term: Term, job_id: JobId
+    job: Job, inspected: Inspected, agents: Sequence[AgentInfo], planner: Planner, *, term: Term, job_id: JobId
 ) -> PlannedRun:
     """The plan of a job on the devices of `agents`.
 
     Raises:
         PlanError: the model does not fit the asked-for cut, the profile, or the devices.
+        UserError: nothing is known of a type of the cluster.
     """
+    model = inspected.model
+    if job.is_planned and not job.cluster.emulate:
+        return PlannedRun(job, plan_job(job, model, agents, term, job_id))
+    described = describe(job, inspected, agents)
     if job.is_planned:
         plan = plan_job(job, model, agents, term, job_id)
-        return PlannedRun(job, plan, emulations=_played_as_cut(job, plan) if job.cluster.emulate else ())
-    profile, cluster = _described(job, model)
-    document = planner(profile, cluster, options_of(job))
+        return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan))
+    document = planner(described.profile, described.cluster, options_of(job))
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
-    plan = assign(document, model, _offered(job, cluster, agents), term=term, job_id=job_id)
+    plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
     played: tuple[tuple[StageEmulation, ...], ...] = ()
     if job.cluster.emulate:
         stages = [
             [PlayedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
             for vw in document.virtual_workers
         ]
-        played = _played(job, Costs(profile, cluster), stages, document.shards)
-    return PlannedRun(job.with_plan(counts, document.minibatches_per_wave), plan, document, played)
+        played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
+    return PlannedRun(job.with_plan(counts, document.minibatches_per_wave), plan, described, document, played)
 
 
 def options_of(job: Job, *, slots: int | None = None) -> PlanOptions:
@@ -107,45 +115,31 @@ def options_of(job: Job, *, slots: int | None = None) -> PlanOptions:
     )
 
 
-def _described(job: Job, model: ModelReport) -> tuple[Profile, Cluster]:
-    """The profile and the cluster that the job names."""
-    profile, cluster = job.cluster.profile, job.cluster.file
-    if profile is None or cluster is None:
-        raise PlanError(
-            "workers.stages is `auto`, which needs cluster.profile and cluster.file; `hetpipe profile` and `hetpipe "
-            "cluster show` write them"
-        )
-    if profile.batch_size != job.batch_size:
-        raise PlanError(
-            f"cluster.profile is for minibatches of {profile.batch_size} samples, but batch_size is {job.batch_size}; "
-            "profile the job again"
-        )
-    if len(profile.layers) != len(model.layers):
-        raise PlanError(
-            f"cluster.profile has {len(profile.layers)} layers, but the model has {len(model.layers)}; profile the job "
-            "again"
-        )
-    return profile, cluster
-
-
 def _offered(job: Job, cluster: Cluster, agents: Sequence[AgentInfo]) -> Offered:
-    """The agents' devices under the names of the cluster: by order when they play them, else by their own names."""
+    """The agents' devices under the names of the cluster: by their own names if the job's file has them, else by order.
+
+    Raises:
+        PlanError: there are too few to play the cluster, or the job's names for devices mean others here.
+    """
     real = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
-    if not job.cluster.emulate:
+    if job.cluster.file is not None and not job.cluster.emulate:
         return {device: (agent, device) for agent, device in real}
     if len(real) < len(cluster.devices):
         raise PlanError(
             f"cluster.file has {len(cluster.devices)} devices to play, and {len(real)} are free; start more agents"
         )
+    if job.cluster.file is None and job.workers.devices is not None and list(cluster.devices) != [d for _, d in real]:
+        raise PlanError(
+            "workers.devices names devices of nodes on which another job uses some; wait for its end, or give "
+            "cluster.file"
+        )
     return dict(zip(cluster.devices, real, strict=False))
 
 
-def _played_as_cut(job: Job, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
+def _played_as_cut(job: Job, described: Described, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
     """The devices of the cluster are dealt in order, virtual worker by virtual worker, stage by stage."""
-    profile, cluster = job.cluster.profile, job.cluster.file
-    assert profile is not None
-    assert cluster is not None
-    costs = Costs(profile, cluster)
+    cluster = described.cluster
+    costs = Costs(described.profile, cluster)
     names = iter(cluster.devices)
     if len(cluster.devices) < job.num_devices:
         raise PlanError(

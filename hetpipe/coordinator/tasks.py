@@ -14,11 +14,13 @@ from typing import Literal, Protocol, TypeVar
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.coordinator.configs import Assignment, check_progress, data_of, fresh_progress, shard_configs
+from hetpipe.coordinator.described import Described
 from hetpipe.coordinator.exchange import AskBarrier, Input, Prepare, Prepared, Task, TaskFailed, WrappedUp, WrapUp
 from hetpipe.coordinator.planning import PLANNER, PlannedRun, Planner, plan_run
 from hetpipe.coordinator.store import Store
 from hetpipe.errors import HetpipeError, JobError, StoreUnavailable, UserError
 from hetpipe.observe.log import get_logger
+from hetpipe.spec import document
 from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import Clock, JobId, Term
 from hetpipe.spec.job import Job
@@ -26,7 +28,7 @@ from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.plan import ModelReport, Plan
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
-from hetpipe.spec.wire import plain
+from hetpipe.spec.wire import to_json
 from hetpipe.sync.division import unused
 
 T = TypeVar("T")
@@ -36,6 +38,12 @@ _log = get_logger(__name__)
 #: Tries to get a term from a store that is away, and seconds between them.
 _TERM_TRIES = 10
 _TERM_PAUSE_SECONDS = 1.0
+
+#: Begins a cluster file whose links nobody has described.
+_LINKS_ASSUMED = """\
+# The devices that the agents offered. The links are assumed, not measured: correct them and name this file as
+# cluster.file, and runs are planned by it.
+"""
 
 #: Reason of the barrier at which a job stops on request.
 STOP_REASON = "stop"
@@ -112,11 +120,12 @@ class JobTasks:
             return TaskFailed(task, type(error).__name__, sentence)
 
     def _prepare(self, task: Prepare) -> Prepared:
-        start = self._start(task.model)
+        model = task.inspected.model
+        start = self._start(model)
         term = self._next_term(above=Term(max(shard.highest_term for shard in task.shards)))
-        run = plan_run(self._job, task.model, task.agents, self._tools.planner, term=term, job_id=self._job_id)
-        data = data_of(run.job, task.model)
-        write_run_files(self._submission.run_dir, run, task.model, start)
+        run = plan_run(self._job, task.inspected, task.agents, self._tools.planner, term=term, job_id=self._job_id)
+        data = data_of(run.job, model)
+        write_run_files(self._submission.run_dir, run, model, start)
         assignment = Assignment(
             job=run.job, submission=self._submission, plan=run.plan, agents=task.agents, shards=task.shards
         )
@@ -179,9 +188,10 @@ def _configure(config: ShardConfig, port: ShardPort) -> None:
 
 
 def write_run_files(run_dir: str, run: PlannedRun, model: ModelReport, start: Progress) -> None:
-    """Write `plan.json` and `facts.json` into the folder of the run, and what was planned.
+    """Write `plan.json` and `facts.json` into the folder of the run, and what was planned by what.
 
-    A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`.
+    A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`. What it was planned by, or
+    what is played, is in `profile.json` and `cluster.yaml`.
 
     Raises:
         UserError: the folder cannot be written to.
@@ -201,13 +211,21 @@ def write_run_files(run_dir: str, run: PlannedRun, model: ModelReport, start: Pr
     folder = Path(run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        values = {"plan.json": plain(Plan, run.plan), "facts.json": facts}
+        texts = {"plan.json": to_json(Plan, run.plan), "facts.json": json.dumps(facts)}
         if run.document is not None:
-            values["job.json"] = run.job.model_dump(mode="json")
-            values["forecast.json"] = run.document.model_dump(mode="json")
-        for name, value in values.items():
+            texts["job.json"] = json.dumps(run.job.model_dump(mode="json"))
+            texts["forecast.json"] = json.dumps(run.document.model_dump(mode="json"))
+        if run.described is not None:
+            texts["profile.json"] = document.to_json(run.described.profile)
+            texts["cluster.yaml"] = _cluster_text(run.described)
+        for name, text in texts.items():
             unfinished = folder / f"{name}.part"
-            unfinished.write_text(json.dumps(value) + "\n", encoding="utf-8")
+            unfinished.write_text(text + "\n", encoding="utf-8")
             unfinished.replace(folder / name)
     except OSError as error:
         raise UserError(f"the coordinator cannot write to the run's folder {run_dir}: {error.strerror}") from error
+
+
+def _cluster_text(described: Described) -> str:
+    text = document.to_yaml(described.cluster)
+    return _LINKS_ASSUMED + text if described.links_assumed else text

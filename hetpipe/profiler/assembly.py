@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from hetpipe.profiler.measurement import LayerMeasurement, Measurement
+from hetpipe.errors import UserError
+from hetpipe.profiler.estimates import estimated
+from hetpipe.spec.catalogue import CATALOGUE
+from hetpipe.spec.measurement import LayerMeasurement, Measurement
 from hetpipe.spec.profile import LayerProfile, ParameterProfile, Profile
+from hetpipe.spec.suggest import did_you_mean
 
 
 def profile_of(
@@ -32,6 +36,23 @@ def profile_of(
         layers=tuple(_layer(types, column) for column in columns),
         estimated=tuple(measurement.device_type for measurement in estimated),
     )
+
+
+def profile_for(model: str, batch_size: int, measured: Sequence[Measurement], types: Iterable[str]) -> Profile:
+    """The profile of a model on all types that were measured, and on those of `types` that were not, by estimate.
+
+    Raises:
+        UserError: a type was neither measured, nor is it in the catalogue.
+    """
+    here = [measurement.device_type for measurement in measured]
+    others = [kind for kind in dict.fromkeys(types) if kind not in here]
+    for kind in others:
+        if kind not in CATALOGUE:
+            raise UserError(
+                f"device type {kind} is not among those here ({', '.join(here)}), and the catalogue does not know it; "
+                f"{did_you_mean(kind, [*CATALOGUE, *here])}"
+            )
+    return profile_of(model, batch_size, measured=measured, estimated=[estimated(measured, kind) for kind in others])
 
 
 def _layer(types: Sequence[str], by_type: Sequence[LayerMeasurement]) -> LayerProfile:

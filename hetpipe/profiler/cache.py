@@ -8,8 +8,8 @@ from tempfile import NamedTemporaryFile
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.observe.log import get_logger
-from hetpipe.profiler.measurement import Measurement
 from hetpipe.spec import wire
+from hetpipe.spec.measurement import Measurement
 
 _log = get_logger(__name__)
 

@@ -13,11 +13,11 @@ from hetpipe.clock import Clock
 from hetpipe.pipeline.chain import Values, tensor_spec
 from hetpipe.profiler.kept import Saved, kept_bytes
 from hetpipe.profiler.layer_run import LayerRun, told_as_the_users
-from hetpipe.profiler.measurement import LayerMeasurement, Measurement, Work
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.stopwatch import Stopwatch, stopwatch_for
 from hetpipe.profiler.subject import Subject
 from hetpipe.profiler.tracing import trace_saved, trace_work
+from hetpipe.spec.measurement import LayerMeasurement, Measurement, Work
 
 
 @dataclass(frozen=True, slots=True)

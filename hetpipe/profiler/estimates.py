@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetpipe.profiler.measurement import LayerMeasurement, Measurement, Work
 from hetpipe.spec.catalogue import CATALOGUE, CatalogueEntry
+from hetpipe.spec.measurement import LayerMeasurement, Measurement, Work
 
 #: The share of a GPU's peak that large matrix products and convolutions reach.
 COMPUTE_EFFICIENCY = 0.5

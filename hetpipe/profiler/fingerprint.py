@@ -24,6 +24,9 @@ from hetpipe.spec.plan import TensorSpec
 #: Changes when measurements of older versions must not be used any more.
 _METHOD = 1
 
+#: Top names of modules that are hetpipe's own; whichever of its programs measures is also the main module.
+_OWN = frozenset({hetpipe.__name__, "__main__", "__mp_main__"})
+
 #: Folders of packages that are installed, not the user's.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
@@ -74,7 +77,7 @@ def digests(modules: Mapping[str, ModuleType], folder: Path) -> dict[str, str]:
     for name, module in sorted(modules.items()):
         file = getattr(module, "__file__", None)
         # Thousands of modules are not the user's: look at their paths as text.
-        if file is None or not file.startswith(f"{folder}/") or name.partition(".")[0] == hetpipe.__name__:
+        if file is None or not file.startswith(f"{folder}/") or name.partition(".")[0] in _OWN:
             continue
         path = Path(file)
         if not _INSTALLED & set(path.parts) and path.is_file():

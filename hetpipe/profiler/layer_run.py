@@ -40,7 +40,7 @@ class LayerRun:
         """The layer's outputs, detached; `inputs` are on the device, and a layer that works in place changes them."""
         outputs = self._compute.forward(MINIBATCH, self.weights, inputs)
         if self._has_loss:
-            self._compute.loss(MINIBATCH, self._target)
+            self._compute.loss(MINIBATCH, outputs, self._target)
         return outputs
 
     def gradients_for(self, outputs: Values) -> Values | None:

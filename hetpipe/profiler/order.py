@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hetpipe.profiler.measurement import Measurement
+from hetpipe.spec.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,21 +19,12 @@ class ProfileOrder:
     cache_folder: str
     with_cpu: bool = False
     """Measure the CPU even where there are CUDA devices."""
+    types: tuple[str, ...] | None = None
+    """Measure these alone of what is here; None: all that is here."""
     fresh: bool = False
     """Do not look for earlier measurements."""
     repeats: int | None = None
     """Samples per layer; None: as many as a stable median needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileStep:
-    """How far it is."""
-
-    device_type: str
-    layer: str
-    done: int
-    """Layers measured, over all device types."""
-    total: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,12 +12,21 @@ from hetpipe.clock import Clock
 from hetpipe.profiler.cache import MeasurementCache
 from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.fingerprint import fingerprint_of
-from hetpipe.profiler.measurement import CPU_TYPE, Measurement
-from hetpipe.profiler.order import ProfileAnswer, ProfileOrder, ProfileStep
+from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.profiler.sampling import Sampling
-from hetpipe.profiler.subject import load_subject
+from hetpipe.profiler.subject import Subject, load_subject
 from hetpipe.spec.catalogue import type_of_device_name
 from hetpipe.spec.job import Job
+from hetpipe.spec.measurement import CPU_TYPE, Measurement, ProfileStep
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device to measure on."""
+
+    device: torch.device
+    key: str
+    """Of its measurement in the cache."""
 
 
 def carry_out(order: ProfileOrder, clock: Clock, on_step: Callable[[ProfileStep], None]) -> ProfileAnswer:
@@ -30,29 +40,53 @@ def carry_out(order: ProfileOrder, clock: Clock, on_step: Callable[[ProfileStep]
     Raises:
         CallableError, JobError: the user's code cannot be used.
     """
-    import_path = Path(order.import_path)
-    subject = load_subject(Job.model_validate(order.job), import_path)
+    subject = load_subject(Job.model_validate(order.job), Path(order.import_path))
+    return measured(subject, targets_of(subject, order), order, clock, on_step)
+
+
+def targets_of(subject: Subject, order: ProfileOrder) -> dict[str, Target]:
+    """Device type → the device that is measured; of what the user has imported so far, all counts for the cache."""
     devices = devices_here(with_cpu=order.with_cpu)
+    import_path = Path(order.import_path)
+    return {
+        kind: Target(device, fingerprint_of(subject, device, import_path).key)
+        for kind, device in devices.items()
+        if order.types is None or kind in order.types
+    }
+
+
+def measured(
+    subject: Subject,
+    targets: Mapping[str, Target],
+    order: ProfileOrder,
+    clock: Clock,
+    on_step: Callable[[ProfileStep], None],
+) -> ProfileAnswer:
+    """The measurements of `subject` on its `targets`; see `carry_out`.
+
+    Raises:
+        CallableError: a layer or the loss cannot run.
+    """
     cache = MeasurementCache(Path(order.cache_folder))
-    keys = {kind: fingerprint_of(subject, device, import_path).key for kind, device in devices.items()}
     found: dict[str, Measurement] = {}
     if not order.fresh:
-        for kind, key in keys.items():
-            measurement = cache.find(key)
+        for kind, target in targets.items():
+            measurement = cache.find(target.key)
             if measurement is not None and measurement.repeats >= (order.repeats or 0):
                 found[kind] = measurement
     cached = tuple(found)
     names = [layer.name for layer in subject.chain]
-    missing = [kind for kind in devices if kind not in found]
+    missing = [kind for kind in targets if kind not in found]
     sampling = Sampling.within(num_layers=len(names)) if order.repeats is None else Sampling.fixed(order.repeats)
     for turn, kind in enumerate(missing):
 
         def on_layer(position: int, kind: str = kind, before: int = turn * len(names)) -> None:
             on_step(ProfileStep(kind, names[position], before + position, len(missing) * len(names)))
 
-        found[kind] = measure_chain(subject, devices[kind], kind, sampling=sampling, clock=clock, on_layer=on_layer)
-        cache.keep(keys[kind], found[kind])
-    return ProfileAnswer(tuple(found[kind] for kind in devices), cached)
+        device, key = targets[kind].device, targets[kind].key
+        found[kind] = measure_chain(subject, device, kind, sampling=sampling, clock=clock, on_layer=on_layer)
+        cache.keep(key, found[kind])
+    return ProfileAnswer(tuple(found[kind] for kind in targets), cached)
 
 
 def devices_here(*, with_cpu: bool) -> dict[str, torch.device]:

@@ -16,7 +16,7 @@ from hetpipe.pipeline.chain import Values
 from hetpipe.profiler.kept import Saved
 from hetpipe.profiler.layer_run import LayerRun
 from hetpipe.profiler.live_bytes import storage_identity
-from hetpipe.profiler.measurement import Work
+from hetpipe.spec.measurement import Work
 
 _aten = torch.ops.aten
 

@@ -13,6 +13,7 @@ from hetpipe.spec.commands import (
     Command,
     InspectCommand,
     InspectionResult,
+    InspectionStep,
     NumberedCommand,
     StageKey,
     StageNews,
@@ -20,6 +21,7 @@ from hetpipe.spec.commands import (
     StopJobCommand,
 )
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.run import AgentDevice, ClockSnapshot, StageConfig, StageReport
@@ -154,6 +156,8 @@ def command_to_proto(numbered: NumberedCommand) -> pb.WatchCommandsResponse:
                 job_json=command.job_json,
                 import_path=command.import_path,
                 run_dir=command.run_dir,
+                with_model=command.with_model,
+                measure=command.measure,
             )
             return pb.WatchCommandsResponse(sequence=sequence, inspect=inspect)
         case StartStageCommand():
@@ -169,7 +173,14 @@ def command_from_proto(message: pb.WatchCommandsResponse) -> NumberedCommand:
     match message.WhichOneof("command"):
         case "inspect":
             inspect = message.inspect
-            command = InspectCommand(JobId(inspect.job_id), inspect.job_json, inspect.import_path, inspect.run_dir)
+            command = InspectCommand(
+                job_id=JobId(inspect.job_id),
+                job_json=inspect.job_json,
+                import_path=inspect.import_path,
+                run_dir=inspect.run_dir,
+                with_model=inspect.with_model,
+                measure=tuple(inspect.measure),
+            )
         case "start_stage":
             start = message.start_stage
             command = StartStageCommand(JobId(start.job_id), from_json(StageConfig, start.config_json))
@@ -192,8 +203,14 @@ def news_to_proto(news: AgentNews) -> pb.AgentNews:
                 model_report_json="" if news.model is None else to_json(ModelReport, news.model),
                 error=news.error,
                 problems=news.problems,
+                measurements_json=[to_json(Measurement, measurement) for measurement in news.measurements],
             )
             return pb.AgentNews(inspection=result)
+        case InspectionStep(step=step):
+            about = pb.InspectionStep(
+                job_id=news.job_id, device_type=step.device_type, layer=step.layer, done=step.done, total=step.total
+            )
+            return pb.AgentNews(inspection_step=about)
         case ChildExit():
             child_exit = pb.ChildExit(
                 key=stage_key_to_proto(news.key),
@@ -217,6 +234,12 @@ def news_from_proto(message: pb.AgentNews) -> AgentNews:
                 model=from_json(ModelReport, text) if text else None,
                 error=message.inspection.error,
                 problems=tuple(message.inspection.problems),
+                measurements=tuple(from_json(Measurement, text) for text in message.inspection.measurements_json),
+            )
+        case "inspection_step":
+            about = message.inspection_step
+            return InspectionStep(
+                JobId(about.job_id), ProfileStep(about.device_type, about.layer, about.done, about.total)
             )
         case "exit":
             return ChildExit(

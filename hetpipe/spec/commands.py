@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass
 
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.run import StageConfig, StageReport
 
@@ -29,7 +30,7 @@ class StageKey:
 
 @dataclass(frozen=True, slots=True)
 class InspectCommand:
-    """Import the user's code in a process of its own and report the model."""
+    """Import the user's code in a process of its own; report the model, measure it, or both."""
 
     job_id: JobId
     job_json: str
@@ -37,6 +38,10 @@ class InspectCommand:
     import_path: str
     """Folder that goes first on the module search path."""
     run_dir: str
+    with_model: bool = True
+    """Report the model."""
+    measure: tuple[str, ...] = ()
+    """Device types of the agent's that the model is measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,23 @@ class StageNews:
 
 @dataclass(frozen=True, slots=True)
 class InspectionResult:
-    """How an inspection ended: with a report, or with an error and every mistake found."""
+    """How an inspection ended: with what was asked for, or with an error and every mistake found."""
 
     job_id: JobId
     model: ModelReport | None
     error: str = ""
-    """Class name in `hetpipe.errors`, or of the Python exception."""
+    """Class name in `hetpipe.errors`, or of the Python exception; empty if it went well."""
     problems: tuple[str, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    """One per device type that was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionStep:
+    """An inspection is about to measure another layer."""
+
+    job_id: JobId
+    step: ProfileStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +140,4 @@ def exit_sentence(exit_code: int) -> str:
         return f"was killed by signal {-exit_code}"
 
 
-AgentNews = StageNews | InspectionResult | ChildExit
+AgentNews = StageNews | InspectionStep | InspectionResult | ChildExit

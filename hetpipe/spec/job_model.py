@@ -128,6 +128,17 @@ class Job(Section):
             return {"devices": (cluster,)}
         return cluster
 
+    @field_validator("cluster")
+    @classmethod
+    def _no_unknown_speeds(cls, cluster: ClusterSection, info: ValidationInfo) -> ClusterSection:
+        workers: WorkersSection | None = info.data.get("workers")
+        if cluster.devices and workers is not None and workers.stages == "auto":
+            raise ValueError(
+                "slows devices down, which no plan knows of; say how many `workers.stages` there are, or use "
+                "`emulate: true` with a `file`"
+            )
+        return cluster
+
     @field_validator("epochs")
     @classmethod
     def _one_length(cls, epochs: int | None, info: ValidationInfo) -> int | None:

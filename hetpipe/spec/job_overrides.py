@@ -145,7 +145,9 @@ def _settle_sync(values: dict[str, Any], given: Mapping[tuple[str, ...], object]
 
 def _settle_stages(values: dict[str, Any], given: Mapping[tuple[str, ...], object]) -> None:
     stages, listed = given.get(("workers", "stages")), _at(values, "workers", "stages")
-    if isinstance(stages, list | tuple):
+    if stages is None and listed == "auto" and given.get(("workers", "count")) is not None:
+        _put(values, ("workers", "stages"), None)
+    if isinstance(stages, list | tuple) or stages == "auto":
         _put(values, ("workers", "count"), None)
     elif stages is not None and isinstance(listed, tuple) and _at(values, "workers", "count") is None:
         # The file said V by the length of its list.

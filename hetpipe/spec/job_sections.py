@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from hetpipe.spec.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.spec.cluster import Cluster
@@ -20,7 +31,7 @@ from hetpipe.spec.suggest import did_you_mean
 
 SyncKind = Literal["wsp", "bsp", "asp"]
 Combine = Literal["sum", "mean"]
-Placement = Literal["round_robin", "balanced"]
+Placement = Literal["round_robin", "balanced", "ed_local"]
 Allocation = Literal["auto", "NP", "ED", "HD"]
 
 T = TypeVar("T")
@@ -115,9 +126,10 @@ class WorkersSection(Section):
         | Annotated[Literal["auto"], Tag("<word>")]
         | Annotated[Annotated[tuple[LayerCounts, ...], AfterValidator(_checked_not_empty)], Tag("<lists>")],
         Discriminator(_stages_branch),
-    ] = Field(default=1, examples=[2])
+    ] = Field(default="auto", examples=[2])
     """Stages per virtual worker, cut at equal cost; or one list per virtual worker with the number of layers of each
-    of its stages, for example `[[2, 2], [3, 1]]`; or `auto`: planned from `cluster.file` and `cluster.profile`."""
+    of its stages, for example `[[2, 2], [3, 1]]`; or `auto`: planned for the devices that are there. 1 if only `count`
+    is given."""
     count: PositiveInt | None = Field(default=None, validate_default=True, examples=[2])
     """Number of virtual workers V; by default 1, or the number of lists in `stages`. Planned if `stages` is `auto`."""
     allocation: Allocation = Field(default="auto", validate_default=True)
@@ -125,6 +137,15 @@ class WorkersSection(Section):
     mixes of similar strength, `auto` whichever is fastest."""
     devices: tuple[tuple[str, ...], ...] | None = Field(default=None, examples=["[[n0/0, n1/0], [n0/1, n1/1]]"])
     """With `stages: auto`, the devices of each virtual worker by name, in place of `allocation`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_from_count(cls, given: object) -> object:
+        """Whoever gives the number of virtual workers, and says nothing else of them, has no wish to be planned for."""
+        if not isinstance(given, Mapping) or "stages" in given or given.get("count") is None:
+            return given
+        asks_the_planner = given.get("devices") is not None or given.get("allocation", "auto") != "auto"
+        return given if asks_the_planner else {**given, "stages": 1}
 
     @field_validator("count", mode="before")
     @classmethod
@@ -204,7 +225,8 @@ class ParameterServersSection(Section):
     count: PositiveInt = 1
     """Number of shards, one process each."""
     placement: Placement = "round_robin"
-    """`round_robin` deals parameters in chain order, `balanced` the largest first to the shard with fewest bytes."""
+    """`round_robin` deals parameters in chain order, `balanced` the largest first to the shard with fewest bytes;
+    `ed_local` puts each on the node that computes it, for `stages: auto` where virtual workers agree on that node."""
 
 
 class DeviceEmulation(Section):
@@ -236,12 +258,14 @@ class ClusterSection(Section):
     """Handed out in order, virtual worker by virtual worker, stage by stage; when there are more stages than entries,
     the list starts again. `cluster: {slowdown: 2.0}` is short for a list with this one entry: every device is alike."""
     file: Cluster | None = Field(default=None, examples=["cluster.yaml"])
-    """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content."""
+    """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content. None: the devices
+    that the agents offer, with assumed links."""
     profile: Profile | None = Field(default=None, examples=["profile.json"])
-    """What each layer costs on each device type: the path of a profile, or its content."""
+    """What each layer costs on each device type: the path of a profile, or its content. None: measured when the run
+    needs it, and estimated for types that are not there."""
     emulate: bool = Field(default=False, validate_default=True)
-    """CPU devices of this machine play the devices of `file`: a stage takes the time that `profile` says, and must fit
-    into that type's memory by the planner's accounting."""
+    """CPU devices of this machine play the devices of `file`: a stage takes the time that the profile says, and must
+    fit into that type's memory by the planner's accounting."""
     emulate_links: bool = Field(default=False, validate_default=True)
     """With `emulate`: what stages send each other and the shards takes the time of its link in `file`, each flow by
     itself."""
@@ -255,9 +279,8 @@ class ClusterSection(Section):
             return emulate
         if info.data.get("devices"):
             raise ValueError("and `devices` exclude each other; keep one of the two emulations")
-        absent = [key for key in ("file", "profile") if key in info.data and info.data[key] is None]
-        if absent:
-            raise ValueError(f"needs {' and '.join(f'`cluster.{key}`' for key in absent)}; give the path of the file")
+        if info.data.get("file", "mentioned elsewhere") is None:
+            raise ValueError("needs `cluster.file`, which says what to play; give its path")
         return emulate
 
     @field_validator("emulate_links")

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hetpipe.agent.children import Programs
-from hetpipe.spec.plan import ModelReport
+from hetpipe.agent.inspection_order import InspectionAnswer
 from hetpipe.spec.wire import plain
 from tests.coordinator.builders import model
+from tests.profiler.builders import measurement
 
 _COMMON = """
 import json, os, signal, sys, threading
@@ -50,15 +51,17 @@ if behaviour == "unimportable":
 elif behaviour == "dies":
     os.kill(os.getpid(), 9)
 else:
-    tell({"ok": json.loads(MODEL)})
+    for done in range(2 if order["measure"] else 0):
+        tell({"step": {"device_type": order["measure"][0], "layer": "a", "done": done, "total": 2}})
+    tell({"ok": json.loads(ANSWER)})
 """
 
 
 def fake_programs(folder: Path) -> Programs:
     """Programs that start fast and need no torch."""
-    report = json.dumps(plain(ModelReport, model()))
+    answer = json.dumps(plain(InspectionAnswer, InspectionAnswer(model(), (measurement("cpu"),))))
     (folder / "stage.py").write_text(_COMMON + _STAGE)
-    (folder / "inspection.py").write_text(_COMMON + f"MODEL = {report!r}\n" + _INSPECTION)
+    (folder / "inspection.py").write_text(_COMMON + f"ANSWER = {answer!r}\n" + _INSPECTION)
     python = (sys.executable, "-S", "-E")
     return Programs(stage=(*python, str(folder / "stage.py")), inspection=(*python, str(folder / "inspection.py")))
 

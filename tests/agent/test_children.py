@@ -17,11 +17,21 @@ from hetpipe.agent.children import Children, Programs
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.configs import Assignment, stage_commands
 from hetpipe.planner.partition import plan_job
-from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, InspectionResult, StageNews, StartStageCommand
+from hetpipe.spec.commands import (
+    AgentNews,
+    ChildExit,
+    InspectCommand,
+    InspectionResult,
+    InspectionStep,
+    StageNews,
+    StartStageCommand,
+)
 from hetpipe.spec.ids import Term
+from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
 from tests.agent.programs import ends, environment, fake_programs
 from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
+from tests.profiler.builders import measurement
 
 pytestmark = pytest.mark.processes
 
@@ -188,7 +198,15 @@ class TestEnding:
 
 class TestInspections:
     def test_a_model_is_reported(self, bench: Bench) -> None:
-        assert bench.inspect("fine") == InspectionResult(JOB_ID, model())
+        assert bench.inspect("fine") == InspectionResult(JOB_ID, model(), measurements=(measurement("cpu"),))
+
+    def test_its_steps_are_told_while_it_measures(self, bench: Bench) -> None:
+        bench.children.inspect(InspectCommand(JOB_ID, "{}", "fine", str(bench.run_dir), measure=("cpu",)))
+
+        steps = [bench.next(), bench.next()]
+
+        assert steps == [InspectionStep(JOB_ID, ProfileStep("cpu", "a", done, 2)) for done in range(2)]
+        assert isinstance(bench.next(), InspectionResult)
 
     def test_mistakes_are_reported(self, bench: Bench) -> None:
         result = bench.inspect("unimportable")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.agent.outbox import MAX_BATCH, MAX_WAITING, Outbox
-from hetpipe.spec.commands import AgentNews, ChildExit, StageKey, StageNews
+from hetpipe.spec.commands import AgentNews, ChildExit, InspectionStep, StageKey, StageNews
 from hetpipe.spec.ids import Clock, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Registration
 from hetpipe.spec.run import StageEvaluation, StageReady, StageReport, StageWaiting
 from hetpipe.testing.fake_clock import FakeClock
@@ -50,6 +51,17 @@ def test_others_wait_for_half_a_second(outbox: Outbox, clock: FakeClock) -> None
     assert outbox.take(timeout_seconds=0.0) is None
     clock.advance(0.01)
     assert outbox.take(timeout_seconds=0.0) is not None
+
+
+def test_steps_of_an_inspection_go_out_however_often_they_come(outbox: Outbox, clock: FakeClock) -> None:
+    for done in range(6):
+        outbox.put(InspectionStep(JOB_ID, ProfileStep("cpu", "a", done, 100)))
+        clock.advance(0.1)
+
+    batch = outbox.take(timeout_seconds=0.0)
+
+    assert batch is not None
+    assert batch.news == (InspectionStep(JOB_ID, ProfileStep("cpu", "a", 5, 100)),)
 
 
 def test_newer_progress_replaces_older_of_the_same_stage(outbox: Outbox, clock: FakeClock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,29 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     finished = hetpipe("train", "--resume", run_dir, "--json")
     assert finished.returncode == 2
     assert "is finished: it trained 2 of 2 epochs" in last_line(finished)["errors"][0]
+
+
+def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = write_job(tmp_path, workers={})
+    runs = [hetpipe("train", job, "--run-dir", tmp_path / name) for name in ("first", "second")]
+    for trained in runs:
+        assert trained.returncode == 0, trained.stderr
+        assert "the run is planned first: the model is measured, links are assumed" in trained.stdout
+        assert re.search(r"predicted [\d.]+ samples/s for full pipelines, measured [\d.]+ over", trained.stdout)
+    (measurement,) = (tmp_path / "cache" / "hetpipe" / "profiles").iterdir()
+    profiles = [(tmp_path / name / "profile.json").read_text() for name in ("first", "second")]
+    assert profiles[0] == profiles[1], "the second run measured nothing"
+    assert json.loads(profiles[0])["layers"][0]["forward_ms"].keys() == {"cpu"}
+
+    # `hetpipe profile` finds the same measurement, and the files of the run are those that simulate takes.
+    assert "cpu was measured" in hetpipe("profile", job).stdout
+    assert list(measurement.parent.iterdir()) == [measurement]
+    files = [tmp_path / "first" / name for name in ("forecast.json", "profile.json", "cluster.yaml")]
+    simulated = hetpipe("simulate", "--plan", files[0], "--profile", files[1], "--cluster", files[2], "--json")
+    assert simulated.returncode == 0, simulated.stderr
+    predicted = json.loads(files[0].read_text())["predicted"]["samples_per_second"]
+    assert last_line(simulated)["samples_per_second"] == pytest.approx(predicted)
 
 
 def test_user_code_that_cannot_be_used(tmp_path: Path) -> None:

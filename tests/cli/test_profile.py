@@ -22,9 +22,10 @@ from hetpipe.cli.profiling import ProfileWish, profile_job
 from hetpipe.cli.shell import Shell
 from hetpipe.errors import CallableError, JobError, JobFailed
 from hetpipe.profiler.assembly import profile_of
-from hetpipe.profiler.order import ProfileAnswer, ProfileOrder, ProfileStep
+from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.spec import wire
 from hetpipe.spec.document import read_document
+from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.profile import Profile
 from hetpipe.testing.fake_clock import FakeClock
 from tests.agent.programs import ends
@@ -124,7 +125,7 @@ def test_an_unknown_type_is_refused(orders: list[ProfileOrder]) -> None:
     result = invoke("--types", "RTX_309", "--json")
     assert result.exit_code == 2
     (error,) = json.loads(result.stdout)["errors"]
-    assert "this machine, which has cpu" in error
+    assert "is not among those here (cpu)," in error
     assert "did you mean `RTX_3090`?" in error
 
 

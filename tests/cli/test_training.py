@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +15,17 @@ from hetpipe.cli.outcome import ExitStatus
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.cli.summary import summary_lines
-from hetpipe.cli.training import RunEnd, RunRequest, Training, choose_devices
+from hetpipe.cli.training import RunEnd, RunRequest, Training, choose_devices, planning_remark
 from hetpipe.errors import CallableError, HetpipeError, JobFailed, PeerUnreachable
 from hetpipe.ps.manifest import Manifest, write_durably
 from hetpipe.spec import wire
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
 from hetpipe.spec.ids import Clock
-from hetpipe.spec.job import Job
+from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.sync import Progress
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import FINISHES, RESULT, FakeCoordinator, RecordingView, shell_with, small_job
+from tests.spec.test_job_cluster import CLUSTER, PROFILE
 
 
 @pytest.fixture
@@ -223,3 +226,41 @@ def small_result(violations: int) -> TrainResult:
 )
 def test_devices_of_a_local_run(changes: dict[str, object], cuda: int, devices: int | None, words: str) -> None:
     assert choose_devices(small_job(**changes), count_cuda=lambda: cuda) == (devices, words)
+
+
+def auto_job(**cluster: Any) -> Job:
+    return load_job(small_job(), {"workers.stages": "auto", "cluster": cluster})
+
+
+def test_a_job_that_is_to_be_planned_gets_every_cpu_this_program_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
+    assert choose_devices(auto_job(), count_cuda=lambda: 0) == (3, ", with 3 CPU devices")
+    assert choose_devices(auto_job(), count_cuda=lambda: 2) == (None, ", with 2 CUDA devices")
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (small_job(), ""),
+        (small_job(cluster={"file": CLUSTER, "emulate": True}), "the model is measured first"),
+        (
+            auto_job(),
+            (
+                "the run is planned first: the model is measured, links are assumed to carry 2 GB/s within a node and "
+                "1.25 GB/s between nodes (no cluster.file)"
+            ),
+        ),
+        (auto_job(file=CLUSTER), "the run is planned first: the model is measured"),
+        (auto_job(file=CLUSTER, profile=PROFILE), "the run is planned first"),
+    ],
+)
+def test_what_comes_before_a_run_is_told(job: Job, words: str) -> None:
+    assert planning_remark(job) == words
+
+
+def test_the_remark_is_shown_first(folder: RunFolder, tmp_path: Path) -> None:
+    view = RecordingView()
+    request = RunRequest(job=auto_job(), import_path=tmp_path, coordinator="127.0.0.1:7300")
+    with Interrupts([]) as interrupts:
+        Training(request, folder, shell_with(FakeCoordinator(), tmp_path), view=view, interrupts=interrupts).run()
+    assert view.remarks == [planning_remark(auto_job())]

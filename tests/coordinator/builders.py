@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hetpipe.coordinator.coordinator import job_id_of
@@ -10,9 +11,12 @@ from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, LayerIndex, ShardIndex, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job, load_job
+from hetpipe.spec.measurement import Measurement
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.spec.plan import LayerReport, ModelReport, TensorSpec
 from hetpipe.spec.run import AgentDevice, AgentInfo, ClockSnapshot, StageProgress
+from tests.profiler.builders import layer as measured_layer
+from tests.profiler.builders import measurement
 
 BASE: dict[str, Any] = {
     "name": "digits",
@@ -55,10 +59,19 @@ def model(num_layers: int = 4, *, samples: int = 40) -> ModelReport:
     return ModelReport(tuple(layer(index) for index in range(num_layers)), samples, 10)
 
 
+def measured(device_type: str = "cpu", num_layers: int = 4) -> Measurement:
+    """What measuring `model(num_layers)` found."""
+    layers = [replace(measured_layer(report.name), parameters=report.parameters) for report in model(num_layers).layers]
+    return measurement(device_type, *layers)
+
+
 def agent_info(name: str = "n0", *, devices: int = 4, pid: int = 100) -> AgentInfo:
     """An agent with CPU devices."""
     return AgentInfo(
-        AgentId(name), f"{name}.host", pid, tuple(AgentDevice(f"{name}/{i}", "cpu", 1, "cpu") for i in range(devices))
+        AgentId(name),
+        f"{name}.host",
+        pid,
+        tuple(AgentDevice(f"{name}/{i}", "cpu", 1 << 30, "cpu") for i in range(devices)),
     )
 
 

@@ -27,7 +27,7 @@ from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import ClockSnapshot, ShardConfig, StageDone, StageReady
 from hetpipe.spec.sync import Progress
 from hetpipe.testing.fake_clock import FakeClock
-from tests.coordinator.builders import agent_member, clocks, model, shard_member
+from tests.coordinator.builders import agent_member, clocks, measured, model, shard_member
 
 
 class FakeShards:
@@ -181,7 +181,9 @@ class Cluster:
                 obeyed.append(command)
                 match command:
                     case InspectCommand(job_id=job_id):
-                        self.tell(agent, InspectionResult(job_id, model(num_layers)))
+                        found = model(num_layers) if command.with_model else None
+                        measurements = tuple(measured(kind, num_layers) for kind in command.measure)
+                        self.tell(agent, InspectionResult(job_id, found, measurements=measurements))
                     case StartStageCommand():
                         self.tell(agent, StageNews(command.key, StageReady(pid=1)))
                     case StopJobCommand(job_id=job_id):

@@ -10,12 +10,17 @@ import pytest
 
 from hetpipe.coordinator.coordinator import MAX_ENDED_JOBS
 from hetpipe.coordinator.memory_store import MemoryStore
+from hetpipe.coordinator.planning import PLANNER, options_of
 from hetpipe.errors import JobError, MemberReplaced, ProtocolViolation, StoreUnavailable, UnknownJob, UnknownMember
 from hetpipe.spec.commands import ChildExit, InspectCommand, InspectionResult, StageNews, StartStageCommand
+from hetpipe.spec.document import read_document
 from hetpipe.spec.events import JobEnded, JobState, StopMode, Submission
+from hetpipe.spec.fit import read_fitting
 from hetpipe.spec.ids import AgentId, Clock, JobId
+from hetpipe.spec.job import Job
 from hetpipe.spec.members import Registration
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.run import StageFailed, StageReady
 from hetpipe.spec.sync import Progress
 from hetpipe.spec.wire import revive
@@ -113,6 +118,20 @@ class TestJobs:
         assert ended.result is not None
         assert ended.result["samples"] == 80
         assert cluster.coordinator.is_idle
+
+    def test_a_job_without_stages_is_measured_and_planned(self, cluster: Cluster) -> None:
+        submit(cluster, "workers=null")
+        cluster.train()
+
+        assert state(cluster) is JobState.RUNNING
+        profile, described = read_fitting(cluster.run_dir / "profile.json", cluster.run_dir / "cluster.yaml")
+        assert profile.device_types == ("cpu",)
+        assert list(described.devices) == ["n0/0", "n0/1", "n1/0", "n1/1"]
+        assert "links are assumed, not measured" in (cluster.run_dir / "cluster.yaml").read_text()
+        again = PLANNER(profile, described, options_of(job("workers=null")))
+        assert again == read_document(PlanDocument, cluster.run_dir / "forecast.json")
+        run = Job.model_validate(json.loads((cluster.run_dir / "job.json").read_text()))
+        assert run.num_workers == len(again.virtual_workers)
 
     def test_shards_are_configured_clock_shard_first_and_released(self, cluster: Cluster) -> None:
         job_id = submit(cluster)

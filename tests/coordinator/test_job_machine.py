@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, StopAsked, TaskFailed, WrappedUp
+from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.requirements import ClusterView
-from hetpipe.spec.commands import InspectCommand, InspectionResult, StageKey, StageNews
+from hetpipe.spec.commands import InspectCommand, InspectionResult, InspectionStep, StageKey, StageNews
 from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StopMode, Waiting
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.job import Job
+from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageDone, StageEvaluation, StageReady, StageWaiting
-from tests.coordinator.builders import JOB_ID, clocks, progress, shard_member
+from tests.coordinator.builders import BASE, JOB_ID, agent_info, clocks, measured, model, progress, shard_member
 from tests.coordinator.machine_driver import AGENTS, SHARDS, Driver
+from tests.coordinator.test_agents_cluster import agent, t4
 
 UNDER_WAY = [
     JobState.SUBMITTED,
@@ -111,6 +115,80 @@ class TestTheUsualWay:
         result = driver.ended().result
         assert result is not None
         assert result["samples"] == 64
+
+
+class TestMeasuring:
+    """A job that says nothing of its stages, on a node with CPUs and one with a GPU."""
+
+    AGENTS = (agent_info("n0", devices=2), agent("n1", t4("n1/0")))
+
+    def driver(self) -> Driver:
+        driver = Driver(Job(**{**BASE, "workers": {}}))
+        driver.feed(ClusterSeen(ClusterView(self.AGENTS, 0, SHARDS)))
+        return driver
+
+    def inspections(self, driver: Driver) -> list[tuple[str, bool, tuple[str, ...]]]:
+        commands = [(item.agent, item.command) for item in driver.commands(InspectCommand)]
+        return [(a, c.with_model, c.measure) for a, c in commands if isinstance(c, InspectCommand)]
+
+    def test_every_type_is_measured_before_anything_is_planned(self) -> None:
+        driver = self.driver()
+        assert self.inspections(driver) == [("n0", True, ("cpu",))]
+        driver.feed(InspectionResult(JOB_ID, model(), measurements=(measured("cpu"),)))
+        assert self.inspections(driver)[1:] == [("n1", False, ("T4",))]
+        assert driver.states() == ["inspecting"]
+        driver.feed(InspectionResult(JOB_ID, None, measurements=(measured("T4"),)))
+
+        [task] = driver.prepare_tasks
+        assert task.inspected == Inspected(model(), (measured("cpu"), measured("T4")))
+        assert driver.states() == ["inspecting", "planning"]
+
+    def test_an_agent_that_fails_fails_the_job(self) -> None:
+        driver = self.driver()
+        driver.feed(InspectionResult(JOB_ID, model(), measurements=(measured("cpu"),)))
+        driver.feed(InspectionResult(JOB_ID, None, "CallableError", ("model: layer 2 (2) failed on n1",)))
+
+        assert driver.machine.ended is not None
+        assert driver.machine.ended.error == "CallableError"
+        assert driver.machine.ended.sentence == "model: layer 2 (2) failed on n1"
+        assert driver.stop_commands == ["n0", "n1"]
+
+    def test_an_answer_without_what_was_asked_for_fails_the_job(self) -> None:
+        driver = self.driver()
+        driver.feed(InspectionResult(JOB_ID, model()))
+
+        assert driver.ended().error == "PlanError"
+        assert "agent n0 on n0.host registered devices of type cpu but found none" in driver.ended().sentence
+
+    def test_progress_is_told_and_keeps_the_patience_up(self) -> None:
+        driver = self.driver()
+        for done in range(4):
+            driver.wait(100.0)
+            driver.feed(InspectionStep(JOB_ID, ProfileStep("cpu", "head", done, 4)))
+        driver.wait(119.0)
+        assert driver.machine.state is JobState.INSPECTING
+        assert driver.sentences()[-1] == (
+            "the coordinator waits for agent n0 on n0.host, which is measuring the model on cpu: layer 4 of 4 (head) "
+            f"(job {JOB_ID})"
+        )
+        driver.wait(1.0)
+
+        assert driver.ended().error == "DeadlineExceeded"
+        assert "after 120 s of waiting for agent n0 on n0.host, which is measuring" in driver.ended().sentence
+
+    def test_each_agent_has_its_own_time(self) -> None:
+        driver = self.driver()
+        driver.wait(100.0)
+        driver.feed(InspectionResult(JOB_ID, model(), measurements=(measured("cpu"),)))
+        driver.wait(100.0)
+
+        assert driver.machine.state is JobState.INSPECTING
+        assert driver.sentences()[-1].startswith("the coordinator waits for agent n1 on n1.host to import and inspect")
+
+    def test_a_step_that_comes_too_late_changes_nothing(self) -> None:
+        driver = Driver().to(JobState.PLANNING)
+
+        assert driver.feed(InspectionStep(JOB_ID, ProfileStep("cpu", "head", 0, 4))) == []
 
 
 class TestStops:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.planning import PlannedRun, num_devices_wanted, options_of, plan_run
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.choose import choose_plan, closed_form
 from hetpipe.spec.ids import Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.run import AgentInfo, LinkTime
-from tests.coordinator.builders import BASE, JOB_ID, agent_info, model
+from tests.coordinator.builders import BASE, JOB_ID, agent_info, measured, model
 from tests.spec.test_job_cluster import CLUSTER, LAYER, PROFILE
 
 PLANNER = partial(choose_plan, predict=closed_form)
@@ -35,7 +37,12 @@ def job(**changes: Any) -> Job:
 
 
 def planned(of: Job, *agents: AgentInfo, num_layers: int = 2) -> PlannedRun:
-    return plan_run(of, model(num_layers), agents, PLANNER, term=Term(1), job_id=JOB_ID)
+    return plan_run(of, Inspected(model(num_layers)), agents, PLANNER, term=Term(1), job_id=JOB_ID)
+
+
+def planned_by_measurement(of: Job, *agents: AgentInfo, num_layers: int = 2) -> PlannedRun:
+    inspected = Inspected(model(num_layers), (measured("cpu", num_layers),))
+    return plan_run(of, inspected, agents, PLANNER, term=Term(1), job_id=JOB_ID)
 
 
 def devices(run: PlannedRun) -> list[list[str]]:
@@ -58,6 +65,45 @@ def test_the_planner_finds_the_stages_on_the_agents_devices() -> None:
     assert sorted(devices(run)[0]) == ["n0/0", "n1/0"]
     assert {piece.shard for piece in run.plan.slices} == {0, 1}
     assert run.emulations == ()
+
+
+def test_parameters_on_the_nodes_that_compute_them() -> None:
+    workers = {"stages": "auto", "devices": [["n1/0", "n0/0"]]}
+    of = job(workers=workers, parameter_servers={"count": 2, "placement": "ed_local"})
+    run = planned(of, agent_info("n0", devices=2), agent_info("n1", devices=1))
+    assert run.document is not None
+    nodes = [stage.device.partition("/")[0] for stage in run.document.virtual_workers[0].stages]
+    assert [run.document.shards[piece.shard] for piece in run.plan.slices] == nodes
+
+
+def test_without_files_the_devices_that_are_there_are_planned_for() -> None:
+    run = planned_by_measurement(job(cluster={}, workers={}), agent_info("n0", devices=1), agent_info("n1", devices=1))
+    assert run.document is not None
+    assert run.described is not None
+    assert run.described.links_assumed
+    assert {device for names in devices(run) for device in names} == {"n0/0", "n1/0"}
+    assert {stage.type for worker in run.document.virtual_workers for stage in worker.stages} == {"cpu"}
+    assert run.job.is_planned
+
+
+def test_devices_keep_their_names_where_another_job_uses_some() -> None:
+    free = replace(agent_info("n0", devices=3), devices=agent_info("n0", devices=3).devices[1:])
+    run = planned_by_measurement(job(cluster={}, workers={}), free)
+    assert {device for names in devices(run) for device in names} == {"n0/1", "n0/2"}
+    with pytest.raises(PlanError, match="on which another job uses some; wait for its end"):
+        planned_by_measurement(job(cluster={}, workers={"devices": [["n0/1"]]}), free)
+
+
+def test_devices_that_nobody_has_are_played_by_estimate() -> None:
+    types = {"device_types": {"T4": {}}, "nodes": [{"name": "a", "devices": ["T4", "T4"]}]}
+    played = {"file": {**CLUSTER, **types}, "emulate": True}
+    for workers in ({}, {"stages": 2}):
+        run = planned_by_measurement(job(cluster=played, workers=workers), agent_info(devices=2))
+        assert run.described is not None
+        assert run.described.profile.estimated == ("T4",)
+        forward_ms = sum(layer.forward_ms["T4"] for layer in run.described.profile.layers)
+        played_seconds = sum(stage.forward_seconds for stage in run.emulations[0])
+        assert 1000 * played_seconds == pytest.approx(forward_ms)
 
 
 def test_devices_may_play_those_of_the_cluster() -> None:
@@ -99,7 +145,6 @@ LARGE = {**PROFILE, "layers": [{**layer, "parameter_bytes": 1 << 20, "parameters
 @pytest.mark.parametrize(
     ("of", "num_layers", "error", "words"),
     [
-        (job(cluster={"file": CLUSTER}), 2, PlanError, "needs cluster.profile and cluster.file"),
         (job(batch_size=8), 2, PlanError, "minibatches of 4 samples, but batch_size is 8"),
         (job(), 3, PlanError, "cluster.profile has 2 layers, but the model has 3"),
         (job(optimizer={"name": "LBFGS"}), 2, PlanError, "how much memory LBFGS keeps"),

@@ -67,9 +67,9 @@ def test_the_figures_of_the_example_plan_are_right() -> None:
         assert stage.memory_bytes == costs.stage_bytes(first, last, stage=index, num_stages=2, memory=memory)
         assert stage.in_flight == memory.in_flight(index, 2)
     times = [ticks(stage.time_ms) for stage in worker.stages]
-    samples_per_second = plan.batch_size * minibatches_per_tick(times, memory) * 1e12
+    samples_per_second = costs.profile.batch_size * minibatches_per_tick(times, memory) * 1e12
     assert worker.samples_per_second == pytest.approx(samples_per_second, rel=1e-6)
     assert plan.predicted.cross_node_bytes_per_minibatch == 2 * costs.profile.layers[1].output_bytes
     (single,) = plan.alternatives
     whole = milliseconds(costs.compute_ticks("TITAN_V", 0, costs.num_layers))
-    assert single.samples_per_second == pytest.approx(1000 * plan.batch_size / whole, rel=1e-6)
+    assert single.samples_per_second == pytest.approx(1000 * costs.profile.batch_size / whole, rel=1e-6)

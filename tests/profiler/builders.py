@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetpipe.profiler.measurement import LayerMeasurement, Measurement, Work
+from hetpipe.spec.measurement import LayerMeasurement, Measurement, Work
 from hetpipe.spec.plan import TensorSpec
 
 

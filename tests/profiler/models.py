@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from hetpipe.profiler.subject import Subject, load_subject
@@ -13,6 +14,9 @@ from hetpipe.spec.job import load_job
 from tests.numerics.compare import ROOT
 
 NUM_CLASSES = 3
+
+TRANSFORMER_WIDTH = 768
+TRANSFORMER_VOCABULARY = 5120
 
 
 class Split(nn.Module):
@@ -100,6 +104,59 @@ def raises() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 4), Raises())
 
 
+class Shortcut(nn.Module):
+    """What its layers make of the input, added to the input."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = x + self.layers(x)
+        return added
+
+
+class Attention(nn.Module):
+    """Causal self-attention, [B T W] → [B T W]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query_key_value = nn.Linear(TRANSFORMER_WIDTH, 3 * TRANSFORMER_WIDTH)
+        self.out = nn.Linear(TRANSFORMER_WIDTH, TRANSFORMER_WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.query_key_value(x).unflatten(-1, (3, TRANSFORMER_WIDTH // 64, 64))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return out
+
+
+def transformer() -> nn.Module:
+    """50 M parameters in eight layers: an embedding, six blocks, a head."""
+    width = TRANSFORMER_WIDTH
+
+    def block() -> nn.Module:
+        return nn.Sequential(
+            Shortcut(nn.LayerNorm(width), Attention()),
+            Shortcut(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
+        )
+
+    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, TRANSFORMER_VOCABULARY))
+    return nn.Sequential(nn.Embedding(TRANSFORMER_VOCABULARY, width), *(block() for _ in range(6)), head)
+
+
+def tokens() -> TensorDataset:
+    """Sequences of 64 tokens; to say each again is the task."""
+    sequences = torch.randint(0, TRANSFORMER_VOCABULARY, (4, 64), generator=torch.Generator().manual_seed(7))
+    return TensorDataset(sequences, sequences)
+
+
+def token_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy per token."""
+    return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
 def data() -> TensorDataset:
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(32, 5, generator=generator)
@@ -121,5 +178,12 @@ def subject(name: str, **changes: object) -> Subject:
 
 @cache
 def example(name: str) -> Subject:
-    """The job of an example."""
+    """The job of an example; `transformer` is the one of this module."""
+    if name == "transformer":
+        return subject(
+            "transformer",
+            loss="tests.profiler.models:token_loss",
+            data={"train": "tests.profiler.models:tokens"},
+            batch_size=1,
+        )
     return load_subject(load_job(ROOT / "examples" / name / "job.yaml"), ROOT)

@@ -71,6 +71,8 @@ def test_the_users_files_count_and_no_others(tmp_path: Path) -> None:
         "pkg.layers": module("pkg.layers", "pkg/layers.py"),
         "numpy": module("numpy", ".venv/lib/site-packages/numpy.py"),
         "hetpipe.errors": module("hetpipe.errors", "hetpipe/errors.py"),
+        "__main__": module("__main__", "hetpipe/errors.py"),
+        "__mp_main__": module("__main__", "hetpipe/errors.py"),
         "builtin": module("builtin", None),
         "elsewhere": module("elsewhere", "../elsewhere.py"),
         "gone": module("gone", "gone.py"),

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from hetpipe.errors import CallableError
-from hetpipe.profiler.order import ProfileAnswer, ProfileOrder, ProfileStep
+from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.profiler.profiling import carry_out, devices_here
 from hetpipe.spec.job import Job
+from hetpipe.spec.measurement import ProfileStep
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import small_job
 from tests.numerics.compare import ROOT

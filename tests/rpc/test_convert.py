@@ -18,6 +18,7 @@ from hetpipe.spec.commands import (
     Command,
     InspectCommand,
     InspectionResult,
+    InspectionStep,
     NumberedCommand,
     StageKey,
     StageNews,
@@ -39,6 +40,7 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import (
     StageDone,
@@ -61,6 +63,7 @@ from tests.coordinator.builders import (
     submission,
 )
 from tests.coordinator.machine_driver import Driver
+from tests.profiler.builders import layer, measurement
 
 PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
 KEY = StageKey(JOB_ID, Vw(1), StageIndex(0), FIRST_LIFE)
@@ -105,7 +108,15 @@ def test_clocks() -> None:
     assert list(back.local) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("command", [InspectCommand(JOB_ID, "{}", "/code", "/run"), START, StopJobCommand(JOB_ID)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        InspectCommand(JOB_ID, "{}", "/code", "/run"),
+        InspectCommand(JOB_ID, "{}", "/code", "/run", with_model=False, measure=("cpu", "T4")),
+        START,
+        StopJobCommand(JOB_ID),
+    ],
+)
 def test_commands(command: Command) -> None:
     numbered = NumberedCommand(4, command)
 
@@ -128,6 +139,8 @@ REPORTS: list[StageReport] = [
         *(StageNews(KEY, report) for report in REPORTS),
         InspectionResult(JOB_ID, model()),
         InspectionResult(JOB_ID, None, "JobError", ("a", "b")),
+        InspectionResult(JOB_ID, None, measurements=(measurement("cpu"), measurement("T4", layer(parameters=3)))),
+        InspectionStep(JOB_ID, ProfileStep("cpu", "head", 2, 8)),
         ChildExit(KEY, 12, -9),
         ChildExit(KEY, 12, 3, "MemoryError"),
     ],

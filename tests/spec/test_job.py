@@ -62,7 +62,7 @@ class TestGoodJobs:
     def test_defaults(self) -> None:
         job = Job(**MINIMAL)
         assert (job.name, job.batch_size, job.seed, job.metrics) == ("job", 32, 0, {})
-        assert (job.workers.count, job.workers.stages) == (1, 1)
+        assert (job.workers.count, job.workers.stages) == (None, "auto")
         assert (job.sync.kind, job.sync.D, job.sync.combine, job.sync.deterministic) == ("wsp", 0, "sum", False)
         assert (job.weights, job.schedule) == ("wave", "auto")
         assert (job.parameter_servers.count, job.parameter_servers.placement) == (1, "round_robin")
@@ -112,6 +112,11 @@ class TestGoodJobs:
         assert [job.num_stages(VirtualWorkerIndex(vw)) for vw in range(3)] == [2, 3, 1]
         assert job.num_devices == 6
         assert job.layer_counts(VirtualWorkerIndex(1)) == (1, 1, 1)
+
+    def test_a_number_of_virtual_workers_alone_means_one_stage_each(self) -> None:
+        assert Job(**MINIMAL, workers={"count": 3}).workers.stages == 1
+        assert load_job(MINIMAL, ["workers.count=3"]).num_devices == 3
+        assert not Job(**MINIMAL, workers={"allocation": "NP"}).is_planned
 
     def test_equal_stages(self) -> None:
         job = Job(**MINIMAL, workers={"stages": 3, "count": 2})
@@ -163,7 +168,7 @@ class TestEmulatedDevices:
         assert math.isclose(slow, 14.9 / 5.3)
 
     def test_one_type_alone_runs_at_full_speed(self) -> None:
-        job = Job(**MINIMAL, cluster={"emulate_as": "T4"})
+        job = Job(**MINIMAL, workers={"stages": 1}, cluster={"emulate_as": "T4"})
         assert [device.slowdown for device in job.emulated_devices()] == [1.0]
 
 
@@ -236,7 +241,10 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"weights": "stash"}, "weights: must be wave, not the text 'stash'"),
     ({"schedule": "1f1"}, "schedule: must be auto, 1f1b or fifo (did you mean `1f1b`?), not the text '1f1'"),
     ({"parameter_servers": {"count": 0}}, "parameter_servers.count: must be at least 1, not 0"),
-    ({"parameter_servers": {"placement": "even"}}, "parameter_servers.placement: must be round_robin or balanced"),
+    (
+        {"parameter_servers": {"placement": "even"}},
+        "parameter_servers.placement: must be round_robin, balanced or ed_local",
+    ),
     ({"cluster": {"slowdown": 0.5}}, "cluster.slowdown: must be at least 1, not 0.5"),
     ({"cluster": {"slowdown": "2"}}, "cluster.slowdown: must be a number, not the text '2'; remove the quotes"),
     ({"cluster": {"slowdown": math.nan}}, "cluster.slowdown: must be"),

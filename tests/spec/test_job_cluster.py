@@ -28,7 +28,8 @@ LAYER = {
     "forward_ms": {"fast": 1.0, "slow": 2.5},
     "backward_ms": {"fast": 2.0, "slow": 5.0},
 }
-PROFILE: dict[str, Any] = {"version": 1, "model": "m", "batch_size": 4, "input_bytes": 16, "layers": [LAYER, LAYER]}
+LAYERS = [LAYER, {**LAYER, "name": "1"}]
+PROFILE: dict[str, Any] = {"version": 1, "model": "m", "batch_size": 4, "input_bytes": 16, "layers": LAYERS}
 MINIMAL: dict[str, Any] = {
     "model": "model:build",
     "loss": "model:loss",
@@ -84,7 +85,7 @@ def test_a_plan_takes_the_place_of_auto() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"cluster": {"emulate": True}}, "cluster.emulate: needs `cluster.file` and `cluster.profile`"),
+        ({"cluster": {"emulate": True}}, "cluster.emulate: needs `cluster.file`"),
         ({"cluster": {"file": CLUSTER, "emulate_links": True}}, "cluster.emulate_links: needs `emulate: true`"),
         ({"cluster": {"file": CLUSTER, "stragglers": {"n0/0": 2.0}}}, "cluster.stragglers: need `emulate: true`"),
         (
@@ -95,6 +96,8 @@ def test_a_plan_takes_the_place_of_auto() -> None:
             {"cluster": {"devices": [{}], "file": CLUSTER, "profile": PROFILE, "emulate": True}},
             "cluster.emulate: and `devices` exclude each other",
         ),
+        ({"cluster": {"slowdown": 2.0}}, "cluster: slows devices down, which no plan knows of; say how many"),
+        ({"workers": {"allocation": "NP", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
         ({"workers": {"stages": "auto", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
         ({"workers": {"stages": 2, "allocation": "NP"}}, "workers.allocation: is NP, but `stages` says"),
         ({"workers": {"stages": 2, "devices": [["n0/0"]]}}, "workers.devices: is given, but `stages` says"),

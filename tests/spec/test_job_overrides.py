@@ -164,6 +164,12 @@ class TestKeysThatExcludeEachOther:
         job = load_job(with_changes(workers={"stages": [[2, 2], [3, 1]]}), ["workers.stages=1"])
         assert (job.workers.count, job.workers.stages) == (2, 1)
 
+    def test_leaving_it_to_the_planner_and_back(self) -> None:
+        assert load_job(with_changes(cluster=None), ["workers.stages=auto"]).workers.count is None
+        planned = with_changes(workers={"stages": "auto"}, cluster=None)
+        assert load_job(planned, ["workers.count=3"]).num_devices == 3
+        assert load_job(load_job(planned), ["workers.count=3"]).num_devices == 3
+
     def test_a_count_beside_the_files_lists_is_refused(self) -> None:
         with pytest.raises(JobError, match=r"workers\.count: is 3, but `stages` lists 2"):
             load_job(with_changes(workers={"stages": [[2, 2], [3, 1]]}), ["workers.count=3"])

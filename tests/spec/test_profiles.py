@@ -61,6 +61,27 @@ class TestProfiles:
         found = refused({("layers",): [changed(layer, {("backward_ms",): {"V": 1.0}})]})
         assert found == ["layers[0].backward_ms: has no time for Q; every layer needs one for every type"]
 
+    def test_names_given_twice(self) -> None:
+        weight = {"name": "w", "shape": [2], "dtype": "float32"}
+        found = refused(
+            {
+                ("layers", 2, "name"): "a",
+                ("layers", 1, "parameters"): [weight, weight],
+                ("layers", 3, "parameters"): [{**weight, "name": "a"}],
+            }
+        )
+        assert found == [
+            "layers[1].parameters[1].name: is the text 'w', as that of layers[1].parameters[0]; rename one",
+            "layers[2].name: is the text 'a', as that of layers[0]; rename one",
+            "layers[3].parameters[0].name: is the text 'a', as that of layers[0]; rename one",
+        ]
+
+    def test_layers_without_parameters_may_share_a_name(self) -> None:
+        relu: dict[tuple[str | int, ...], Any] = {
+            ("layers", index, key): value for index in (0, 2) for key, value in (("name", "r"), ("parameter_bytes", 0))
+        }
+        assert document_of(Profile, changed(PROFILE, relu), what="p").layers[2].name == "r"
+
     def test_no_layers_and_no_types(self) -> None:
         assert refused({("layers",): []}) == ["layers: is an empty list; a model has at least one layer"]
         nothing: dict[tuple[str | int, ...], Any] = {
@@ -100,3 +121,14 @@ class TestFit:
         assert len(told) >= 2
         assert told[0] == f"{profile}: batch_size: must be at least 1, not -1"
         assert f"{cluster}: nodes: hold no device; give at least one" in told
+        assert caught.value.sentences == told
+        assert str(caught.value).startswith(f"{profile}: batch_size: ")
+
+    def test_what_does_not_fit_names_the_file_of_the_cluster(self, tmp_path: Path) -> None:
+        profile, cluster = tmp_path / "p.json", tmp_path / "c.json"
+        profile.write_text(json.dumps(PROFILE))
+        cluster.write_text(json.dumps(changed(CLUSTER, {("nodes", 0, "devices", 1): "RTX_3090"})))
+        with pytest.raises(DocumentError) as caught:
+            read_fitting(profile, cluster)
+        (sentence,) = caught.value.sentences
+        assert sentence.startswith(f"{cluster}: device_types.RTX_3090: the profile has no times for this type; ")

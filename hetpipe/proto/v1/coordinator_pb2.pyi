@@ -191,16 +191,20 @@ class WatchCommandsRequest(_message.Message):
     def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
 
 class InspectCommand(_message.Message):
-    __slots__ = ("job_id", "job_json", "import_path", "run_dir")
+    __slots__ = ("job_id", "job_json", "import_path", "run_dir", "with_model", "measure")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_JSON_FIELD_NUMBER: _ClassVar[int]
     IMPORT_PATH_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    WITH_MODEL_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     job_json: str
     import_path: str
     run_dir: str
-    def __init__(self, job_id: _Optional[str] = ..., job_json: _Optional[str] = ..., import_path: _Optional[str] = ..., run_dir: _Optional[str] = ...) -> None: ...
+    with_model: bool
+    measure: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job_id: _Optional[str] = ..., job_json: _Optional[str] = ..., import_path: _Optional[str] = ..., run_dir: _Optional[str] = ..., with_model: bool = ..., measure: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StartStageCommand(_message.Message):
     __slots__ = ("job_id", "config_json")
@@ -249,16 +253,32 @@ class StageNews(_message.Message):
     def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., report_json: _Optional[str] = ...) -> None: ...
 
 class InspectionResult(_message.Message):
-    __slots__ = ("job_id", "model_report_json", "error", "problems")
+    __slots__ = ("job_id", "model_report_json", "error", "problems", "measurements_json")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     model_report_json: str
     error: str
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job_id: _Optional[str] = ..., model_report_json: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    measurements_json: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job_id: _Optional[str] = ..., model_report_json: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., measurements_json: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InspectionStep(_message.Message):
+    __slots__ = ("job_id", "device_type", "layer", "done", "total")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    device_type: str
+    layer: str
+    done: int
+    total: int
+    def __init__(self, job_id: _Optional[str] = ..., device_type: _Optional[str] = ..., layer: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class ChildExit(_message.Message):
     __slots__ = ("key", "pid", "exit_code", "last_output")
@@ -273,14 +293,16 @@ class ChildExit(_message.Message):
     def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ...) -> None: ...
 
 class AgentNews(_message.Message):
-    __slots__ = ("stage", "inspection", "exit")
+    __slots__ = ("stage", "inspection", "exit", "inspection_step")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
+    INSPECTION_STEP_FIELD_NUMBER: _ClassVar[int]
     stage: StageNews
     inspection: InspectionResult
     exit: ChildExit
-    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ...) -> None: ...
+    inspection_step: InspectionStep
+    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("agent_id", "registration", "batch", "news")

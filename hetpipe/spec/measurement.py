@@ -1,6 +1,7 @@
-"""What is known after measuring: the values that leave the profiling process and lie in the cache.
+"""What is known while and after measuring a model: what leaves the measuring process, and what lies in the cache.
 
-They hold more than the public profile: how much work each layer is, from which times on other types are estimated.
+Measurements hold more than the public profile: how much work each layer is, from which times on other types are
+estimated.
 """
 
 from __future__ import annotations
@@ -69,3 +70,15 @@ class Measurement:
             for parameter in layer.parameters:
                 bytes_by_dtype[parameter.dtype] += parameter.num_elements * DTYPE_BYTES[parameter.dtype]
         return bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else _DEFAULT_DTYPE
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileStep:
+    """How far a measuring process is."""
+
+    device_type: str
+    layer: str
+    """The one it measures now."""
+    done: int
+    """Layers measured, over all device types."""
+    total: int

@@ -1,0 +1,67 @@
+"""The profile and the cluster that a run is planned by: those that the job names, else what was found. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetpipe.coordinator.agents_cluster import cluster_of
+from hetpipe.coordinator.inspections import Inspected
+from hetpipe.errors import PlanError
+from hetpipe.profiler.assembly import profile_for
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.job import Job
+from hetpipe.spec.measurement import Measurement
+from hetpipe.spec.plan import ModelReport
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.run import AgentInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a run is planned by."""
+
+    profile: Profile
+    cluster: Cluster
+    links_assumed: bool
+    """The cluster is that of the agents, whose links nobody has described."""
+
+
+def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo]) -> Described:
+    """What `job` is planned by on the devices of `agents`.
+
+    Raises:
+        PlanError: the job's profile is of something else, or the measurements are not all of one model.
+        UserError: a type of the cluster was not measured, nor is it in the catalogue.
+    """
+    cluster = job.cluster.file or cluster_of(agents)
+    profile = job.cluster.profile
+    if profile is None:
+        for measurement in inspected.measurements:
+            _check_measured(measurement, inspected.model)
+        profile = profile_for(job.model, job.batch_size, inspected.measurements, cluster.devices.values())
+    else:
+        _check_named(profile, job, inspected.model)
+    return Described(profile, cluster, links_assumed=job.cluster.file is None)
+
+
+def _check_named(profile: Profile, job: Job, model: ModelReport) -> None:
+    if profile.batch_size != job.batch_size:
+        raise PlanError(
+            f"cluster.profile is for minibatches of {profile.batch_size} samples, but batch_size is {job.batch_size}; "
+            "profile the job again, or leave cluster.profile out"
+        )
+    if len(profile.layers) != len(model.layers):
+        raise PlanError(
+            f"cluster.profile has {len(profile.layers)} layers, but the model has {len(model.layers)}; profile the job "
+            "again, or leave cluster.profile out"
+        )
+
+
+def _check_measured(measurement: Measurement, model: ModelReport) -> None:
+    """Refuse what was measured with other code."""
+    if [layer.name for layer in measurement.layers] != [layer.name for layer in model.layers]:
+        raise PlanError(
+            f"the model that was measured on {measurement.device_type} has other layers ({len(measurement.layers)}) "
+            f"than the one that was inspected ({len(model.layers)}); have the same code on every node"
+        )
