@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks import allocation, pipeline, planner, protocol, simulator, wire
+from benchmarks import allocation, pipeline, planner, prediction, protocol, simulator, wire
 
 ROUNDS = 5
 
@@ -62,6 +62,11 @@ def _planner() -> None:
         _say(title, figures)
 
 
+def _prediction() -> None:
+    for case in prediction.CASES:
+        _say(f"predicted and measured, {case.name}", prediction.figures(prediction.measure(case)))
+
+
 PARTS = {
     "pipeline": _pipeline,
     "wire": _wire,
@@ -69,6 +74,7 @@ PARTS = {
     "simulator": _simulator,
     "allocation": _allocation,
     "planner": _planner,
+    "prediction": _prediction,
 }
 
 

@@ -94,6 +94,7 @@ def simulation_options(options: SimulateOptions, document: PlanDocument) -> Simu
         jitter_cv=options.jitter_cv,
         seed=options.seed,
         stragglers=dict(map(straggler_of, options.stragglers)),
+        staggered=True,
         contention=options.contention,
     )
 

@@ -16,7 +16,7 @@ from hetpipe.planner.emulation import PlayedStage, emulations
 from hetpipe.planner.optimizer_slots import optimizer_slots
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import plan_job
-from hetpipe.simulator.prediction import predicted
+from hetpipe.simulator.prediction import predicted, predicted_when_played
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.ids import DeviceId, JobId, Term
 from hetpipe.spec.job import Job
@@ -80,7 +80,15 @@ def plan_run(
             [PlayedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
             for vw in document.virtual_workers
         ]
-        played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
+        costs = Costs(described.profile, described.cluster)
+        played = _played(job, costs, stages, document.shards)
+        foreseen = predicted_when_played(
+            document,
+            costs,
+            stragglers={DeviceId(name): factor for name, factor in job.cluster.stragglers.items()},
+            with_links=job.cluster.emulate_links,
+        )
+        document = document.model_copy(update={"predicted": foreseen})
     return PlannedRun(job.with_plan(counts, document.minibatches_per_wave), plan, described, document, played)
 
 

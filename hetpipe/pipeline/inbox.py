@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetpipe.errors import LinkClosed
@@ -56,6 +56,8 @@ class Inbox:
         self.from_upstream: deque[Arrived] = deque()
         #: Backward frames from the next stage, in order.
         self.from_downstream: deque[Arrived] = deque()
+        #: Called whenever a record or fetched weights arrived, on the thread that brought them, with the bell held.
+        self.on_news: Callable[[], None] | None = None
         #: Links whose other end is still there.
         self._links = {"upstream": upstream, "downstream": downstream}
         #: The good-bye of a neighbour that closed in order; an error only for who still needs frames.
@@ -77,7 +79,7 @@ class Inbox:
         """See `Listener`."""
         with self.bell:
             self.log.follow(records)
-            self.bell.notify_all()
+            self._tell()
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
         """See `Listener`. Called by one thread only."""
@@ -91,13 +93,18 @@ class Inbox:
                 self.lost.add(clock)
             else:
                 self.fetched[clock] = published
-            self.bell.notify_all()
+            self._tell()
 
     def on_error(self, error: Exception) -> None:
         """See `Listener`; the first error counts."""
         with self.bell:
             self._error = self._error or error
             self.bell.notify_all()
+
+    def _tell(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
+        self.bell.notify_all()
 
     # -- from the compute thread, with the bell held -----------------------------------------------------------------
 

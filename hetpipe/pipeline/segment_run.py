@@ -53,8 +53,8 @@ class SegmentRun:
         self._n = parts.sync.minibatches_per_wave
         identity = parts.identity
         self._limit = in_flight(stage=identity.stage, num_stages=identity.num_stages, minibatches_per_wave=self._n)
-        #: Last minibatch whose forward, and whose backward, ran here.
-        self._forwarded = self._backwarded = start * self._n
+        #: Last minibatch whose forward began, whose forward ran, and whose backward ran here.
+        self._begun = self._forwarded = self._backwarded = start * self._n
         #: The last minibatch of the segment, once the barrier's frame went by.
         self._last: int | None = None
         #: Waves closed here.
@@ -63,12 +63,24 @@ class SegmentRun:
         #: The published clock in use, and the one chosen for the next switch point.
         self._clock = start
         self._chosen: tuple[int, Clock] | None = None
+        #: Clocks that were asked for, and those of them of which nothing was heard.
         self._asked: set[Clock] = set()
+        self._under_way: set[Clock] = set()
         self._opening_arrival: tuple[int, int] = (0, 0)
         self._wait_reason: tuple[str, bool] = ("", False)
 
     def run(self) -> None:
         """Compute until the barrier."""
+        with self._inbox.bell:
+            self._inbox.on_news = self._fetch_ahead
+        try:
+            self._compute()
+        finally:
+            with self._inbox.bell:
+                self._inbox.on_news = None
+        self._push_empty_waves()
+
+    def _compute(self) -> None:
         while not self._drained():
             action = self._next_action()
             if action is None:
@@ -79,7 +91,6 @@ class SegmentRun:
             else:
                 self._backward(action.p)
             self._tally.tick()
-        self._push_empty_waves()
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -191,12 +202,20 @@ class SegmentRun:
     def _ask(self, clock: Clock, *, ahead: bool) -> None:
         if clock not in self._asked:
             self._asked.add(clock)
+            self._under_way.add(clock)
             self._parts.synchroniser.fetch(clock, ahead=ahead)
 
     def _fetch_ahead(self) -> None:
-        """Ask for the weights of the next switch point as soon as they are published."""
+        """Ask for the weights of the next switch point as soon as they are published; the bell is held.
+
+        A publish is heard in the middle of a computation, too: the weights then arrive while it lasts. One clock is
+        fetched at a time, so that of several that are published close together only the newest is.
+        """
+        self._under_way -= self._inbox.fetched.keys() | self._inbox.lost
+        if self._under_way:
+            return
         sync, log = self._parts.sync, self._inbox.log
-        switch = (self._forwarded // self._n + 1) * self._n
+        switch = (self._begun // self._n + 1) * self._n
         if switch <= self._start * self._n + self._n:
             return
         newest = Clock(min(log.published, switch // self._n - 1))
@@ -212,6 +231,7 @@ class SegmentRun:
         parts, identity = self._parts, self._parts.identity
         version, values = self._take_forward(p)
         self._versions[p] = version
+        self._begun = p
         if is_switch_point(p, minibatches_per_wave=self._n, start=self._start) and p > (self._start + 1) * self._n - 1:
             self._switch(p, version.clock)
         parts.history.forward(

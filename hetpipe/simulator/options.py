@@ -35,6 +35,10 @@ class SimulationOptions:
     """Of the jitter. A minibatch's draw at a stage does not depend on anything else that happens."""
     stragglers: Mapping[DeviceId, float] = field(default_factory=dict)
     """Device → how many times longer it computes."""
+    staggered: bool = False
+    """Whether virtual workers begin one after the other, spread evenly over the time that the slowest stage takes for a
+    minibatch. Started in step, virtual workers that are alike stay in step, and may keep a rhythm faster than any that
+    real ones, which never start at the same instant, fall into."""
     contention: bool = True
     """Whether transfers share network cards and PCIe roots; if not, each takes the time it takes alone."""
     apply_bytes_per_second: float = DEFAULT_APPLY_BYTES_PER_SECOND

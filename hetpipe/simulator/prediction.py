@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from hetpipe.planner.costs import Costs
 from hetpipe.planner.jobs import JobPlan
 from hetpipe.planner.options import PlanOptions
+from hetpipe.simulator.documents import simulated_plan, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.simulator.result import SimulationResult
 from hetpipe.simulator.simulate import simulate
-from hetpipe.spec.plan_document import Predicted
+from hetpipe.spec.cluster import Links, LinkSpec
+from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.plan_document import PlanDocument, Predicted
 
 #: At least so many waves, and so many for each wave that virtual workers may get ahead: the second half, which is what
 #: counts, then lies behind the time in which the fast ones use up their lead.
@@ -17,6 +24,10 @@ _WAVES_PER_LEAD = 16
 #: Forwards and backwards after which a prediction has to end: some seconds. The waves that count then are fewer.
 _MOST_COMPUTATIONS = 200_000
 _FEWEST_WAVES = 12
+
+#: No link at all, as far as time goes.
+_INSTANT = LinkSpec(bandwidth_bytes_per_second=1e15, latency_seconds=0.0)
+_INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
 
 
 def steady_waves(staleness: int | None) -> int:
@@ -38,22 +49,61 @@ def predicted(plan: JobPlan, options: PlanOptions) -> Predicted:
     Raises:
         PlanError: the plan cannot be run so.
     """
-    n = plan.minibatches_per_wave
-    computations_per_wave = 2 * n * sum(len(worker.stages) for worker in plan.workers)
-    affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
-    result = simulate(
-        _simulated(plan),
-        plan.costs,
-        SimulationOptions(
-            staleness=options.staleness,
-            minibatches=n * min(steady_waves(options.staleness), affordable),
-            weights=options.weights,
-        ),
+    how = SimulationOptions(
+        staleness=options.staleness,
+        minibatches=_enough_minibatches(_simulated(plan), options.staleness),
+        weights=options.weights,
+        staggered=True,
     )
+    return _foreseen(simulate(_simulated(plan), plan.costs, how))
+
+
+def predicted_when_played(
+    document: PlanDocument, costs: Costs, *, stragglers: Mapping[DeviceId, float], with_links: bool
+) -> Predicted:
+    """Speed and traffic of a plan in the steady state, on devices that are played in real time.
+
+    Played links do not contend: each flow takes the time it takes alone. Links that are not played take none.
+
+    Args:
+        document: the plan.
+        costs: the profile on the cluster that is played.
+        stragglers: device → how many times longer it computes.
+        with_links: whether links are played, too.
+
+    Raises:
+        PlanError: the plan does not fit the profile and the cluster, or cannot be run so.
+    """
+    if not with_links:
+        costs = Costs(costs.profile, costs.cluster.model_copy(update={"links": _INSTANT_LINKS}))
+    plan = simulated_plan(document, costs)
+    how = SimulationOptions(
+        staleness=document.staleness,
+        minibatches=_enough_minibatches(plan, document.staleness),
+        weights=weight_policy(document.weights),
+        stragglers={device: factor for device, factor in stragglers.items() if device in _devices(plan)},
+        staggered=True,
+        contention=False,
+    )
+    return _foreseen(simulate(plan, costs, how))
+
+
+def _enough_minibatches(plan: SimulatedPlan, staleness: int | None) -> int:
+    n = plan.minibatches_per_wave
+    computations_per_wave = 2 * n * sum(len(stages) for stages in plan.workers)
+    affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
+    return n * min(steady_waves(staleness), affordable)
+
+
+def _foreseen(result: SimulationResult) -> Predicted:
     return Predicted(
         samples_per_second=result.samples_per_second,
         cross_node_bytes_per_minibatch=result.cross_node_bytes_per_minibatch,
     )
+
+
+def _devices(plan: SimulatedPlan) -> set[DeviceId]:
+    return {stage.device for stages in plan.workers for stage in stages}
 
 
 def _simulated(plan: JobPlan) -> SimulatedPlan:

@@ -23,7 +23,7 @@ from hetpipe.simulator.engine import Engine
 from hetpipe.simulator.exchange import Exchange
 from hetpipe.simulator.network import Network
 from hetpipe.simulator.options import SimulationOptions, check_options
-from hetpipe.simulator.plan import SimulatedPlan
+from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.simulator.resources import Flow
 from hetpipe.simulator.result import ActivityKind, SimulatedActivity, SimulationResult
 from hetpipe.simulator.rules import Rules
@@ -89,6 +89,7 @@ class _Simulation:
             ],
             on_publish=self._published,
         )
+        self._stagger_ticks = self._slowest_ticks() if options.staggered else 0
         self._workers = [Worker(index, options.minibatches) for index in range(len(plan.workers))]
         self._stages = [
             [self._stage(worker, index) for index in range(len(plan.workers[worker.index]))] for worker in self._workers
@@ -139,7 +140,7 @@ class _Simulation:
             self._log.append(SimulatedActivity(ActivityKind.PUBLISH, None, None, None, clock, now, now))
         for stages in self._stages:
             for stage in stages:
-                stage.wake()
+                stage.hear()
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -147,10 +148,10 @@ class _Simulation:
         options = self._options
         stages = self._plan.workers[worker.index]
         planned = stages[index]
-        factor = options.stragglers.get(planned.device, 1.0)
         prefix = self._costs.forward[planned.kind]
         forward = prefix[planned.last] - prefix[planned.first]
-        both = self._costs.compute_ticks(planned.kind, planned.first, planned.last, recompute=planned.recompute)
+        both = self._compute_ticks(planned)
+        factor = self._slowdown(planned)
         limit = in_flight(
             stage=index,
             num_stages=len(stages),
@@ -169,8 +170,20 @@ class _Simulation:
                 seed=f"{options.seed}/{worker.index}/{index}",
             ),
             log=None if self._log is None else partial(self._computed, worker.index, index),
+            start_ticks=worker.index * self._stagger_ticks // len(self._workers),
         )
         return Stage(self._engine, self._clocks, self._rules, worker, place, self._looking)
+
+    def _compute_ticks(self, planned: SimulatedStage) -> int:
+        return self._costs.compute_ticks(planned.kind, planned.first, planned.last, recompute=planned.recompute)
+
+    def _slowdown(self, planned: SimulatedStage) -> float:
+        return self._options.stragglers.get(planned.device, 1.0)
+
+    def _slowest_ticks(self) -> int:
+        """The time that the slowest stage takes for a minibatch."""
+        stages = [planned for stages in self._plan.workers for planned in stages]
+        return max(round(self._compute_ticks(planned) * self._slowdown(planned)) for planned in stages)
 
     def _connect(self) -> None:
         network = Network(self._engine, self._costs.cluster, contention=self._options.contention)

@@ -1,8 +1,8 @@
 """One stage: computes what its order says, as the runtime's `pipeline.segment_run` does, on simulated time.
 
 Transfers run beside computation: a frame leaves when it is computed and the stage goes on at once; pushes and pulls
-wait for nobody. The stage *looks* whenever something that concerns it has happened and it is not computing: it fetches
-weights ahead, then asks its order what to compute.
+wait for nobody. The stage *looks* whenever something that concerns it has happened: it fetches weights ahead, also in
+the middle of a computation, and between two it asks its order what to compute.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class StagePlace:
     answers: Answers
     durations: Durations
     log: ComputationLog | None
+    start_ticks: int = 0
+    """Nothing is computed before."""
 
 
 class Stage:
@@ -87,6 +89,8 @@ class Stage:
         "_pull",
         "_push",
         "_rules",
+        "_start_ticks",
+        "_under_way",
         "_upstream",
         "_waits_for_clock",
         "_worker",
@@ -119,6 +123,7 @@ class Stage:
         self._answers = place.answers
         self._durations = place.durations
         self._log = place.log
+        self._start_ticks = place.start_ticks
         #: Minibatches whose forward, and whose backward, has ended here.
         self._forwarded = self._backwarded = 0
         #: When the activations and gradients that lie here came, in the order of p.
@@ -126,10 +131,12 @@ class Stage:
         self._gradients: deque[int] = deque()
         #: First stage: the minibatch that may start next, and since when it may.
         self._opened = self._opened_at = 0
-        #: W* in use here, the switch point ahead, clocks asked for and clocks that came and wait for it.
+        #: W* in use here, the switch point ahead, clocks asked for, how many of them have not come, and those that came
+        #: and wait for it.
         self._clock = 0
         self._next_switch = rules.first_switch
         self._asked: set[int] = set()
+        self._under_way = 0
         self._fetched: set[int] = set()
         self._is_computing = False
         self._is_awake = False
@@ -147,12 +154,18 @@ class Stage:
     def connect(self, *, downstream: Flow | None, upstream: Flow | None, push: Exchange, pull: Exchange) -> None:
         """Give the stage its ways out; it computes from then on."""
         self._downstream, self._upstream, self._push, self._pull = downstream, upstream, push, pull
-        self.wake()
+        if self._start_ticks:
+            self._engine.at(self._start_ticks, self._start, 0)
+        else:
+            self.wake()
 
     @property
     def is_done(self) -> bool:
         """Whether its last gradient is computed."""
         return self._backwarded == self._worker.num_minibatches
+
+    def _start(self, _: int) -> None:
+        self.wake()
 
     # -- what happens to it ------------------------------------------------------------------------------------------
 
@@ -169,11 +182,17 @@ class Stage:
     def receive_weights(self, clock: int) -> None:
         """This stage's part of w^(clock) is here."""
         self._fetched.add(clock)
-        self.wake()
+        self._under_way -= 1
+        self.hear()
 
     def wake(self) -> None:
         """Something that it may wait for has happened."""
-        if not (self._is_awake or self._is_computing or self.is_done):
+        if not self._is_computing:
+            self.hear()
+
+    def hear(self) -> None:
+        """A clock is published, or weights came: something that matters while it computes, too."""
+        if not (self._is_awake or self.is_done):
             self._is_awake = True
             self._looking.append(self)
 
@@ -182,11 +201,11 @@ class Stage:
     def look(self) -> None:
         """Fetch ahead, then compute what the order says, or go on waiting."""
         self._is_awake = False
+        self._fetch_ahead()
         if self._is_computing:
-            return  # weights that take no time to come woke it while it was looking
+            return
         now = self._engine.now
         self._account(now)
-        self._fetch_ahead()
         self._waits_for_clock = False
         forward = self._opening(now) if self._is_first else self._incoming()
         in_flight = self._forwarded - self._backwarded
@@ -204,9 +223,9 @@ class Stage:
         self._idle_since = now
 
     def _fetch_ahead(self) -> None:
-        """Ask for the weights of the switch point ahead as soon as they are published."""
+        """Ask for the weights of the switch point ahead as soon as they are published, one clock at a time."""
         published = self._clocks.published
-        if published > self._clock and self._next_switch <= self._worker.num_minibatches:
+        if not self._under_way and published > self._clock and self._next_switch <= self._worker.num_minibatches:
             clock = self._rules.fetched_ahead(self._next_switch, published)
             if clock > self._clock:
                 self._ask(clock)
@@ -214,6 +233,7 @@ class Stage:
     def _ask(self, clock: int) -> None:
         if clock not in self._asked:
             self._asked.add(clock)
+            self._under_way += 1
             self._pull.begin(clock)
 
     def _opening(self, now: int) -> int | None:

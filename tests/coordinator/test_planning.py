@@ -162,3 +162,17 @@ def test_what_cannot_be_planned(of: Job, num_layers: int, error: type[PlanError]
     agents = [agent_info(devices=4 if of.is_planned else 1)]
     with pytest.raises(error, match=words):
         planned(of, *agents, num_layers=num_layers)
+
+
+def test_what_is_foreseen_of_played_devices_is_what_they_play() -> None:
+    slow = {name: {**link, "latency_seconds": 0.5} for name, link in CLUSTER["links"].items()}
+    workers = {"stages": "auto", "devices": [["n0/0", "n1/0"]]}
+
+    def foreseen(**cluster: Any) -> float:
+        played = {**PLAYED, "file": {**CLUSTER, "links": slow}, **cluster}
+        run = planned(job(workers=workers, cluster=played), agent_info(devices=3))
+        assert run.document is not None
+        return run.document.predicted.samples_per_second
+
+    played, alone, slower = foreseen(), foreseen(emulate_links=False), foreseen(stragglers={"n1/0": 1000.0})
+    assert slower < played < alone / 10

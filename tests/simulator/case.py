@@ -53,6 +53,7 @@ class Case:
     schedule: str
     deterministic: bool
     contention: bool
+    staggered: bool
 
     def link(self, source: str, target: str) -> Link:
         """Between two nodes, or within one."""
@@ -116,6 +117,7 @@ def random_case(seed: int) -> Case:
         schedule=r.choice(["1f1b", "fifo"]),
         deterministic=staleness is not None and r.random() < 0.5,
         contention=r.random() < 0.6,
+        staggered=r.random() < 0.5,
     )
 
 

@@ -41,6 +41,7 @@ def plan_of(case: Case) -> tuple[SimulatedPlan, Costs, SimulationOptions]:
         weights=weight_policy(case.weights),
         schedule=case.schedule,
         deterministic=case.deterministic,
+        staggered=case.staggered,
         contention=case.contention,
         apply_bytes_per_second=case.apply_bytes_per_second,
     )

@@ -111,6 +111,7 @@ class ClockShard:
                 for stages in self.job.stages:
                     for stage in stages:
                         stage.ring()
+                        stage.hear()
                 self.commit()
 
     def commit(self) -> None:
@@ -152,6 +153,7 @@ class Stage:
         backward = sum(picoseconds(case.backward_ms[self.place.kind][x]) for x in layers)
         self.times = {"forward": forward, "backward": backward + (forward if self.place.recompute else 0)}
         self.done = {"forward": 0, "backward": 0}
+        self.begun = 0
         self.limit = most_in_flight(case, i, self.k)
         self.activations: deque[int] = deque()
         self.gradients: deque[int] = deque()
@@ -159,6 +161,8 @@ class Stage:
         self.clock = 0
         self.here, self.asked = {0}, {0}
         self.bell = self.env.event()
+        self.news = self.env.event()
+        self.computes_since: int | None = None
         self.lost = {"waiting": 0, "idle": 0}
         self.reason = "idle"
         self.down: Flow | None = None
@@ -171,6 +175,7 @@ class Stage:
                 self.pushes.append(Flow(job.network, ("push", vw, i, shard), (self.place.node, node), size))
                 self.pulls.append(Flow(job.network, ("pull", vw, i, shard), (node, self.place.node), size))
         self.env.process(self.compute())
+        self.env.process(self.listen())
         self.env.process(self.exchange(self.pushes, self.to_push, lambda wave: job.clock.report(vw, wave)))
         self.env.process(self.exchange(self.pulls, self.to_pull, self.fetched))
 
@@ -181,6 +186,11 @@ class Stage:
     def ring(self) -> None:
         if not self.bell.triggered:
             self.bell.succeed()
+
+    def hear(self) -> None:
+        """A clock is published, or weights came."""
+        if not self.news.triggered:
+            self.news.succeed()
 
     def receive(self, queue: deque[int]) -> None:
         queue.append(self.env.instant)
@@ -201,6 +211,7 @@ class Stage:
     def fetched(self, clock: int) -> None:
         self.here.add(clock)
         self.ring()
+        self.hear()
 
     def has(self, clock: int) -> bool:
         """Whether the weights of `clock` are here; asks for them if nobody did."""
@@ -213,8 +224,10 @@ class Stage:
         return clock in self.here
 
     def fetch_ahead(self) -> None:
-        """Ask for the weights of the switch point ahead as soon as they are published."""
-        p = self.done["forward"] + 1
+        """Ask for the weights of the switch point ahead as soon as they are published, one clock at a time."""
+        if self.asked - self.here:
+            return
+        p = self.begun + 1
         while not is_switch(self.case, p):
             p += 1
         usable = newest(self.case, p, self.job.clock.published)
@@ -267,7 +280,27 @@ class Stage:
 
     # -- computing
 
+    def listen(self) -> Process:
+        """Fetches ahead in the middle of a computation; between two, `choose` does."""
+        while True:
+            yield self.news
+            self.news = self.env.event()
+            yield self.env.at_priority(DECIDE)
+            if self.computes_since is not None and self.computes_since < self.env.instant:
+                self.fetch_ahead()
+
+    def starts_after(self) -> int:
+        """Worker v of V starts v/V of the slowest stage's minibatch late, rounded down."""
+        if not self.case.staggered:
+            return 0
+        slowest = max(sum(stage.times.values()) for stages in self.job.stages for stage in stages)
+        return self.vw * slowest // len(self.case.workers)
+
     def compute(self) -> Process:
+        if start := self.starts_after():
+            since = self.env.instant
+            yield self.env.timeout(start)
+            self.lost["idle"] += self.env.instant - since
         while self.done["backward"] < self.case.minibatches:
             self.bell = self.env.event()
             yield self.env.at_priority(DECIDE)
@@ -279,14 +312,16 @@ class Stage:
                 continue
             p = self.done[kind] + 1
             self.take(kind, p)
-            start = self.env.instant
+            start = self.computes_since = self.env.instant
             yield self.env.timeout(self.times[kind])
+            self.computes_since = None
             self.done[kind] = p
             self.job.happened.append((kind, self.vw, self.i, -1, p, start, self.env.instant))
             self.pass_on(kind, p)
 
     def take(self, kind: str, p: int) -> None:
         if kind == "forward":
+            self.begun = p
             if self.i:
                 self.activations.popleft()
             if is_switch(self.case, p):

@@ -28,7 +28,12 @@ def test_the_plan_file_simulates_to_what_it_says(staleness: int | None, weights:
     again = simulate(
         simulated_plan(document, Costs(profile, cluster)),
         Costs(profile, cluster),
-        SimulationOptions(staleness=staleness, minibatches=n * steady_waves(staleness), weights=weight_policy(weights)),
+        SimulationOptions(
+            staleness=staleness,
+            minibatches=n * steady_waves(staleness),
+            weights=weight_policy(weights),
+            staggered=True,
+        ),
     )
     assert document.predicted.samples_per_second == again.samples_per_second
     assert document.predicted.cross_node_bytes_per_minibatch == again.cross_node_bytes_per_minibatch

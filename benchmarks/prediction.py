@@ -1,0 +1,173 @@
+"""Predicted against measured: 16 emulated devices on 4 nodes, as real processes, under each allocation and bound.
+
+What is compared is the steady state, by the simulator's own definition: of each virtual worker from the end of its
+middle wave to the end of its last but one. Emulated links do not contend, so the simulator is told the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks import unequal
+from benchmarks.protocol import train
+from hetpipe.planner.costs import Costs
+from hetpipe.simulator.documents import simulated_plan
+from hetpipe.simulator.options import SimulationOptions
+from hetpipe.simulator.result import SimulationResult
+from hetpipe.simulator.simulate import simulate
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.document import Document, read_document
+from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.profile import Profile
+
+DocumentT = TypeVar("DocumentT", bound=Document)
+
+NUM_WAVES = 24
+MINIBATCHES_PER_WAVE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One configuration."""
+
+    allocation: str
+    staleness: int
+    straggler: str | None = None
+    """A device that takes twice as long as its profile says."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.allocation}, D = {self.staleness}" + (f", {self.straggler} twice as slow" * bool(self.straggler))
+
+    @property
+    def stragglers(self) -> dict[str, float]:
+        """As in a job file."""
+        return {} if self.straggler is None else {self.straggler: 2.0}
+
+    def job(self) -> dict[str, Any]:
+        """The job file."""
+        return {
+            "name": "prediction",
+            "model": "benchmarks.unequal:model",
+            "loss": "torch.nn.functional:mse_loss",
+            "data": {"train": "benchmarks.unequal:data"},
+            "batch_size": unequal.BATCH_SIZE,
+            "minibatches": NUM_WAVES * MINIBATCHES_PER_WAVE,
+            "optimizer": {"name": "SGD", "lr": 0.001},
+            "workers": {"stages": "auto", "allocation": self.allocation},
+            "sync": {"kind": "wsp", "D": self.staleness, "minibatches_per_wave": MINIBATCHES_PER_WAVE},
+            "parameter_servers": {"count": 4, "placement": "balanced"},
+            "cluster": {
+                "file": unequal.cluster(),
+                "profile": unequal.profile(),
+                "emulate": True,
+                "emulate_links": True,
+                "stragglers": self.stragglers,
+            },
+        }
+
+
+CASES = (
+    *(Case(allocation, staleness) for allocation in ("NP", "ED", "HD") for staleness in (0, 4)),
+    *(Case("ED", staleness, straggler="n2/1") for staleness in (0, 4)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one configuration should do and did; waiting as a share of the time, mean over the virtual workers."""
+
+    predicted_samples_per_second: float
+    measured_samples_per_second: float
+    predicted_waiting: float
+    measured_waiting: float
+
+    @property
+    def off(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted_samples_per_second / self.measured_samples_per_second - 1.0
+
+
+def measure(case: Case) -> Found:
+    """Train for real, and simulate the plan that the coordinator made."""
+    run_dir, _, _ = train(case.job())
+    document = read_document(PlanDocument, run_dir / "forecast.json")
+    simulated = _simulated(document, case)
+    workers = range(len(document.virtual_workers))
+    rates = [_rate(run_dir / "history" / f"vw-{vw}-stage-0.jsonl") for vw in workers]
+    return Found(
+        predicted_samples_per_second=simulated.samples_per_second,
+        measured_samples_per_second=unequal.BATCH_SIZE * sum(rates),
+        predicted_waiting=_mean([seconds / simulated.seconds for seconds in simulated.waiting_seconds]),
+        measured_waiting=_mean([_waiting(run_dir / "trace.json", vw) for vw in workers]),
+    )
+
+
+def _simulated(document: PlanDocument, case: Case) -> SimulationResult:
+    costs = Costs(_document(Profile, unequal.profile()), _document(Cluster, unequal.cluster()))
+    options = SimulationOptions(
+        staleness=case.staleness,
+        minibatches=NUM_WAVES * MINIBATCHES_PER_WAVE,
+        stragglers={DeviceId(device): factor for device, factor in case.stragglers.items()},
+        staggered=True,
+        contention=False,
+    )
+    return simulate(simulated_plan(document, costs), costs, options)
+
+
+def _document(kind: type[DocumentT], values: dict[str, Any]) -> DocumentT:
+    return kind.model_validate_json(json.dumps(values))
+
+
+def _rate(history: Path) -> float:
+    """Minibatches per second of a virtual worker in its steady state, from the steps of its first stage."""
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    steps = [line["t"] for line in lines if line["event"] == "step"]
+    first, last = (wave * MINIBATCHES_PER_WAVE - 1 for wave in (NUM_WAVES // 2, NUM_WAVES - 1))
+    return float((last - first) / (steps[last] - steps[first]))
+
+
+def _waiting(trace: Path, vw: int) -> float:
+    """The share of its time that a virtual worker's first stage waited for a clock to be published.
+
+    As in the simulator, a minibatch must have needed the clock; the wait for the others at the very end is left out.
+    """
+    events = [
+        event
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["ph"] == "X" and (event["pid"], event["tid"]) == (vw, 0)
+    ]
+    computed = [event for event in events if "p" in event["args"]]
+    waited = [e["dur"] for e in events if e["name"] == "wait" and "needs and" in e["args"]["reason"]]
+    end = max(event["ts"] + event["dur"] for event in computed)
+    return float(sum(waited) / (end - min(event["ts"] for event in computed)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def figures(found: Found) -> dict[str, Any]:
+    """One configuration, for people."""
+    return {
+        "predicted samples/s": round(found.predicted_samples_per_second, 2),
+        "measured samples/s": round(found.measured_samples_per_second, 2),
+        "predicted / measured": round(1.0 + found.off, 3),
+        "predicted waiting": round(found.predicted_waiting, 3),
+        "measured waiting": round(found.measured_waiting, 3),
+    }
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:]
+    for one in CASES:
+        if not wanted or one.name in wanted:
+            sys.stdout.write(json.dumps({one.name: figures(measure(one))}) + "\n")
+            sys.stdout.flush()
