@@ -116,7 +116,10 @@ def plan(  # noqa: PLR0913 - one for each option
         int | None, typer.Option(min=1, metavar="N", help="Parameter-server shards.  [default: one per node in use]")
     ] = None,
     reserve_bytes: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="What the framework takes on every device.")
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="What the framework takes on every device.  [default: measured; 0 for files]"
+        ),
     ] = None,
     why: Annotated[bool, typer.Option("--why", help="Say why: the alternatives, N, the cuts.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it all as a page, with a picture.")] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpipe.agent.devices import discover_devices
@@ -36,13 +37,17 @@ def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
     check_request(request, as_json=output.machine is not None)
     job = None if request.job is None else load_job(request.job)
     wishes = wishes_of(request, job)
-    profile, cluster = _given(request) if job is None else _for_job(request, job, output, shell)
+    known = _given(request) if job is None else _for_job(request, job, output, shell)
+    profile, cluster = known.profile, known.cluster
+    options = wishes.options
+    if request.reserve_bytes is None:
+        options = replace(options, reserve_bytes=known.reserve_bytes)
     # the searches take a while to import
     from hetpipe.planner.choose import choose_plan
     from hetpipe.simulator.prediction import predicted
 
-    document = choose_plan(profile, cluster, wishes.options, predict=predicted)
-    facts = PlanFacts(document, costs_of(document, profile, cluster), wishes.options)
+    document = choose_plan(profile, cluster, options, predict=predicted)
+    facts = PlanFacts(document, costs_of(document, profile, cluster), options)
     remarks = list(wishes.remarks)
     if request.out is not None:
         _write("--out", request.out, lambda path: write_document(document, path))
@@ -59,26 +64,36 @@ def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
     return ExitStatus.OK
 
 
-def _given(request: PlanRequest) -> tuple[Profile, Cluster]:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is planned with."""
+
+    profile: Profile
+    cluster: Cluster
+    reserve_bytes: int = 0
+    """What the framework takes of every device; 0 if nothing was measured."""
+
+
+def _given(request: PlanRequest) -> _Known:
     assert request.profile is not None
     assert request.cluster is not None
-    return read_fitting(request.profile, request.cluster)
+    return _Known(*read_fitting(request.profile, request.cluster))
 
 
-def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> tuple[Profile, Cluster]:
+def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> _Known:
     """Files that were named go before those of the job, and these before this machine and a measurement."""
     if request.profile is not None and request.cluster is not None:
-        profile, cluster = read_fitting(request.profile, request.cluster)
+        known = _given(request)
     else:
         cluster = _cluster(request, job)
-        profile = _profile(request, job, cluster, output, shell)
-        check_fits(profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
-    if profile.batch_size != job.batch_size:
+        known = _with_profile(request, job, cluster, output, shell)
+        check_fits(known.profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
+    if known.profile.batch_size != job.batch_size:
         raise UserError(
-            f"the profile is of minibatches of {profile.batch_size} samples, the job's have {job.batch_size}; "
-            f"profile again, or set batch_size: {profile.batch_size}"
+            f"the profile is of minibatches of {known.profile.batch_size} samples, the job's have {job.batch_size}; "
+            f"profile again, or set batch_size: {known.profile.batch_size}"
         )
-    return profile, cluster
+    return known
 
 
 def _cluster(request: PlanRequest, job: Job) -> Cluster:
@@ -89,14 +104,15 @@ def _cluster(request: PlanRequest, job: Job) -> Cluster:
     return job.cluster.file or cluster_of([AgentInfo(AgentId(node), node, os.getpid(), discover_devices(node))])
 
 
-def _profile(request: PlanRequest, job: Job, cluster: Cluster, output: Output, shell: Shell) -> Profile:
+def _with_profile(request: PlanRequest, job: Job, cluster: Cluster, output: Output, shell: Shell) -> _Known:
     if request.profile is not None:
-        return read_document(Profile, request.profile)
+        return _Known(read_document(Profile, request.profile), cluster)
     if job.cluster.profile is not None:
-        return job.cluster.profile
+        return _Known(job.cluster.profile, cluster)
     types = tuple(dict.fromkeys(cluster.devices.values()))
     with view_for(output, shell) as view:
-        return profile_job(job, ProfileWish(types=types), shell, view.show).profile
+        profiled = profile_job(job, ProfileWish(types=types), shell, view.show)
+    return _Known(profiled.profile, cluster, profiled.reserve_bytes)
 
 
 def _write(option: str, path: Path, write: Callable[[Path], object]) -> None:

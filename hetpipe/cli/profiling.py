@@ -18,7 +18,7 @@ from hetpipe.agent.children import SINGLE_THREADED
 from hetpipe.cli.outcome import error_of
 from hetpipe.cli.shell import Shell
 from hetpipe.errors import JobFailed
-from hetpipe.profiler.assembly import profile_for
+from hetpipe.profiler.assembly import profile_for, reserve_for
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.spec import wire
@@ -51,6 +51,8 @@ class Profiled:
     profile: Profile
     cached: Mapping[str, float]
     """Device types measured earlier → when, in seconds since 1970-01-01 UTC."""
+    reserve_bytes: int = 0
+    """What to leave to the framework on every device; measured on the types that were wished for and are here."""
 
 
 def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> Profiled:
@@ -78,7 +80,8 @@ def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[Pr
     answer = _ask(order, wish.program, shell.environment, on_step)
     measured = {measurement.device_type: measurement.measured_at for measurement in answer.measurements}
     profile = profile_for(job.model, job.batch_size, answer.measurements, wish.types)
-    return Profiled(profile, {kind: measured[kind] for kind in answer.cached})
+    cached = {kind: measured[kind] for kind in answer.cached}
+    return Profiled(profile, cached, reserve_for(answer.measurements, wish.types))
 
 
 def _ask(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetpipe.coordinator.agents_cluster import cluster_of
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.errors import PlanError
-from hetpipe.profiler.assembly import profile_for
+from hetpipe.profiler.assembly import profile_for, reserve_for
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import Measurement
@@ -25,6 +25,8 @@ class Described:
     cluster: Cluster
     links_assumed: bool
     """The cluster is that of the agents, whose links nobody has described."""
+    reserve_bytes: int = 0
+    """What the framework takes of every device, where it was measured and the devices are real."""
 
 
 def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo]) -> Described:
@@ -35,14 +37,16 @@ def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo]) -> Des
         UserError: a type of the cluster was not measured, nor is it in the catalogue.
     """
     cluster = job.cluster.file or cluster_of(agents)
-    profile = job.cluster.profile
+    profile, reserve_bytes = job.cluster.profile, 0
     if profile is None:
         for measurement in inspected.measurements:
             _check_measured(measurement, inspected.model)
         profile = profile_for(job.model, job.batch_size, inspected.measurements, cluster.devices.values())
+        if not job.cluster.emulate:
+            reserve_bytes = reserve_for(inspected.measurements, cluster.devices.values())
     else:
         _check_named(profile, job, inspected.model)
-    return Described(profile, cluster, links_assumed=job.cluster.file is None)
+    return Described(profile, cluster, links_assumed=job.cluster.file is None, reserve_bytes=reserve_bytes)
 
 
 def _check_named(profile: Profile, job: Job, model: ModelReport) -> None:

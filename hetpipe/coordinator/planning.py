@@ -71,7 +71,7 @@ def plan_run(
     if job.is_planned:
         plan = plan_job(job, model, agents, term, job_id)
         return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan))
-    document = planner(described.profile, described.cluster, options_of(job))
+    document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
     played: tuple[tuple[StageEmulation, ...], ...] = ()
@@ -92,12 +92,13 @@ def plan_run(
     return PlannedRun(job.with_plan(counts, document.minibatches_per_wave), plan, described, document, played)
 
 
-def options_of(job: Job, *, slots: int | None = None) -> PlanOptions:
+def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:
     """What the job asks of the planner.
 
     Args:
         job: a job that is not planned yet.
         slots: tensors of parameter size that the optimizer keeps; None: as is known of the job's.
+        reserve_bytes: what the framework takes of every device.
 
     Raises:
         PlanError: the memory of the job's optimizer is not known.
@@ -119,6 +120,7 @@ def options_of(job: Job, *, slots: int | None = None) -> PlanOptions:
         weights=job.weights,
         optimizer_slots=slots,
         recompute="off",
+        reserve_bytes=reserve_bytes,
         num_shards=job.parameter_servers.count,
     )
 

@@ -55,6 +55,12 @@ def profile_for(model: str, batch_size: int, measured: Sequence[Measurement], ty
     return profile_of(model, batch_size, measured=measured, estimated=[estimated(measured, kind) for kind in others])
 
 
+def reserve_for(measured: Sequence[Measurement], types: Iterable[str]) -> int:
+    """What to leave to the framework on every device: the most that was measured on any of `types`; 0 without any."""
+    wanted = set(types)
+    return max((one.reserve_bytes for one in measured if one.device_type in wanted), default=0)
+
+
 def _layer(types: Sequence[str], by_type: Sequence[LayerMeasurement]) -> LayerProfile:
     one = by_type[0]
     return LayerProfile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from hetpipe.profiler.cache import MeasurementCache
 from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.fingerprint import fingerprint_of
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
+from hetpipe.profiler.reserve import framework_reserve
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.subject import Subject, load_subject
 from hetpipe.spec.catalogue import type_of_device_name
@@ -84,7 +85,9 @@ def measured(
             on_step(ProfileStep(kind, names[position], before + position, len(missing) * len(names)))
 
         device, key = targets[kind].device, targets[kind].key
-        found[kind] = measure_chain(subject, device, kind, sampling=sampling, clock=clock, on_layer=on_layer)
+        reserve_bytes = framework_reserve(device, subject.chain)
+        measurement = measure_chain(subject, device, kind, sampling=sampling, clock=clock, on_layer=on_layer)
+        found[kind] = replace(measurement, reserve_bytes=reserve_bytes)
         cache.keep(key, found[kind])
     return ProfileAnswer(tuple(found[kind] for kind in targets), cached)
 

@@ -61,6 +61,8 @@ class Measurement:
     """Times that every layer ran at least."""
     measured_at: float
     """Seconds since 1970-01-01 UTC."""
+    reserve_bytes: int = 0
+    """What the framework takes of the device beside the tensors of the model."""
 
     @property
     def compute_dtype(self) -> str:

@@ -181,12 +181,18 @@ def test_without_a_profile_the_job_is_measured(monkeypatch: pytest.MonkeyPatch) 
 
     def measured(job: Job, wish: ProfileWish, shell: Shell, on_step: object) -> Profiled:
         wishes.append(wish)
-        return Profiled(read_document(Profile, Path("profile.json")), {})
+        return Profiled(read_document(Profile, Path("profile.json")), {}, reserve_bytes=1000)
 
     monkeypatch.setattr(plan_command, "profile_job", measured)
     result = invoke("job.yaml", "--cluster", "cluster.yaml", "--json")
     assert result.exit_code == 0, result.output
     assert sorted(wishes[0].types) == sorted(plans.SLOWNESS)
+    given = invoke("job.yaml", "--cluster", "cluster.yaml", "--reserve-bytes", "3000", "--json")
+    files = invoke("job.yaml", *FILES, "--json")
+    measured_bytes, given_bytes, file_bytes = (
+        json.loads(one.stdout)["virtual_workers"][0]["stages"][0]["memory_bytes"] for one in (result, given, files)
+    )
+    assert (measured_bytes - file_bytes, given_bytes - file_bytes) == (1000, 3000)
 
 
 def test_an_optimizer_that_is_not_known_is_remarked_on() -> None:

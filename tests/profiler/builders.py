@@ -20,6 +20,6 @@ def layer(name: str = "a", *, flops: int = 0, parameters: int = 0, dtype: str = 
     )
 
 
-def measurement(device_type: str, *layers: LayerMeasurement, repeats: int = 20) -> Measurement:
+def measurement(device_type: str, *layers: LayerMeasurement, repeats: int = 20, reserve_bytes: int = 0) -> Measurement:
     """Of a model with these layers."""
-    return Measurement(device_type, layers or (layer(),), 64, repeats, 1000.0)
+    return Measurement(device_type, layers or (layer(),), 64, repeats, 1000.0, reserve_bytes)
