@@ -18,8 +18,8 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     if end.forecast is not None:
         predicted, measured = end.forecast.predicted.samples_per_second, end.result.samples_per_second
         lines.append(
-            f"speed:   predicted {rate(predicted)} samples/s for full pipelines, measured {rate(measured)} over "
-            f"the whole run ({measured / predicted - 1:+.0%})"
+            f"speed:   predicted {rate(predicted)} samples/s for full pipelines, measured {rate(measured)} over the "
+            f"whole run, which also steps the optimizer, reads data and evaluates ({measured / predicted - 1:+.0%})"
         )
     lines.append(f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)")
     if end.resumable:
