@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from benchmarks import unequal
@@ -89,11 +89,6 @@ class Found:
     predicted_waiting: float
     measured_waiting: float
 
-    @property
-    def off(self) -> float:
-        """Predicted over measured, minus 1."""
-        return self.predicted_samples_per_second / self.measured_samples_per_second - 1.0
-
 
 def measure(case: Case) -> Found:
     """Train for real, and simulate the plan that the coordinator made."""
@@ -101,12 +96,13 @@ def measure(case: Case) -> Found:
     document = read_document(PlanDocument, run_dir / "forecast.json")
     simulated = _simulated(document, case)
     workers = range(len(document.virtual_workers))
+    trace = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     rates = [_rate(run_dir / "history" / f"vw-{vw}-stage-0.jsonl") for vw in workers]
     return Found(
         predicted_samples_per_second=simulated.samples_per_second,
         measured_samples_per_second=unequal.BATCH_SIZE * sum(rates),
-        predicted_waiting=_mean([seconds / simulated.seconds for seconds in simulated.waiting_seconds]),
-        measured_waiting=_mean([_waiting(run_dir / "trace.json", vw) for vw in workers]),
+        predicted_waiting=fmean([seconds / simulated.seconds for seconds in simulated.waiting_seconds]),
+        measured_waiting=fmean([_waiting(trace, vw) for vw in workers]),
     )
 
 
@@ -134,24 +130,16 @@ def _rate(history: Path) -> float:
     return float((last - first) / (steps[last] - steps[first]))
 
 
-def _waiting(trace: Path, vw: int) -> float:
+def _waiting(trace: list[dict[str, Any]], vw: int) -> float:
     """The share of its time that a virtual worker's first stage waited for a clock to be published.
 
     As in the simulator, a minibatch must have needed the clock; the wait for the others at the very end is left out.
     """
-    events = [
-        event
-        for event in json.loads(trace.read_text())["traceEvents"]
-        if event["ph"] == "X" and (event["pid"], event["tid"]) == (vw, 0)
-    ]
+    events = [event for event in trace if event["ph"] == "X" and (event["pid"], event["tid"]) == (vw, 0)]
     computed = [event for event in events if "p" in event["args"]]
     waited = [e["dur"] for e in events if e["name"] == "wait" and "needs and" in e["args"]["reason"]]
     end = max(event["ts"] + event["dur"] for event in computed)
     return float(sum(waited) / (end - min(event["ts"] for event in computed)))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def figures(found: Found) -> dict[str, Any]:
@@ -159,7 +147,7 @@ def figures(found: Found) -> dict[str, Any]:
     return {
         "predicted samples/s": round(found.predicted_samples_per_second, 2),
         "measured samples/s": round(found.measured_samples_per_second, 2),
-        "predicted / measured": round(1.0 + found.off, 3),
+        "predicted / measured": round(found.predicted_samples_per_second / found.measured_samples_per_second, 3),
         "predicted waiting": round(found.predicted_waiting, 3),
         "measured waiting": round(found.measured_waiting, 3),
     }

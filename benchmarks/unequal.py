@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from benchmarks.sleeper import keep_time
 
-NUM_LAYERS = 16
 WIDTH = 128
 BATCH_SIZE = 8
 NUM_SAMPLES = 100_000
@@ -29,7 +28,7 @@ _DTYPE_BYTES = 4
 def model() -> nn.Module:
     """A chain of linear layers, each with its activation."""
     keep_time()
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(NUM_LAYERS)))
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in SHARES))
 
 
 class Samples(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hetpipe.spec.profile import Profile
 
 
-def profile_for(profile: Profile, batch_size: int) -> Profile:
+def scaled_profile(profile: Profile, batch_size: int) -> Profile:
     """The profile of minibatches of `batch_size` samples, in proportion; parameters stay."""
 
     def scaled(num_bytes: int) -> int:

@@ -7,7 +7,7 @@ from typing import get_args
 
 from hetpipe.errors import PlanError
 from hetpipe.planner.costs import Costs
-from hetpipe.planner.scaled_profile import profile_for
+from hetpipe.planner.scaled_profile import scaled_profile
 from hetpipe.planner.shard_bytes import Piece, PlacedParameters, parameters_of, shard_nodes
 from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
@@ -44,7 +44,7 @@ def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Cost
             f"the plan is for minibatches of {batch_size} samples, the profile for {profile.batch_size}; give the "
             "profile that the plan was made with, or plan again with this one"
         )
-    return Costs(profile_for(profile, batch_size), cluster)
+    return Costs(scaled_profile(profile, batch_size), cluster)
 
 
 def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:

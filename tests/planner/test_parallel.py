@@ -19,7 +19,7 @@ from hetpipe.planner.allocation.parallel import (
     samples_per_second,
 )
 from hetpipe.planner.options import PlanOptions
-from hetpipe.planner.scaled_profile import profile_for
+from hetpipe.planner.scaled_profile import scaled_profile
 from hetpipe.spec.cluster import LinkSpec
 from tests.planner.job_cases import MIB, chain, cluster_of, jobs_for
 
@@ -93,7 +93,7 @@ def test_every_configuration_is_tried() -> None:
 def test_a_profile_of_another_batch_size() -> None:
     profile = chain([3.0, 6.0], {"V": 1.0}, parameters=100, output=1001, batch_size=8)
 
-    half = profile_for(profile, 4)
+    half = scaled_profile(profile, 4)
 
     assert (half.batch_size, half.input_bytes) == (4, 501)
     assert half.layers[1].forward_ms == {"V": 1.0}
@@ -102,7 +102,7 @@ def test_a_profile_of_another_batch_size() -> None:
         501,
         1001,
     )
-    assert profile_for(profile, 8) == profile
+    assert scaled_profile(profile, 8) == profile
 
 
 def test_a_small_model_is_replicated_and_keeps_the_measured_minibatch() -> None:

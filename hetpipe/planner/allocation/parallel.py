@@ -25,7 +25,7 @@ from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.jobs import JobPlan, Jobs
 from hetpipe.planner.partitioner import Partitioner
-from hetpipe.planner.scaled_profile import profile_for
+from hetpipe.planner.scaled_profile import scaled_profile
 from hetpipe.spec.cluster import LinkSpec
 
 
@@ -186,7 +186,7 @@ def _switch(chosen: Configuration) -> Literal["on", "off"]:
 
 def _plan(jobs: Jobs, chosen: Configuration) -> JobPlan | None:
     """The configuration with the actual layers; None if it does not fit by our definition of memory."""
-    costs = Costs(profile_for(jobs.costs.profile, chosen.batch_size), jobs.costs.cluster)
+    costs = Costs(scaled_profile(jobs.costs.profile, chosen.batch_size), jobs.costs.cluster)
     options = replace(jobs.options, recompute=_switch(chosen), minibatches_per_wave=chosen.minibatches_per_wave)
     devices = list(jobs.devices)
     groups = [devices[first : chosen.width * chosen.depth : chosen.width] for first in range(chosen.width)]
