@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from hetpipe.coordinator.described import Described, describe
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.assignment import Offered, assign
-from hetpipe.planner.choose import choose_plan
+from hetpipe.planner.choose import Predict, choose_plan
 from hetpipe.planner.costs import Costs, MemoryModel
 from hetpipe.planner.emulation import PlayedStage, emulations
 from hetpipe.planner.optimizer_slots import optimizer_slots
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import plan_job
-from hetpipe.simulator.prediction import predicted, predicted_when_played
+from hetpipe.simulator.prediction import Played, predicted
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.ids import DeviceId, JobId, Term
 from hetpipe.spec.job import Job
@@ -25,8 +26,16 @@ from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.run import AgentInfo, StageEmulation
 
-#: Finds the plan for a profile on a cluster.
-Planner = Callable[[Profile, Cluster, PlanOptions], PlanDocument]
+
+class Planner(Protocol):
+    """Finds the plan for a profile on a cluster."""
+
+    def __call__(
+        self, profile: Profile, cluster: Cluster, options: PlanOptions, *, predict: Predict = ...
+    ) -> PlanDocument:
+        """The plan, and what `predict` says of it and of the alternatives; the planner has one of its own."""
+        ...
+
 
 #: The planner with the simulator's predictions.
 PLANNER: Planner = partial(choose_plan, predict=predicted)
@@ -71,6 +80,8 @@ def plan_run(
     if job.is_planned:
         plan = plan_job(job, model, agents, term, job_id)
         return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan))
+    if job.cluster.emulate:
+        planner = partial(planner, predict=partial(predicted, played=_played_as(job)))
     document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
@@ -80,15 +91,7 @@ def plan_run(
             [PlayedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
             for vw in document.virtual_workers
         ]
-        costs = Costs(described.profile, described.cluster)
-        played = _played(job, costs, stages, document.shards)
-        foreseen = predicted_when_played(
-            document,
-            costs,
-            stragglers={DeviceId(name): factor for name, factor in job.cluster.stragglers.items()},
-            with_links=job.cluster.emulate_links,
-        )
-        document = document.model_copy(update={"predicted": foreseen})
+        played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
     return PlannedRun(job.with_plan(counts, document.minibatches_per_wave), plan, described, document, played)
 
 
@@ -164,6 +167,11 @@ def _played_as_cut(job: Job, described: Described, plan: Plan) -> tuple[tuple[St
         _check_memory(job, costs, vw, played)
     nodes = [node.name for node in cluster.nodes if node.devices]
     return _played(job, costs, stages, [nodes[shard % len(nodes)] for shard in range(plan.num_shards)])
+
+
+def _played_as(job: Job) -> Played:
+    stragglers = {DeviceId(name): factor for name, factor in job.cluster.stragglers.items()}
+    return Played(stragglers, with_links=job.cluster.emulate_links)
 
 
 def _played(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.jobs import JobPlan
 from hetpipe.planner.options import PlanOptions
-from hetpipe.simulator.documents import simulated_plan, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
-from hetpipe.simulator.result import SimulationResult
 from hetpipe.simulator.simulate import simulate
 from hetpipe.spec.cluster import Links, LinkSpec
 from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.plan_document import PlanDocument, Predicted
+from hetpipe.spec.plan_document import Predicted
 
 #: At least so many waves, and so many for each wave that virtual workers may get ahead: the second half, which is what
 #: counts, then lies behind the time in which the fast ones use up their lead.
@@ -39,71 +38,50 @@ def steady_waves(staleness: int | None) -> int:
     return max(_LEAST_WAVES, _WAVES_PER_LEAD * (staleness + 2) if staleness is not None else 0)
 
 
-def predicted(plan: JobPlan, options: PlanOptions) -> Predicted:
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Devices that are played in real time: their links do not contend, each flow takes the time it takes alone."""
+
+    stragglers: Mapping[DeviceId, float]
+    """Device → how many times longer it computes."""
+    with_links: bool
+    """Whether links are played, too; those that are not take no time."""
+
+
+def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = None) -> Predicted:
     """Speed and traffic of `plan` in the steady state.
 
     Args:
         plan: what the planner found.
         options: what it was asked for.
+        played: how its devices are played; None: they are real.
 
     Raises:
         PlanError: the plan cannot be run so.
     """
+    simulated, costs = _simulated(plan), plan.costs
+    stragglers: Mapping[DeviceId, float] = {}
+    if played is not None:
+        used = {stage.device for stages in simulated.workers for stage in stages}
+        stragglers = {device: factor for device, factor in played.stragglers.items() if device in used}
+        if not played.with_links:
+            costs = Costs(costs.profile, costs.cluster.model_copy(update={"links": _INSTANT_LINKS}))
+    n = plan.minibatches_per_wave
+    computations_per_wave = 2 * n * sum(len(worker.stages) for worker in plan.workers)
+    affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
     how = SimulationOptions(
         staleness=options.staleness,
-        minibatches=_enough_minibatches(_simulated(plan), options.staleness),
+        minibatches=n * min(steady_waves(options.staleness), affordable),
         weights=options.weights,
+        stragglers=stragglers,
         staggered=True,
+        contention=played is None,
     )
-    return _foreseen(simulate(_simulated(plan), plan.costs, how))
-
-
-def predicted_when_played(
-    document: PlanDocument, costs: Costs, *, stragglers: Mapping[DeviceId, float], with_links: bool
-) -> Predicted:
-    """Speed and traffic of a plan in the steady state, on devices that are played in real time.
-
-    Played links do not contend: each flow takes the time it takes alone. Links that are not played take none.
-
-    Args:
-        document: the plan.
-        costs: the profile on the cluster that is played.
-        stragglers: device → how many times longer it computes.
-        with_links: whether links are played, too.
-
-    Raises:
-        PlanError: the plan does not fit the profile and the cluster, or cannot be run so.
-    """
-    if not with_links:
-        costs = Costs(costs.profile, costs.cluster.model_copy(update={"links": _INSTANT_LINKS}))
-    plan = simulated_plan(document, costs)
-    how = SimulationOptions(
-        staleness=document.staleness,
-        minibatches=_enough_minibatches(plan, document.staleness),
-        weights=weight_policy(document.weights),
-        stragglers={device: factor for device, factor in stragglers.items() if device in _devices(plan)},
-        staggered=True,
-        contention=False,
-    )
-    return _foreseen(simulate(plan, costs, how))
-
-
-def _enough_minibatches(plan: SimulatedPlan, staleness: int | None) -> int:
-    n = plan.minibatches_per_wave
-    computations_per_wave = 2 * n * sum(len(stages) for stages in plan.workers)
-    affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
-    return n * min(steady_waves(staleness), affordable)
-
-
-def _foreseen(result: SimulationResult) -> Predicted:
+    result = simulate(simulated, costs, how)
     return Predicted(
         samples_per_second=result.samples_per_second,
         cross_node_bytes_per_minibatch=result.cross_node_bytes_per_minibatch,
     )
-
-
-def _devices(plan: SimulatedPlan) -> set[DeviceId]:
-    return {stage.device for stages in plan.workers for stage in stages}
 
 
 def _simulated(plan: JobPlan) -> SimulatedPlan:

@@ -176,3 +176,17 @@ def test_what_is_foreseen_of_played_devices_is_what_they_play() -> None:
 
     played, alone, slower = foreseen(), foreseen(emulate_links=False), foreseen(stragglers={"n1/0": 1000.0})
     assert slower < played < alone / 10
+
+
+def test_alternatives_are_foreseen_as_they_would_be_played() -> None:
+    """So that they compare with the plan: here the links would hold everything back, were they played."""
+    slow = {name: {**link, "latency_seconds": 0.5} for name, link in CLUSTER["links"].items()}
+    played = {**PLAYED, "file": {**CLUSTER, "links": slow}, "emulate_links": False, "stragglers": {"n1/0": 2.0}}
+    run = planned(job(workers={"stages": "auto", "devices": [["n0/0"]]}, cluster=played), agent_info(devices=3))
+    assert run.document is not None
+    rates = {one.name: one.samples_per_second for one in run.document.alternatives}
+    assert rates["NP"] is not None
+    assert rates["NP"] > 100.0
+    (reason,) = [one.reason for one in run.document.alternatives if one.name == "NP"]
+    change = 100 * (rates["NP"] / run.document.predicted.samples_per_second - 1)
+    assert reason.startswith((f"loses {-change:.1f} %", f"gains {change:.1f} %"))
