@@ -34,14 +34,16 @@ from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
-from hetpipe.schedule.catalogue import order_named
+from hetpipe.schedule.catalogue import order_for
+from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.job import OptimizerSpec
 from hetpipe.spec.run import DeviceConfig, StageReport
 from hetpipe.spec.sync import DataSpec, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
+from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.flat import BufferPool, FlatLayout
-from hetpipe.weights.optimizer import WaveOptimizer
-from hetpipe.weights.wave import WaveWeights
+from hetpipe.weights.optimizer import StageOptimizer
 
 if TYPE_CHECKING:  # torch.distributed has this name, but only this module has its type
     from torch._C._distributed_c10d import TCPStore
@@ -140,6 +142,7 @@ def hetpipe_stage(rank: int, port: int, minibatches_per_wave: int, num_waves: in
         for local, name in layer.parameters.items():
             first.views[name].copy_(layer.module.get_parameter(local).detach())
     rho = pool.take().zero_()
+    versions = VersionTable("wave", rank, NUM_STAGES, minibatches_per_wave)
     num_samples = minibatches_per_wave * num_waves * MICROBATCH
     data = DataSpec(num_samples, MICROBATCH, 0, 1, None)
     synchroniser = AloneSynchroniser(data, pool, first, num_waves)
@@ -155,9 +158,14 @@ def hetpipe_stage(rank: int, port: int, minibatches_per_wave: int, num_waves: in
             mine, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=loss if is_last else None
         ),
         emulator=Emulator(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=0),
-        weights=WaveWeights(pool, WaveOptimizer("SGD", {"lr": LEARNING_RATE}, rho), rho, minibatches_per_wave),
+        versions=versions,
+        weights=AnchoredWeights(pool, StageOptimizer(OptimizerSpec(name="SGD", lr=LEARNING_RATE), rho), rho, versions),
+        has_shards=True,
+        clipping=None,
+        replicas=None,
         pool=pool,
-        order=order_named("1f1b"),
+        order=order_for("wave", "1f1b"),
+        schedule="1f1b",
         data=StageData(data, RandomTokens(num_samples), None, {}),
         upstream=upstream,
         downstream=downstream,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,28 @@ from hetpipe.clock import Clock as TimeSource
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
-from hetpipe.pipeline.callables import build_datasets, build_model, load_loss, load_metrics
+from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
 from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
 from hetpipe.pipeline.checkpoint import CheckpointReader, copy_exactly
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.runner import StageRunner
-from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
+from hetpipe.pipeline.setup import Clipping, StageData, StageIdentity, StageParts
 from hetpipe.ps.client import ShardClient
 from hetpipe.ps.manifest import checkpoint_dir, read_manifest, verify_file
 from hetpipe.ps.transport import ClockTransport, ShardTransport
-from hetpipe.schedule.catalogue import order_named
+from hetpipe.schedule.catalogue import order_for
+from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.job import Job
 from hetpipe.spec.requests import Requester
 from hetpipe.spec.run import StageConfig, StageReport
+from hetpipe.weights.anchored import AnchoredWeights
+from hetpipe.weights.direct import DirectWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
-from hetpipe.weights.optimizer import WaveOptimizer
-from hetpipe.weights.wave import WaveWeights
+from hetpipe.weights.optimizer import StageOptimizer
+from hetpipe.weights.policy import StageWeights
 
 #: Longest wait of a stage for anything.
 STALL_SECONDS = 600.0
@@ -54,6 +59,8 @@ class Wiring:
     timeline: TimelineWriter = field(default_factory=NullTimeline)
     clock: TimeSource = SYSTEM_CLOCK
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    replicas: Replicas | None = None
+    """Of this stage, where the job averages gradients over replicas."""
     emulator: Emulator | None = None
     """Replaces the device's own emulation; for tests."""
     stall_seconds: float = STALL_SECONDS
@@ -115,8 +122,17 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
     device = torch.device(config.device.torch_device)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
     pool = BufferPool(_layout(code.layers), device)
-    rho = pool.take().zero_()
-    optimizer = WaveOptimizer(job.optimizer.name, job.optimizer.arguments, rho)
+    versions = versions_of(job, identity)
+    # What the optimizer steps on: ρ, or the weights themselves where no parameter server holds them.
+    target = pool.take().zero_()
+    optimizer = StageOptimizer(
+        job.optimizer,
+        target,
+        job.lr_schedule,
+        predicts=versions.is_predicting,
+        include_decay=job.prediction.include_decay,
+        load=partial(load_callable, import_path=Path(config.import_path)),
+    )
     start = _restore(config, code.layers, optimizer)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool)
     client = ShardClient(
@@ -130,15 +146,21 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         timeline=wiring.timeline,
     )
     client.start()
+    weights: StageWeights
+    if job.has_shards:
+        weights = AnchoredWeights(pool, optimizer, target, versions)
+    else:
+        weights = DirectWeights(pool, optimizer, _fill(target, code.layers), versions)
+        if wiring.replicas is not None:
+            wiring.replicas.copy_first_(list(target.regions))
     if identity.vw == 0:
-        first = _first_weights(pool, code.layers)
+        first = _fill(pool.take_on_host(), code.layers)
         client.push_first_weights(first)
         pool.release(first)
     forget_weights(code.layers)
-    sync = job.sync_spec()
     parts = StageParts(
         identity=identity,
-        sync=sync,
+        sync=job.sync_spec(),
         layers=code.layers,
         compute=compute,
         emulator=wiring.emulator
@@ -148,9 +170,14 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
             seed=job.seed + 1000 * config.vw + config.stage,
             emulation=config.emulation,
         ),
-        weights=WaveWeights(pool, optimizer, rho, sync.minibatches_per_wave),
+        versions=versions,
+        weights=weights,
+        has_shards=job.has_shards,
+        clipping=_clipping(job),
+        replicas=wiring.replicas,
         pool=pool,
-        order=order_named(job.schedule),
+        order=order_for(job.weights, job.order),
+        schedule=job.order,
         data=code.data,
         upstream=wiring.upstream,
         downstream=wiring.downstream,
@@ -175,15 +202,31 @@ def _layout(layers: Sequence[Layer]) -> FlatLayout:
     return FlatLayout(tensors)
 
 
-def _first_weights(pool: BufferPool, layers: Sequence[Layer]) -> FlatBuffer:
-    weights = pool.take_on_host()
+def _fill(buffer: FlatBuffer, layers: Sequence[Layer]) -> FlatBuffer:
+    """`buffer` with the weights that the modules were made with, or that were restored into them."""
     for layer in layers:
         for local, name in layer.parameters.items():
-            weights.views[name].copy_(layer.module.get_parameter(local).detach())
-    return weights
+            buffer.views[name].copy_(layer.module.get_parameter(local).detach())
+    return buffer
 
 
-def _restore(config: StageConfig, layers: Sequence[Layer], optimizer: WaveOptimizer) -> Clock:
+def _clipping(job: Job) -> Clipping | None:
+    gradients = job.gradients
+    return None if gradients.max_norm is None else Clipping(gradients.max_norm, gradients.clip == "global")
+
+
+def versions_of(job: Job, identity: StageIdentity) -> VersionTable:
+    """Which weights the minibatches of this stage see."""
+    return VersionTable(
+        job.weights,
+        stage=identity.stage,
+        num_stages=identity.num_stages,
+        minibatches_per_wave=job.sync.minibatches_per_wave,
+        accumulate=job.gradients.accumulate,
+    )
+
+
+def _restore(config: StageConfig, layers: Sequence[Layer], optimizer: StageOptimizer) -> Clock:
     """Load weights, buffers and optimizer state of this stage; returns the clock of the checkpoint, or 0.
 
     Raises:

@@ -2,7 +2,8 @@
 
 The formulas are written here a second time on purpose; only `hetpipe.errors` is shared. Start at `checker`; one file
 judges one concern: `replay` the decision log, `versions` the weights of each minibatch, `lanes` the work of each stage,
-`shards` waves and pulls, `samples` the ledger, `terms` the terms.
+`orders` the order of its work, `replicas` the updates that replicas make together, `shards` waves and pulls, `samples`
+the ledger, `terms` the terms.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from hetpipe.check.facts import Facts, Layout, read_facts
 from hetpipe.check.lanes import LaneJudge
 from hetpipe.check.reading import read_history
 from hetpipe.check.replay import Replay, decisions_in_order
+from hetpipe.check.replicas import ReplicaJudge
 from hetpipe.check.report import Counts, Findings, Kind, Report
 from hetpipe.check.samples import SampleJudge
 from hetpipe.check.shards import ShardJudge
@@ -77,11 +78,12 @@ class _Judges:
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._layout = facts.layout
-        self._bound = facts.rule.bound_clock_distance
+        self._rule = facts.rule
         self._timeline = timeline
         self._findings = findings
         self._versions = VersionJudge(facts, timeline, findings)
         self._lanes = LaneJudge(facts, timeline, findings)
+        self._replicas = ReplicaJudge(facts, findings)
         self._shards = ShardJudge(facts, timeline, findings)
         self._samples = SampleJudge(facts, timeline, findings)
         self._strangers: set[tuple[int, int, int, int]] = set()
@@ -91,6 +93,7 @@ class _Judges:
         if isinstance(event, Pass | Step):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._lanes.see(event)
+                self._replicas.see(event)
                 if isinstance(event, Pass):
                     self._versions.see(event)
         elif isinstance(event, Staged):
@@ -109,6 +112,7 @@ class _Judges:
         """Judge what only the whole history shows."""
         self._versions.finish()
         self._lanes.finish()
+        self._replicas.finish()
         self._shards.finish()
         self._samples.finish()
 
@@ -116,6 +120,8 @@ class _Judges:
         """The verdict; call after `finish`."""
         line = self._timeline
         return Report(
+            weights=self._rule.weights.value,
+            schedule=self._rule.order.value,
             minibatches=self._versions.num_minibatches(),
             violations=self._findings.violations(),
             waves_applied_twice=self._shards.num_applied_twice(),
@@ -126,7 +132,7 @@ class _Judges:
                 samples=sum(commit.samples for commit in line.commits.values()),
                 published_clock=line.published,
                 max_clock_distance=line.max_distance,
-                bound_clock_distance=self._bound,
+                bound_clock_distance=self._rule.bound_clock_distance,
                 unknown_events=unknown_events,
                 complete=line.complete,
             ),

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.check.formulas import Rule, WeightRule
+from hetpipe.check.rules import OrderRule, Place, Rule, SyncRule, WeightRule
 from hetpipe.errors import UserError
 
 FileModel = TypeVar("FileModel", bound=BaseModel)
+Word = TypeVar("Word", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Layout:
     num_shards: int
     num_slices: Mapping[tuple[int, int, int], int]
     """(vw, stage, shard) → slices of that stage on that shard; pairs without slices are absent."""
+
+    def places(self, vw: int) -> tuple[Place, ...]:
+        """The stages of `vw`, first to last."""
+        num_stages = self.num_stages[vw]
+        return tuple(Place(stage, num_stages) for stage in range(num_stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,10 @@ class Facts:
     start: Start = field(default_factory=Start)
 
 
+#: The schedule that a job leaves to hetpipe. What it means is the same for every policy.
+_AUTO = "auto"
+
+
 class _SyncFile(BaseModel):
     kind: str
     D: int | None = Field(default=None, ge=0)
@@ -68,9 +79,15 @@ class _SyncFile(BaseModel):
     deterministic: bool = False
 
 
+class _GradientsFile(BaseModel):
+    accumulate: int = Field(default=1, ge=1)
+
+
 class _JobFile(BaseModel):
     sync: _SyncFile
     weights: str = WeightRule.WAVE.value
+    schedule: str = _AUTO
+    gradients: _GradientsFile = _GradientsFile()
     batch_size: int = Field(ge=1)
     epochs: int | None = None
     minibatches: int | None = None
@@ -112,7 +129,8 @@ def read_facts(run_dir: Path) -> Facts:
     """The facts of the run in `run_dir`.
 
     Raises:
-        UserError: a file is missing, does not hold what it must, or names a policy the checker does not know.
+        UserError: a file is missing, does not hold what it must, or names a policy, a schedule or a kind of
+            synchronisation that the checker does not know.
     """
     job = _read(run_dir / "job.json", _JobFile)
     plan = _read(run_dir / "plan.json", _PlanFile)
@@ -137,23 +155,33 @@ def _read(path: Path, kind: type[FileModel]) -> FileModel:
 
 
 def _rule(job: _JobFile) -> Rule:
+    sync = _known(SyncRule, "sync.kind", job.sync.kind)
+    return Rule(
+        job.sync.minibatches_per_wave,
+        _staleness(sync, job.sync.D),
+        _known(WeightRule, "weights", job.weights),
+        job.sync.deterministic,
+        OrderRule.ONE_F_ONE_B if job.schedule == _AUTO else _known(OrderRule, "schedule", job.schedule),
+        sync,
+        job.gradients.accumulate,
+    )
+
+
+def _known(words: type[Word], key: str, word: str) -> Word:
     try:
-        weights = WeightRule(job.weights)
+        return words(word)
     except ValueError as error:
-        known = ", ".join(WeightRule)
-        raise UserError(f"weights: {job.weights} cannot be checked, only {known}") from error
-    staleness: int | None
-    if job.sync.kind == "bsp":
-        staleness = 0
-    elif job.sync.kind == "asp":
-        staleness = None
-    elif job.sync.kind == "wsp" and job.sync.D is not None:
-        staleness = job.sync.D
-    else:
-        raise UserError(
-            f"sync.kind {job.sync.kind} with D = {job.sync.D} cannot be checked, only wsp with a D, bsp, asp"
-        )
-    return Rule(job.sync.minibatches_per_wave, staleness, weights, job.sync.deterministic)
+        raise UserError(f"{key}: {word} cannot be checked, only {', '.join(words)}") from error
+
+
+def _staleness(sync: SyncRule, bound: int | None) -> int | None:
+    if sync is SyncRule.BSP:
+        return 0
+    if sync is not SyncRule.WSP:
+        return None
+    if bound is None:
+        raise UserError("sync.kind wsp without a D cannot be checked; give `sync.D`, or use asp for no bound")
+    return bound
 
 
 def _layout(plan: _PlanFile) -> Layout:

@@ -1,38 +1,13 @@
-"""The formulas of `wsp.md` §2, §3 and §5, written a second time on purpose.
+"""The formulas of `wsp.md` §2, §3, §5 and the table of `policies.md`, written a second time on purpose.
 
-They judge the ones in `hetpipe.sync`, so they share no code with them. p counts from 1; `floor` is the clock of the
-latest barrier c with p > cN: behind it, no minibatch may start with an older clock or own older updates apart.
+They judge the ones in `hetpipe.sync` and `hetpipe.schedule`, so they share no code with them. p counts from 1; `floor`
+is the clock of the latest barrier c with p > cN: behind it, no minibatch may start with an older clock or own older
+updates apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
-
-class WeightRule(StrEnum):
-    """The weight policies whose versions the checker knows (`policies.md`)."""
-
-    WAVE = "wave"
-    FLUSH = "flush"
-    DOUBLE_BUFFER = "double_buffer"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What a run promised about its clocks."""
-
-    minibatches_per_wave: int
-    """N ≥ 1."""
-    staleness: int | None
-    """D ≥ 0, or None for D = ∞."""
-    weights: WeightRule = WeightRule.WAVE
-    deterministic: bool = False
-
-    @property
-    def bound_clock_distance(self) -> int | None:
-        """D + 1, the largest legal c_v - c_g; None where there is no bound."""
-        return None if self.staleness is None else self.staleness + 1
+from hetpipe.check.rules import OrderRule, Place, Rule, WeightRule
 
 
 def wave_of(rule: Rule, p: int) -> int:
@@ -54,34 +29,90 @@ def required_clock(rule: Rule, p: int, floor: int) -> int:
     """
     if rule.staleness is None:
         return floor
-    if rule.weights is WeightRule.WAVE:
-        waves_due = -(-(p + 1) // rule.minibatches_per_wave) - 2
-    elif rule.weights is WeightRule.FLUSH:
+    if rule.weights is WeightRule.FLUSH:
         waves_due = wave_of(rule, p)
-    else:
+    elif rule.weights is WeightRule.DOUBLE_BUFFER:
         waves_due = wave_of(rule, p) - 1
+    else:
+        waves_due = -(-(p + 1) // rule.minibatches_per_wave) - 2
     return max(floor, waves_due - rule.staleness)
 
 
-def local_through(rule: Rule, p: int, floor: int) -> int:
-    """v(p): the last own minibatch whose update is in the weights of p.
+def forward_through(rule: Rule, p: int, floor: int, place: Place) -> int:
+    """v_i(p): the last own minibatch whose update is in the weights of the forward of p; it ends an update.
 
-    >>> [local_through(Rule(4, 0), p, 0) for p in (3, 4, 5, 9)]
+    >>> [forward_through(Rule(4, 0), p, 0, Place()) for p in (3, 4, 5, 9)]
     [0, 0, 1, 5]
-    >>> local_through(Rule(4, 0), 9, 2)
+    >>> forward_through(Rule(4, 0), 9, 2, Place())
     8
+    >>> [forward_through(Rule(4, 0, WeightRule.STASH), 9, 0, Place(stage, 3)) for stage in range(3)]
+    [6, 7, 8]
+    >>> [forward_through(Rule(4, 0, WeightRule.VERTICAL, accumulate=2), 10, 0, Place(stage, 3)) for stage in range(3)]
+    [6, 6, 6]
+    """
+    match rule.weights:
+        case WeightRule.WAVE:
+            newest = p - rule.minibatches_per_wave
+        case WeightRule.FLUSH:
+            newest = wave_of(rule, p) * rule.minibatches_per_wave
+        case WeightRule.DOUBLE_BUFFER:
+            newest = (wave_of(rule, p) - 1) * rule.minibatches_per_wave
+        case WeightRule.VERTICAL:
+            newest = p - place.num_stages
+        case WeightRule.STASH | WeightRule.PREDICT | WeightRule.SPECTRAIN:
+            newest = p - place.from_end
+    return _updated(rule, newest, floor)
+
+
+def backward_through(rule: Rule, p: int, floor: int, place: Place) -> int:
+    """The same for the weights that the backward of p reads: all updates before p where the policy predicts.
+
+    >>> [backward_through(Rule(4, 0, WeightRule.PREDICT), 9, 0, Place(stage, 3)) for stage in range(3)]
+    [8, 8, 8]
+    """
+    return _updated(rule, p - 1, floor) if rule.predicts else forward_through(rule, p, floor, place)
+
+
+def ends_update(rule: Rule, p: int) -> bool:
+    """Whether an update follows the backward of p. One also follows the last minibatch before a barrier.
+
+    >>> [p for p in range(1, 9) if ends_update(Rule(4, 0, accumulate=2), p)]
+    [2, 4, 6, 8]
+    """
+    return p % rule.minibatches_per_update == 0
+
+
+def forward_is_newest(rule: Rule) -> bool:
+    """Whether a forward sees every update that its stage has made: by the strict order, or after a drain."""
+    return rule.predicts or rule.weights in (WeightRule.STASH, WeightRule.FLUSH)
+
+
+def most_in_flight(rule: Rule, place: Place) -> int | None:
+    """S_i: minibatches between forward and backward at a stage; None where the checker sets no bound.
+
+    >>> [most_in_flight(Rule(2, 0, WeightRule.FLUSH), Place(stage, 3)) for stage in range(3)]
+    [2, 2, 1]
     """
     if rule.weights is WeightRule.WAVE:
-        through = p - rule.minibatches_per_wave
-    elif rule.weights is WeightRule.FLUSH:
-        through = wave_of(rule, p) * rule.minibatches_per_wave
-    else:
-        through = (wave_of(rule, p) - 1) * rule.minibatches_per_wave
-    return max(through, floor * rule.minibatches_per_wave)
+        return None  # its versions depend on p alone, whatever the order
+    if rule.order is OrderRule.GPIPE:
+        return rule.minibatches_per_wave
+    return min(rule.minibatches_per_wave, place.from_end) if rule.weights is WeightRule.FLUSH else place.from_end
+
+
+def drained_since(rule: Rule, p: int, floor: int) -> int:
+    """The clock before whose minibatches a pipeline is drained when p starts: its wave's under `flush`, else `floor`.
+
+    >>> drained_since(Rule(4, 0), 9, 1), drained_since(Rule(4, 0, WeightRule.FLUSH), 9, 1)
+    (1, 2)
+    """
+    return wave_of(rule, p) if rule.weights is WeightRule.FLUSH else floor
 
 
 def is_switch_point(rule: Rule, p: int, floor: int) -> bool:
-    """True where the published clock in use may change: p = N, 2N, … (wave starts for the others) and behind a barrier.
+    """True where the published clock in use may change: p = N, 2N, … and behind a barrier.
+
+    Wave starts for policies that make one update per wave.
 
     >>> [p for p in range(1, 10) if is_switch_point(Rule(4, 0), p, 0)]
     [1, 4, 8]
@@ -89,7 +120,7 @@ def is_switch_point(rule: Rule, p: int, floor: int) -> bool:
     num = rule.minibatches_per_wave
     if p == floor * num + 1:
         return True
-    return p % num == 0 if rule.weights is WeightRule.WAVE else (p - 1) % num == 0
+    return (p - 1) % num == 0 if rule.updates_per_wave else p % num == 0
 
 
 def minibatches_in(samples: int, batch_size: int) -> int:
@@ -99,3 +130,9 @@ def minibatches_in(samples: int, batch_size: int) -> int:
     [0, 1, 1, 2]
     """
     return -(-samples // batch_size)
+
+
+def _updated(rule: Rule, through: int, floor: int) -> int:
+    """Updates are whole, and none is older than the barrier."""
+    whole = through // rule.minibatches_per_update * rule.minibatches_per_update
+    return max(whole, floor * rule.minibatches_per_wave)

@@ -1,4 +1,4 @@
-"""Judges that every stage did every minibatch once, whole and in order.
+"""Judges that every stage did every minibatch once, whole, and made every update that is due when it is due.
 
 A *lane* is one stage of one life of a virtual worker. One process runs it, so within a lane the order of lines is
 the order of what happened. What is missing is judged at the end: a run cut short, or a life that was evicted, may lack
@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from hetpipe.check.events import Backward, Forward, Pass, StageEvent, Step
 from hetpipe.check.facts import Facts
-from hetpipe.check.formulas import WeightRule, local_through, minibatches_in, wave_of
+from hetpipe.check.formulas import ends_update, forward_is_newest, forward_through, minibatches_in, wave_of
+from hetpipe.check.orders import OrderJudge
 from hetpipe.check.report import Findings, Kind
+from hetpipe.check.rules import Place
 from hetpipe.check.timeline import Timeline
 
 
@@ -21,15 +23,15 @@ from hetpipe.check.timeline import Timeline
 class _Lane:
     """What one stage of one life did. Each dictionary: p → its first event."""
 
-    stage: int
+    place: Place
     forwards: dict[int, Forward] = field(default_factory=dict)
     backwards: dict[int, Backward] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
     last_step: int = 0
     needed_step: int = 0
     """The largest v(p) of its forwards that lies behind their barrier."""
-    too_early: list[tuple[Forward, int]] = field(default_factory=list)
-    """Forwards that started before the step of their v(p)."""
+    too_early: list[tuple[Pass, int]] = field(default_factory=list)
+    """Passes that name an update of which there was no step, and the last one of which there was."""
     disordered: list[StageEvent] = field(default_factory=list)
     """Backwards before their forward, steps before their backward."""
 
@@ -43,6 +45,7 @@ class LaneJudge:
         self._batch_size = facts.data.batch_size
         self._timeline = timeline
         self._findings = findings
+        self._orders = OrderJudge(facts, timeline, findings)
         self._lanes: dict[tuple[int, int], list[_Lane]] = {}
 
     def see(self, event: Pass | Step) -> None:
@@ -50,7 +53,7 @@ class LaneJudge:
         key = (event.vw, event.incarnation)
         lanes = self._lanes.get(key)
         if lanes is None:
-            lanes = self._lanes[key] = [_Lane(stage) for stage in range(self._layout.num_stages[event.vw])]
+            lanes = self._lanes[key] = [_Lane(place) for place in self._layout.places(event.vw)]
         lane = lanes[event.stage]
         if isinstance(event, Forward):
             self._see_forward(lane, event)
@@ -73,28 +76,42 @@ class LaneJudge:
             stepping = self._stepping(started)
             for lane in lanes:
                 self._judge_order(lane)
+                self._judge_steps(lane, stepping)
                 self._judge_missing(lane, due, started, stepping)
         self._judge_commits(committed_minibatches)
+        self._orders.finish()
 
     def _see_forward(self, lane: _Lane, event: Forward) -> None:
         if event.p in lane.forwards:
             self._findings.add(Kind.MINIBATCH_TWICE, f"a second {_name(event)}", event.origin)
             return
         lane.forwards[event.p] = event
+        self._orders.see(event)
         floor = self._timeline.floor_clock(wave_of(self._rule, event.p))
-        through = local_through(self._rule, event.p, floor)
+        through = forward_through(self._rule, event.p, floor, lane.place)
         if through > floor * self._rule.minibatches_per_wave:
             lane.needed_step = max(lane.needed_step, through)
-            if lane.last_step < through:
-                lane.too_early.append((event, through))
+        self._judge_newest(lane, event, floor, must_be=forward_is_newest(self._rule))
 
     def _see_backward(self, lane: _Lane, event: Backward) -> None:
         if event.p in lane.backwards:
             self._findings.add(Kind.MINIBATCH_TWICE, f"a second {_name(event)}", event.origin)
             return
         lane.backwards[event.p] = event
+        self._orders.see(event)
         if event.p not in lane.forwards:
             lane.disordered.append(event)
+        floor = self._timeline.floor_clock(wave_of(self._rule, event.p))
+        self._judge_newest(lane, event, floor, must_be=self._rule.predicts)
+
+    def _judge_newest(self, lane: _Lane, event: Pass, floor: int, *, must_be: bool) -> None:
+        """A pass sees no update that its stage has not made, and where it `must_be` so, all that it has."""
+        newest = max(lane.last_step, floor * self._rule.minibatches_per_wave)
+        if event.local_through > newest:
+            lane.too_early.append((event, newest))
+        elif must_be and event.local_through < newest:
+            message = f"{_name(event)} has own updates through {event.local_through}, but its stage has {newest}"
+            self._findings.add(Kind.NOT_NEWEST, message, event.origin)
 
     def _see_step(self, lane: _Lane, event: Step) -> None:
         if event.p in lane.steps:
@@ -108,12 +125,10 @@ class LaneJudge:
         if event.p not in lane.backwards:
             lane.disordered.append(event)
 
-    def _stepping(self, started: dict[int, StageEvent]) -> dict[int, StageEvent]:
-        """The minibatches after which the optimizer steps: each one, or the last of each wave."""
-        if self._rule.weights is WeightRule.WAVE:
-            return started
-        last_of_wave = {wave_of(self._rule, p): p for p in started}
-        return {p: started[p] for p in last_of_wave.values()}
+    def _stepping(self, started: dict[int, StageEvent]) -> set[int]:
+        """The minibatches after which an update is made: where a group is full, and the last before each barrier."""
+        last = {self._timeline.floor_clock(wave_of(self._rule, p)): p for p in started}
+        return {p for p in started if ends_update(self._rule, p)}.union(last.values())
 
     def _is_due(self, vw: int, incarnation: int, p: int) -> bool:
         """True when nothing excuses unfinished work on p."""
@@ -142,14 +157,20 @@ class LaneJudge:
             if event.p in before:
                 message = f"{_name(event)} comes before the {_name(before[event.p])}"
                 self._findings.add(Kind.MINIBATCH_ORDER, message, event.origin)
-        for forward, through in lane.too_early:
-            if through in lane.steps:
-                message = f"{_name(forward)} starts before the step of p = {through}, which its weights hold"
-                self._findings.add(Kind.UPDATE_NOT_READY, message, forward.origin)
 
-    def _judge_missing(
-        self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: dict[int, StageEvent]
-    ) -> None:
+    def _judge_steps(self, lane: _Lane, stepping: set[int]) -> None:
+        """Report steps that should not be there, and passes that name updates which came later or never."""
+        for p, step in lane.steps.items():
+            if p not in stepping:
+                message = f"{_name(step)}, whose gradient goes into the update of a later minibatch"
+                self._findings.add(Kind.STEP_UNDUE, message, step.origin)
+        for event, newest in lane.too_early:
+            through = event.local_through
+            if through in lane.steps or through not in stepping:  # else that step is missing, and reported so
+                message = f"{_name(event)} has own updates through {through}, but its stage has made those to {newest}"
+                self._findings.add(Kind.UPDATE_NOT_READY, message, event.origin)
+
+    def _judge_missing(self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: set[int]) -> None:
         """Report what a lane lacks: all that is due, and what something later on the lane stands on."""
         last_forward = max(lane.forwards, default=0)
         last_backward = max(lane.backwards, default=0)
@@ -165,7 +186,7 @@ class LaneJudge:
                 self._report_missing(Kind.STEP_MISSING, "step", lane, backward or forward or event)
 
     def _report_missing(self, kind: Kind, what: str, lane: _Lane, known: StageEvent) -> None:
-        message = f"p = {known.p} of virtual worker {known.vw} has no {what} on stage {lane.stage}"
+        message = f"p = {known.p} of virtual worker {known.vw} has no {what} on stage {lane.place.stage}"
         self._findings.add(kind, message, known.origin)
 
     def _judge_commits(self, minibatches: Counter[tuple[int, int]]) -> None:

@@ -17,26 +17,34 @@ class Kind(StrEnum):
     """What can be wrong with a history. Each member's comment is the promise that was broken."""
 
     STALE_CLOCK = "stale_clock"  #: a minibatch starts with a clock ≥ required_clock and ≥ its barrier
-    NOT_REQUIRED_CLOCK = "not_required_clock"  #: deterministic: a minibatch starts with exactly required_clock
-    WRONG_LOCAL_THROUGH = "wrong_local_through"  #: v(p) is the policy's, or the barrier's where that is later
+    NOT_REQUIRED_CLOCK = "not_required_clock"  #: deterministic, or no shards: it starts with exactly that clock
+    WRONG_LOCAL_THROUGH = "wrong_local_through"  #: v(p) is the table's for stage and direction, or the barrier's
     CLOCK_BEYOND_LOCAL = "clock_beyond_local"  #: W*·N ≤ v(p): own updates of later waves are never in w^(W*)
     UNPUBLISHED_CLOCK = "unpublished_clock"  #: a clock is published before a forward uses it
     UNPUBLISHED_PULL = "unpublished_pull"  #: a clock is published before a shard serves it
-    MIXED_VERSIONS = "mixed_versions"  #: one minibatch, one version: all stages, forward and backward
+    MIXED_VERSIONS = "mixed_versions"  #: one minibatch, one published clock: all stages, forward and backward
     CLOCK_SWITCH = "clock_switch"  #: the clock in use changes at switch points only
     MINIBATCH_TWICE = "minibatch_twice"  #: one forward and one backward of p per stage
     MINIBATCH_MISSING = "minibatch_missing"  #: no minibatch and no pass of it is left out
     MINIBATCH_ORDER = "minibatch_order"  #: forward, backward and step of p, in this order
+    OUT_OF_ORDER = "out_of_order"  #: a stage takes forwards in the order of p, and backwards too
+    BACKWARD_EARLY = "backward_early"  #: strict 1F1B, gpipe: no backward while another forward is due
+    IN_FLIGHT = "in_flight"  #: at most S_i minibatches between forward and backward
+    NOT_DRAINED = "not_drained"  #: all backwards before a barrier, under flush of a wave, come before what follows
     STEP_TWICE = "step_twice"  #: one step per update
     STEP_MISSING = "step_missing"  #: no update is left out
     STEP_ORDER = "step_order"  #: updates step in the order of p
-    UPDATE_NOT_READY = "update_not_ready"  #: p starts only after the step of v(p)
+    STEP_UNDUE = "step_undue"  #: an update is made where a group of minibatches is full, or before a barrier
+    UPDATE_NOT_READY = "update_not_ready"  #: a pass of p starts only after the step of its v(p)
+    NOT_NEWEST = "not_newest"  #: where the policy says newest, no update that the stage has is left out
+    REPLICA_AHEAD = "replica_ahead"  #: allreduce: an update comes after the wave's backwards of all replicas
     WAVE_APPLIED_TWICE = "wave_applied_twice"  #: a shard applies a wave once
     TORN_WAVE = "torn_wave"  #: a wave is applied on all shards or on none
     NEVER_APPLIED = "never_applied"  #: a committed wave is applied
     APPLIED_UNCOMMITTED = "applied_uncommitted"  #: only committed waves are applied
     STAGED_UNCOMMITTED = "staged_uncommitted"  #: a finished run commits what its members staged
     COMMITTED_UNSTAGED = "committed_unstaged"  #: a commit needs every stage's part on every shard
+    NO_SLICES = "no_slices"  #: only what a shard holds is staged there and pulled from it
     COMMIT_ORDER = "commit_order"  #: a VW's waves are committed one by one
     COMMIT_EARLY = "commit_early"  #: wave c is committed once clock c - D is published
     COMMIT_PAST_BARRIER = "commit_past_barrier"  #: no wave ≥ c is committed before the barrier at c is published
@@ -126,6 +134,8 @@ class Detail(TypedDict):
 class ReportJson(TypedDict):
     """What `hetpipe check --json` prints."""
 
+    weights: str
+    schedule: str
     minibatches: int
     violations: int
     waves_applied_twice: int
@@ -142,6 +152,10 @@ class ReportJson(TypedDict):
 class Report:
     """The verdict on one run."""
 
+    weights: str
+    """The weight policy by which it was judged."""
+    schedule: str
+    """The schedule by which it was judged, `auto` decided."""
     minibatches: int
     """Distinct minibatches that were started, over all virtual workers."""
     violations: tuple[Violation, ...]
@@ -163,6 +177,8 @@ class Report:
     def to_json(self) -> ReportJson:
         """The report as JSON-able values; `details` holds at most `SHOWN_PER_KIND` violations of each kind."""
         return ReportJson(
+            weights=self.weights,
+            schedule=self.schedule,
             minibatches=self.minibatches,
             violations=len(self.violations),
             waves_applied_twice=self.waves_applied_twice,
@@ -181,7 +197,8 @@ class Report:
         bound = "unbounded" if counts.bound_clock_distance is None else f"bound {counts.bound_clock_distance}"
         clock = "no clock" if counts.published_clock is None else f"clock {counts.published_clock}"
         judged = (
-            f"judged {_number(counts.events, 'event')}: {_number(self.minibatches, 'minibatch', 'minibatches')}, "
+            f"judged {_number(counts.events, 'event')} by weights {self.weights} and schedule {self.schedule}: "
+            f"{_number(self.minibatches, 'minibatch', 'minibatches')}, "
             f"{_number(counts.waves, 'wave')} committed, "
             f"{clock} published, largest clock distance {counts.max_clock_distance} ({bound}), "
             f"run {'ended' if counts.complete else 'cut short'}"

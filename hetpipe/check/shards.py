@@ -33,6 +33,7 @@ class ShardJudge:
 
     def see_staged(self, staged: Staged) -> None:
         """Note what is staged, and that no evicted life stages."""
+        self._judge_slices(staged, "is staged on")
         key = (staged.vw, staged.incarnation, staged.wave)
         self._staged.setdefault(key, Counter())[staged.stage, staged.shard] += staged.slices
         self._first_staged.setdefault(key, staged)
@@ -59,6 +60,7 @@ class ShardJudge:
 
     def see_pull(self, pull: Pull) -> None:
         """Judge that only published clocks are served."""
+        self._judge_slices(pull, "pulls from")
         key = (pull.shard, pull.vw, pull.clock)
         if key not in self._unpublished and not self._timeline.is_published_before(pull.clock, pull.origin):
             self._unpublished.add(key)
@@ -89,6 +91,15 @@ class ShardJudge:
         if origin.file == eviction.file:
             return origin.line > eviction.line
         return self._followed.get(origin.file, 0) > life.eviction_position
+
+    def _judge_slices(self, event: Staged | Pull, does: str) -> None:
+        """Nothing of a stage lies on a shard that holds no slices of it; without shards, nothing of any stage."""
+        if (event.vw, event.stage, event.shard) not in self._layout.num_slices:
+            message = (
+                f"stage {event.stage} of virtual worker {event.vw} {does} shard {event.shard}, "
+                "which holds none of its slices"
+            )
+            self._findings.add(Kind.NO_SLICES, message, event.origin)
 
     def _judge_applies(self, commit: Commit) -> None:
         line = self._timeline

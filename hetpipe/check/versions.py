@@ -1,4 +1,8 @@
-"""Judges the weights each minibatch saw (`wsp.md` §2, §3): gate, own updates, published clock, one version for all."""
+"""Judges the weights each minibatch saw (`wsp.md` §2, §3; `policies.md`): gate, own updates, one published clock.
+
+W* is one for all stages and both directions of a minibatch. Its own updates are those of the policy's table, which may
+differ between stages and directions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,13 @@ from dataclasses import dataclass
 
 from hetpipe.check.events import Forward, Pass
 from hetpipe.check.facts import Facts
-from hetpipe.check.formulas import is_switch_point, local_through, required_clock, wave_of
+from hetpipe.check.formulas import (
+    backward_through,
+    forward_through,
+    is_switch_point,
+    required_clock,
+    wave_of,
+)
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Life, Timeline
 
@@ -19,7 +29,7 @@ class _Seen:
 
     life: Life
     first: _Minibatches
-    """p → the first pass seen; the version all others must have."""
+    """p → the first pass seen; its clock is what all others must have."""
     unpublished: set[int]
     """Minibatches whose clock was reported as unpublished."""
 
@@ -29,6 +39,7 @@ class VersionJudge:
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._rule = facts.rule
+        self._places = [facts.layout.places(vw) for vw in range(len(facts.layout.num_stages))]
         self._timeline = timeline
         self._findings = findings
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -39,16 +50,16 @@ class VersionJudge:
         seen = self._seen.get(key)
         if seen is None:
             seen = self._seen[key] = _Seen(self._timeline.lives[key], {}, set())
+        floor = self._timeline.floor_clock(wave_of(self._rule, event.p))
         first = seen.first.get(event.p)
         if first is None:
             seen.first[event.p] = event
-            self._judge_version(event, seen.life)
-        elif first.clock != event.clock or first.local_through != event.local_through:
-            message = (
-                f"{_name(event)} uses clock {event.clock} and own updates through {event.local_through}, but "
-                f"{_name(first)} uses clock {first.clock} through {first.local_through}"
-            )
+            self._judge_clock(event, floor)
+            self._judge_life(event, seen.life)
+        elif first.clock != event.clock:
+            message = f"{_name(event)} uses clock {event.clock}, but {_name(first)} uses clock {first.clock}"
             self._findings.add(Kind.MIXED_VERSIONS, message, event.origin)
+        self._judge_through(event, floor)
         if isinstance(event, Forward):
             self._judge_published(event, seen)
 
@@ -66,31 +77,33 @@ class VersionJudge:
                     self._judge_switch(previous, current)
                 previous = current
 
-    def _judge_version(self, event: Pass, life: Life) -> None:
-        wave = wave_of(self._rule, event.p)
-        floor = self._timeline.floor_clock(wave)
+    def _judge_clock(self, event: Pass, floor: int) -> None:
         required = required_clock(self._rule, event.p, floor)
         if event.clock < required:
             message = f"{_name(event)} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
             self._findings.add(Kind.STALE_CLOCK, message, event.origin)
-        elif self._rule.deterministic and event.clock != required:
-            message = f"{_name(event)} starts with clock {event.clock}, but a deterministic run takes {required}"
+        elif self._rule.takes_required_clock and event.clock != required:
+            why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
+            message = f"{_name(event)} starts with clock {event.clock}, but {why} takes {required}"
             self._findings.add(Kind.NOT_REQUIRED_CLOCK, message, event.origin)
-        through = local_through(self._rule, event.p, floor)
-        if event.local_through != through:
-            message = f"{_name(event)} has own updates through {event.local_through} instead of {through}"
-            self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
+        through = forward_through(self._rule, event.p, floor, self._places[event.vw][0])
         last_published = event.clock * self._rule.minibatches_per_wave
         if last_published > through:
             message = (
                 f"{_name(event)} starts with clock {event.clock}, which holds minibatches through {last_published}, "
-                f"beyond its own updates through {through}"
+                f"beyond the own updates through {through} of the first stage"
             )
             self._findings.add(Kind.CLOCK_BEYOND_LOCAL, message, event.origin)
-        self._judge_life(event, life, wave)
 
-    def _judge_life(self, event: Pass, life: Life, wave: int) -> None:
-        end = self._timeline.end
+    def _judge_through(self, event: Pass, floor: int) -> None:
+        formula = forward_through if isinstance(event, Forward) else backward_through
+        through = formula(self._rule, event.p, floor, self._places[event.vw][event.stage])
+        if event.local_through != through:
+            message = f"{_name(event)} has own updates through {event.local_through} instead of {through}"
+            self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
+
+    def _judge_life(self, event: Pass, life: Life) -> None:
+        wave, end = wave_of(self._rule, event.p), self._timeline.end
         if end is not None and wave >= end.clock:
             message = f"{_name(event)} starts behind the end of the run at clock {end.clock}"
             self._findings.add(Kind.PAST_END, message, event.origin)

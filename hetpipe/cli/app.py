@@ -11,6 +11,7 @@ import typer
 
 from hetpipe.cli import looking, running
 from hetpipe.cli.app_planning import clusters, plan, profile, simulate
+from hetpipe.cli.app_render import renders
 from hetpipe.cli.demo import INTRODUCTION, find_demo
 from hetpipe.cli.execution import Json, Set, execute
 from hetpipe.cli.outcome import ExitStatus, Output
@@ -174,6 +175,7 @@ def init(
 
 
 app.add_typer(clusters, name="cluster")
+app.add_typer(renders, name="render")
 for planning_command in (profile, plan, simulate):
     app.command()(planning_command)
 

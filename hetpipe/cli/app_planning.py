@@ -103,6 +103,9 @@ def plan(  # noqa: PLR0913 - one for each option
         str | None, typer.Option("--D", metavar="N", help="Staleness bound, or inf.  [default: 0]")
     ] = None,
     weights: Annotated[str | None, typer.Option(metavar="POLICY", help="Weight policy.  [default: wave]")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="1f1b, fifo or gpipe.  [default: the weight policy's own]")
+    ] = None,
     optimizer_slots: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Tensors that the optimizer keeps per parameter.")
     ] = None,
@@ -137,6 +140,7 @@ def plan(  # noqa: PLR0913 - one for each option
         placement=placement,
         staleness=staleness,
         weights=weights,
+        schedule=schedule,
         optimizer_slots=optimizer_slots,
         recompute=recompute,
         max_batch=max_batch,

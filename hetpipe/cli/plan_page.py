@@ -16,7 +16,7 @@ from hetpipe.cli.plan_reasons import Reasons
 from hetpipe.cli.plan_view import PipelineView, PlanFacts, PlanView, SpeedView, StageView, view_of
 from hetpipe.cli.quantities import bytes_text, of_bytes_text, time_text
 from hetpipe.cli.text import count, rate
-from hetpipe.simulator.documents import weight_policy
+from hetpipe.simulator.documents import schedule_in, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.result import ActivityKind, SimulatedActivity
 from hetpipe.simulator.simulate import simulate
@@ -92,7 +92,10 @@ def picture_of(facts: PlanFacts) -> Picture:
     n = plan.minibatches_per_wave
     num_waves = max(_FEWEST_WAVES, min(_SHOWN_MINIBATCHES // n, _MOST_WAVES))
     options = SimulationOptions(
-        staleness=plan.staleness, minibatches=n * (num_waves + _MORE_WAVES), weights=weight_policy(plan.weights)
+        staleness=plan.staleness,
+        minibatches=n * (num_waves + _MORE_WAVES),
+        weights=weight_policy(plan.weights),
+        schedule=schedule_in(plan),
     )
     result = simulate(facts.simulated, facts.costs, options, with_activities=True)
     shown = _shown_workers(facts)

@@ -15,10 +15,10 @@ from hetpipe.cli.text import count, rate
 from hetpipe.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
 from hetpipe.planner.job_rate import JobRate, bytes_leaving, job_rate
 from hetpipe.planner.waves import SEARCHED_PER_STAGE
-from hetpipe.schedule.in_flight import least_minibatches_per_wave
 from hetpipe.simulator.plan import SimulatedStage
 from hetpipe.spec.cluster import LinkSpec, node_of
 from hetpipe.spec.plan_document import Alternative
+from hetpipe.spec.policies import least_minibatches_per_wave
 
 #: A closed form and a simulation that differ by less agree.
 _CLOSE = 0.02

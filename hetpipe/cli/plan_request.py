@@ -11,18 +11,19 @@ from typing import TypeVar, get_args
 from hetpipe.cli.simulate_command import staleness_of
 from hetpipe.coordinator.planning import options_of
 from hetpipe.errors import UserError
-from hetpipe.planner.optimizer_slots import optimizer_slots
-from hetpipe.planner.options import AllocationName, PlanOptions
+from hetpipe.planner.optimizer_slots import slots_of
+from hetpipe.planner.options import SCHEDULE_CHOICES, AllocationName, PlanOptions, ScheduleChoice
 from hetpipe.planner.reach_tables import Recompute
 from hetpipe.planner.shard_bytes import PlacementName
-from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.job import Job
+from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE, WEIGHT_POLICIES, WeightPolicy
 from hetpipe.spec.suggest import did_you_mean
 
 ALLOCATIONS: Mapping[str, AllocationName] = {name: name for name in get_args(AllocationName)}
 PLACEMENTS: Mapping[str, PlacementName] = {name: name for name in get_args(PlacementName)}
-WEIGHTS: Mapping[str, WeightPolicy] = {name: name for name in get_args(WeightPolicy)}
+WEIGHTS: Mapping[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
+SCHEDULES: Mapping[str, ScheduleChoice] = {name: name for name in SCHEDULE_CHOICES}
 RECOMPUTE: Mapping[str, Recompute] = {name: name for name in get_args(Recompute)}
 
 AUTO = "auto"
@@ -48,6 +49,7 @@ class PlanRequest:
     placement: str | None = None
     staleness: str | None = None
     weights: str | None = None
+    schedule: str | None = None
     optimizer_slots: int | None = None
     recompute: str | None = None
     max_batch: int | None = None
@@ -99,33 +101,49 @@ def wishes_of(request: PlanRequest, job: Job | None) -> Wishes:
     """What to plan: what was typed, else what the job says, else the defaults.
 
     Raises:
-        UserError: a text means nothing.
+        UserError: a text means nothing, or what the job wants cannot be foreseen.
     """
+    if job is not None and job.sync.kind == "allreduce":
+        raise UserError(
+            "how fast stages average gradients among themselves is not foreseen, and `sync: allreduce` is cut alike "
+            "everywhere, not planned; plan it with `sync: bsp`, which brings weights together as often"
+        )
     remarks: tuple[str, ...] = ()
     slots = request.optimizer_slots
-    if job is not None and slots is None and optimizer_slots(job.optimizer.name, job.optimizer.arguments) is None:
+    if job is not None and slots is None and slots_of(job.optimizer, job.weights) is None:
         slots = _MOST_SLOTS
         assumed = f"planned for {slots} tensors of the parameters' size, say --optimizer-slots if it is another number"
         remarks = (f"what {job.optimizer.name} keeps is not known; {assumed}",)
     base = PlanOptions(optimizer_slots=slots or 0) if job is None else options_of(job, slots=slots)
+    if request.shards is not None and not base.with_shards:
+        raise UserError("--shards is for parameter servers, which the job goes without; leave it out")
     if request.allocation == "parallel":
         # PipeDream-2BW's planner, which chooses N by itself
-        base = replace(base, weights="double_buffer", minibatches_per_wave=None)
+        base = replace(_with_weights("double_buffer", base), minibatches_per_wave=None)
+    base = _with_weights(_choice("--weights", request.weights, WEIGHTS, base.weights), base)
     workers = base.workers if request.allocation is None else None
-    options = PlanOptions(
+    options = replace(
+        base,
         allocation=_choice("--allocation", request.allocation, ALLOCATIONS, base.allocation),
         workers=workers if request.workers is None else workers_of(request.workers),
         minibatches_per_wave=_minibatches_of(request.minibatches_per_wave, base.minibatches_per_wave),
         placement=_choice("--placement", request.placement, PLACEMENTS, base.placement),
         staleness=base.staleness if request.staleness is None else staleness_of(request.staleness),
-        weights=_choice("--weights", request.weights, WEIGHTS, base.weights),
-        optimizer_slots=base.optimizer_slots,
+        schedule=_choice("--schedule", request.schedule, SCHEDULES, base.schedule),
         recompute=_choice("--recompute", request.recompute, RECOMPUTE, base.recompute),
         reserve_bytes=request.reserve_bytes or 0,
         num_shards=base.num_shards if request.shards is None else request.shards,
         max_batch=request.max_batch,
     )
     return Wishes(options, remarks)
+
+
+def _with_weights(weights: WeightPolicy, base: PlanOptions) -> PlanOptions:
+    """The same under a policy, which has a schedule of its own and may accumulate by itself."""
+    if weights == base.weights:
+        return base
+    accumulate = 1 if weights in ONE_UPDATE_PER_WAVE else base.accumulate
+    return replace(base, weights=weights, schedule="auto", accumulate=accumulate)
 
 
 def workers_of(text: str) -> tuple[tuple[DeviceId, ...], ...]:

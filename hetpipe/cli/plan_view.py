@@ -15,7 +15,7 @@ from hetpipe.cli.text import count, rate
 from hetpipe.planner.costs import Costs, MemoryModel, milliseconds
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.waves import SEARCHED_PER_STAGE
-from hetpipe.simulator.documents import simulated_plan, weight_policy
+from hetpipe.simulator.documents import simulated_plan
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.traffic import Traffic, flows_of
 from hetpipe.spec.ids import DeviceId
@@ -41,12 +41,7 @@ class PlanFacts:
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
         """What stages keep with another N."""
-        return MemoryModel(
-            weights=weight_policy(self.plan.weights),
-            minibatches_per_wave=minibatches_per_wave,
-            optimizer_slots=self.options.optimizer_slots,
-            reserve_bytes=self.options.reserve_bytes,
-        )
+        return self.options.memory(minibatches_per_wave)
 
     @cached_property
     def simulated(self) -> SimulatedPlan:
@@ -154,7 +149,7 @@ def view_of(facts: PlanFacts) -> PlanView:
         title=f"{plan.model}: {count(len(plan.virtual_workers), 'virtual worker')} on {num_used} of "
         f"{count(num_devices, 'device')}",
         subtitle=f"allocation {plan.allocation} · {count(facts.costs.profile.batch_size, 'sample')} per minibatch · "
-        f"{count(facts.costs.num_layers, 'layer')} · weights {plan.weights}",
+        f"{count(facts.costs.num_layers, 'layer')} · weights {plan.weights} · schedule {plan.schedule}",
         speeds=_speeds(plan),
         pipelines=_pipelines(facts),
         facts=tuple(_facts(facts)),
@@ -273,10 +268,19 @@ def _facts(facts: PlanFacts) -> list[tuple[str, str]]:
     plan = facts.plan
     return [
         ("in a wave", f"N = {plan.minibatches_per_wave} minibatches; {_most_minibatches(plan)}"),
-        ("staleness", "D = ∞, no bound" if plan.staleness is None else f"D = {plan.staleness}"),
-        ("shards", f"{len(plan.shards)} on {_listed(list(dict.fromkeys(plan.shards)))}, {facts.options.placement}"),
+        *_synchronisation(facts),
         ("over the network", _crossing(facts)),
         ("idle", _listed([f"{name} ({facts.costs.cluster.devices[name]})" for name in plan.idle_devices]) or "nothing"),
+    ]
+
+
+def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:
+    plan = facts.plan
+    if not plan.has_shards:
+        return [("shards", "none; the stages alone hold the weights")]
+    return [
+        ("staleness", "D = ∞, no bound" if plan.staleness is None else f"D = {plan.staleness}"),
+        ("shards", f"{len(plan.shards)} on {_listed(list(dict.fromkeys(plan.shards)))}, {facts.options.placement}"),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,14 +60,5 @@ def _resumed(old: RunFolder, source: JobSource | None, overrides: Overrides, she
         raise UserError(f"{where} is still running; stop it with Ctrl-C first, then resume it")
     checkpoint = newest_checkpoint(old.path)
     progress = read_manifest(checkpoint).progress
-    check_not_finished(job, progress, num_samples=_num_samples(old), where=where)
+    check_not_finished(job, progress, num_samples=old.read_num_samples(), where=where)
     return job, checkpoint
-
-
-def _num_samples(folder: RunFolder) -> int:
-    """Of the run's training set."""
-    path = folder.path / "facts.json"
-    try:
-        return int(json.loads(path.read_bytes())["num_samples"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read, so the run cannot be resumed: {error}") from error

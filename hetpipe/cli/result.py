@@ -39,6 +39,22 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class StageResult:
+    """What one stage held at most at once, and where its optimizer ended."""
+
+    vw: int
+    stage: int
+    weight_bytes: int
+    """Weight buffers on the stage's device."""
+    activation_bytes: int
+    """What forwards keep for their backwards."""
+    gradient_norm: float | None
+    """Of the last gradient that was stepped, before it was clipped; None without clipping."""
+    learning_rate: float | None
+    """Of the update that would come next; None on a stage without parameters."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainResult:
     """A run that reached its end, or was stopped at a barrier. Counts are of this run alone, clocks of the training."""
 
@@ -62,6 +78,8 @@ class TrainResult:
     """Per virtual worker: a wanted clock was not published yet."""
     idle_seconds: dict[int, float]
     """Per virtual worker: nothing to compute at all."""
+    stages: tuple[StageResult, ...] = ()
+    """By virtual worker and place; those that reported."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainResult:

@@ -33,7 +33,7 @@ RUNS = Path("runs")
 #: Names the newest run in `RUNS`; a symbolic link.
 LATEST = "latest"
 
-_RECORD, _JOB, _RESULT, _FORECAST = "run.json", "job.json", "result.json", "forecast.json"
+_RECORD, _JOB, _RESULT, _FORECAST, _FACTS = "run.json", "job.json", "result.json", "forecast.json", "facts.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class RunFolder:
         """
         try:
             if run_dir is None:
-                folder = cls(_fresh(runs_dir, f"{name}-{_stamp(clock)}"))
+                folder = cls(fresh_folder(runs_dir, name, clock))
             else:
                 run_dir.mkdir(parents=True, exist_ok=True)
                 folder = cls(run_dir)
@@ -165,6 +165,18 @@ class RunFolder:
             raise UserError(f"{path} holds no JSON object")
         return RunResult(str(values.get("state", "")), tuple(map(str, values.get("errors", ()))), values)
 
+    def read_num_samples(self) -> int:
+        """How many samples the run's training set has.
+
+        Raises:
+            UserError: the run did not come so far as to know.
+        """
+        path = self.path / _FACTS
+        try:
+            return int(json.loads(path.read_bytes())["num_samples"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} cannot be read, so the size of the training set is not known: {error}") from error
+
     def read_forecast(self) -> PlanDocument | None:
         """What the planner foresaw, or None for a run that was not planned.
 
@@ -208,16 +220,17 @@ class RunFolder:
             return
 
 
-def _stamp(clock: Clock) -> str:
-    return datetime.fromtimestamp(clock.wall()).astimezone().strftime("%Y%m%d-%H%M%S")
+def fresh_folder(runs_dir: Path, name: str, clock: Clock) -> Path:
+    """A new folder in `runs_dir`, named after `name` and the time, with -2, -3 … behind it when there is one already.
 
-
-def _fresh(runs_dir: Path, name: str) -> Path:
-    """A new folder `name` in `runs_dir`, with -2, -3 … behind it when there is one already."""
+    Raises:
+        OSError: it cannot be made.
+    """
     runs_dir.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.fromtimestamp(clock.wall()).astimezone().strftime("%Y%m%d-%H%M%S")
     number = 1
     while True:
-        path = runs_dir / (name if number == 1 else f"{name}-{number}")
+        path = runs_dir / (f"{name}-{stamp}" if number == 1 else f"{name}-{stamp}-{number}")
         try:
             path.mkdir()
         except FileExistsError:

@@ -13,7 +13,7 @@ from hetpipe.cli.shell import Shell
 from hetpipe.cli.simulated_trace import write_trace
 from hetpipe.cli.text import columns, count, duration, percent, rate, shown_path
 from hetpipe.errors import UserError
-from hetpipe.simulator.documents import costs_of, simulated_plan, weight_policy
+from hetpipe.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.prediction import steady_waves
@@ -91,6 +91,7 @@ def simulation_options(options: SimulateOptions, document: PlanDocument) -> Simu
         staleness=staleness,
         minibatches=steady if options.minibatches is None else options.minibatches,
         weights=weight_policy(document.weights),
+        schedule=schedule_in(document),
         jitter_cv=options.jitter_cv,
         seed=options.seed,
         stragglers=dict(map(straggler_of, options.stragglers)),
@@ -147,6 +148,8 @@ def lines(result: SimulationResult, plan: SimulatedPlan, how: SimulationOptions)
     """A simulation for people."""
     n = plan.minibatches_per_wave
     bound = "no bound" if how.staleness is None else f"D = {how.staleness}"
+    if not plan.placed.shards:
+        bound = "without parameter servers"
     return [
         f"{rate(result.samples_per_second)} samples/s in the steady state, {bound}",
         f"{duration(result.seconds)} simulated: {how.minibatches} minibatches of each virtual worker, {n} per wave",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from hetpipe.cli.result import Staleness, TrainResult
+from hetpipe.cli.quantities import bytes_text
+from hetpipe.cli.result import StageResult, Staleness, TrainResult
 from hetpipe.cli.text import count, duration, measure, rate, shown_path
 from hetpipe.cli.training import RunEnd
 from hetpipe.spec.events import JobState
@@ -14,7 +16,8 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     """What came of a run that has a result, where it is, and what to do next; paths as seen from `current`."""
     assert end.result is not None
     where = shown_path(end.run_dir, current)
-    lines = [_speed(end.state, end.result), *_quality(end.result), _promises(end.result.staleness, where)]
+    lines = [_speed(end.state, end.result), *_quality(end.result), *_memory(end.result.stages)]
+    lines.append(_promises(end.result.staleness, where))
     if end.forecast is not None:
         predicted, measured = end.forecast.predicted.samples_per_second, end.result.samples_per_second
         lines.append(
@@ -42,6 +45,16 @@ def _quality(result: TrainResult) -> list[str]:
         shown = ", ".join(f"{name} {measure(value)}" for name, value in values.items())
         lines.append(f"evaluation: {shown} ({count(int(result.eval['samples'] or 0), 'sample')})")
     return lines
+
+
+def _memory(stages: Sequence[StageResult]) -> list[str]:
+    """The dearest stage by what it held at most at once."""
+    dearest = max(stages, key=lambda stage: stage.weight_bytes + stage.activation_bytes, default=None)
+    if dearest is None:
+        return []
+    weights, activations = bytes_text(dearest.weight_bytes), bytes_text(dearest.activation_bytes)
+    which = f"stage {dearest.stage} of worker {dearest.vw}"
+    return [f"memory: at most {weights} of weight copies and {activations} of activations, on {which}"]
 
 
 def _promises(staleness: Staleness, where: str) -> str:

@@ -12,9 +12,9 @@ from hetpipe.coordinator.inspections import Inspected
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.assignment import Offered, assign
 from hetpipe.planner.choose import Predict, choose_plan
-from hetpipe.planner.costs import Costs, MemoryModel
+from hetpipe.planner.costs import Costs
 from hetpipe.planner.emulation import PlayedStage, emulations
-from hetpipe.planner.optimizer_slots import optimizer_slots
+from hetpipe.planner.optimizer_slots import slots_of
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import plan_job
 from hetpipe.simulator.prediction import Played, predicted
@@ -99,7 +99,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
     """What the job asks of the planner.
 
     Args:
-        job: a job that is not planned yet.
+        job: whose cut is left to the planner, or its memory looked at.
         slots: tensors of parameter size that the optimizer keeps; None: as is known of the job's.
         reserve_bytes: what the framework takes of every device.
 
@@ -107,7 +107,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         PlanError: the memory of the job's optimizer is not known.
     """
     if slots is None:
-        slots = optimizer_slots(job.optimizer.name, job.optimizer.arguments)
+        slots = slots_of(job.optimizer, job.weights)
     if slots is None:
         raise PlanError(
             f"how much memory {job.optimizer.name} keeps per parameter is not known; use another optimizer, or say "
@@ -121,10 +121,14 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         placement=job.parameter_servers.placement,
         staleness=job.sync.D,
         weights=job.weights,
+        schedule=job.schedule,
+        accumulate=job.gradients.accumulate,
+        waits_for_norm=job.gradients.max_norm is not None and job.gradients.clip == "global",
+        with_shards=job.has_shards,
         optimizer_slots=slots,
         recompute="off",
         reserve_bytes=reserve_bytes,
-        num_shards=job.parameter_servers.count,
+        num_shards=job.parameter_servers.count if job.has_shards else None,
     )
 
 
@@ -190,11 +194,8 @@ def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[PlayedStage]
     Raises:
         InfeasiblePlan: naming the stage, the device and the bytes.
     """
-    memory = MemoryModel(
-        weights=job.weights,
-        minibatches_per_wave=job.sync.minibatches_per_wave,
-        optimizer_slots=optimizer_slots(job.optimizer.name, job.optimizer.arguments) or 0,
-    )
+    options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
+    memory = options.memory(job.sync.minibatches_per_wave)
     for index, stage in enumerate(stages):
         needed = costs.stage_bytes(stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
         kind = costs.cluster.devices[stage.device]

@@ -41,6 +41,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
 
     `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
     virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
+    `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
     `violations` is null: only the checker of the history can tell.
     """
     clocks, start, seconds = record.clocks, record.start, record.running_seconds
@@ -73,6 +74,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         },
         "waiting_seconds": {str(vw): _waiting_seconds(record, vw) for vw in members},
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
+        "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
 
 
@@ -106,6 +108,17 @@ def _waiting_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
 def _idle_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
     idle = [report.idle_seconds for (of_vw, _), report in sorted(record.reports.items()) if of_vw == vw]
     return round(sum(idle) / len(idle), 3) if idle else 0.0
+
+
+def _stage(vw: VirtualWorkerIndex, stage: StageIndex, report: StageProgress) -> dict[str, Any]:
+    return {
+        "vw": vw,
+        "stage": stage,
+        "weight_bytes": report.weight_bytes,
+        "activation_bytes": report.activation_bytes,
+        "gradient_norm": None if report.gradient_norm is None else _finite(report.gradient_norm),
+        "learning_rate": None if report.learning_rate is None else _finite(report.learning_rate),
+    }
 
 
 def _evaluation(evaluation: Evaluated | None) -> dict[str, Any]:

@@ -30,6 +30,11 @@ class FrameKind(enum.Enum):
     """In place of a forward: the barrier at `clock` begins here (`wsp.md` §5). No tensors are needed."""
     EVALUATE = 4
     """Activations of an evaluation minibatch; nothing comes back."""
+    SQUARES = 5
+    """Squared gradient norms of the update after `minibatch`, parameter by parameter from the sender's first one to the
+    pipeline's last, as one float64 tensor; goes upstream."""
+    NORM = 6
+    """The norm of that update's gradient over all stages, as a float64 tensor of one; goes downstream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +54,8 @@ class Frame:
     """v(p): the last minibatch whose local update those weights include."""
     tensors: tuple[torch.Tensor | None, ...] = ()
     """None stands for "no gradient for this tensor" in a backward frame."""
+    samples: int = 0
+    """Samples of the minibatch, in a forward frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one message per large tensor. The first
 message holds a header and, as far as they fit, the small tensors themselves, so that a small frame costs one message.
 
-    prefix      magic "HPF1", kind (u8), unused (u8), number of tensors (u16), minibatch, clock, local_through (i64)
+    prefix      magic "HPF1", kind (u8), unused (u8), number of tensors (u16), minibatch, clock, local_through,
+                samples (i64)
     per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
     payloads    the tensors in this message, each starting at a multiple of 64 bytes
 
@@ -28,7 +29,7 @@ from hetpipe.spec.plan import DTYPE_BYTES
 FIRST_MESSAGE_BYTES = 64 * 1024
 
 _MAGIC = b"HPF1"
-_PREFIX = struct.Struct("<4sBxHqqq")
+_PREFIX = struct.Struct("<4sBxHqqqq")
 _TENSOR = struct.Struct("<BBB")
 _SIZES = tuple(struct.Struct(f"<{rank}q") for rank in range(MAX_RANK + 1))
 _CLOSE_CODE = 0
@@ -73,11 +74,12 @@ class FrameHeader:
     minibatch: int
     clock: int
     local_through: int
+    samples: int
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
         """The frame, once its tensors are there."""
-        return Frame(self.kind, self.minibatch, self.clock, self.local_through, tensors)
+        return Frame(self.kind, self.minibatch, self.clock, self.local_through, tensors, self.samples)
 
 
 class CloseHeader:
@@ -125,7 +127,9 @@ def encode(frame: Frame) -> Outgoing:
     """The messages of `frame`, whose tensors are `portable`. Large tensors are shared with it, small ones copied."""
     tensors = frame.tensors
     header = bytearray(
-        _PREFIX.pack(_MAGIC, frame.kind.value, len(tensors), frame.minibatch, frame.clock, frame.local_through)
+        _PREFIX.pack(
+            _MAGIC, frame.kind.value, len(tensors), frame.minibatch, frame.clock, frame.local_through, frame.samples
+        )
     )
     header_bytes = len(header) + sum(_TENSOR.size + (0 if t is None else _SIZES[t.dim()].size) for t in tensors)
     end = header_bytes
@@ -154,7 +158,7 @@ def encode(frame: Frame) -> Outgoing:
 
 def encode_close() -> torch.Tensor:
     """The message that says good-bye."""
-    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0)), dtype=torch.uint8)
 
 
 def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
@@ -165,7 +169,7 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
     """
     if len(message) < _PREFIX.size:
         raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
-    magic, code, num_tensors, minibatch, clock, local_through = _PREFIX.unpack_from(message)
+    magic, code, num_tensors, minibatch, clock, local_through, samples = _PREFIX.unpack_from(message)
     if magic != _MAGIC:
         raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
     if code == _CLOSE_CODE:
@@ -173,7 +177,7 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
     if code not in _KINDS:
         raise MalformedFrame(f"unknown frame kind {code}")
     tensors = _decode_tensors(message, num_tensors, limits)
-    return FrameHeader(_KINDS[code], minibatch, clock, local_through, tensors)
+    return FrameHeader(_KINDS[code], minibatch, clock, local_through, samples, tensors)
 
 
 def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:

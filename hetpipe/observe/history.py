@@ -30,19 +30,31 @@ class HistoryWriter(Protocol):
         ...
 
     def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
-        """A stage begins the forward pass of minibatch p with the weights (`clock` = W*, `local_through` = v(p))."""
+        """A stage begins the forward of minibatch p on w^(`clock`) and own updates through `local_through`.
+
+        `clock` is W*(p), `local_through` is v_i(p) of this stage: where the policy predicts, of the weights that it
+        predicts from.
+        """
         self.write(
             "forward", vw=vw, incarnation=incarnation, stage=stage, p=p, clock=clock, local_through=local_through
         )
 
     def backward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
-        """A stage begins the backward pass of minibatch p with the weights (W*, v(p))."""
+        """A stage begins the backward of minibatch p.
+
+        `clock` is W*(p) as in its forward, `local_through` the last own update in the weights that the backward reads:
+        as in the forward, or the newest before p where the policy predicts.
+        """
         self.write(
             "backward", vw=vw, incarnation=incarnation, stage=stage, p=p, clock=clock, local_through=local_through
         )
 
     def step(self, *, vw: int, incarnation: int, stage: int, p: int) -> None:
-        """A stage has applied its local update u_p."""
+        """A stage has made an update; p is the last minibatch whose gradient is in it.
+
+        Written once per update, whether the stage has parameters or not: after every minibatch, after every group of
+        `gradients.accumulate`, or once per wave, and after the last minibatch before a barrier.
+        """
         self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p)
 
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:

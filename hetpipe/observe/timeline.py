@@ -43,6 +43,8 @@ class Activity(enum.Enum):
     FORWARD = "F"
     BACKWARD = "B"
     STEP = "step"
+    REDUCE = "reduce"
+    """Gradients are added up over replicas."""
     WAIT = "wait"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"

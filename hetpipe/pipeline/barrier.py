@@ -11,8 +11,7 @@ from hetpipe.pipeline.checkpoint import file_name, save_part
 from hetpipe.pipeline.compute import metric_sums
 from hetpipe.pipeline.data import read_batch
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.segment_run import SEND_SECONDS
-from hetpipe.pipeline.setup import StageParts
+from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageEvaluation
@@ -96,7 +95,7 @@ class BarrierWork:
     def _pass_on(self, number: int, clock: Clock, values: Values, block: Block, sums: dict[str, float]) -> None:
         parts = self._parts
         with parts.timeline.span(Activity.EVALUATE, p=number):
-            outputs = parts.compute.evaluate(parts.weights.anchor.views, values)
+            outputs = parts.compute.evaluate(parts.weights.at_barrier.views, values)
         if parts.downstream is not None:
             frame = Frame(FrameKind.EVALUATE, number, clock, number, outputs)
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
@@ -132,7 +131,7 @@ class BarrierWork:
             path = save_part(
                 parts.checkpoint_dir(clock),
                 file_name(identity.vw, identity.stage),
-                weights=parts.weights.anchor.views if keeps_weights else {},
+                weights=parts.weights.at_barrier.views if keeps_weights else {},
                 buffers={**self._buffers(), **self._frozen()} if keeps_weights else {},
                 optimizer=parts.weights.optimizer.state(),
             )

@@ -7,7 +7,8 @@ or not, a layer boundary treats values alike: forward and backward tensors are c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -179,20 +180,32 @@ def run_layers(
         values: the input of the first layer.
         before_layer: called before each layer, to seed the random generator.
     """
-    for layer in layers:
-        if before_layer is not None:
-            before_layer(layer)
-        inputs = tuple(_boundary(value) if value.is_floating_point() else value for value in values)
-        values = _as_values(_call(layer, weights, inputs), layer)
+    with weights_in_place(layers, weights):
+        for layer in layers:
+            if before_layer is not None:
+                before_layer(layer)
+            inputs = tuple(_boundary(value) if value.is_floating_point() else value for value in values)
+            values = _as_values(layer.module(*inputs), layer)
     return values
 
 
-def _call(layer: Layer, weights: Mapping[str, Tensor], inputs: Values) -> object:
-    kept = [owner[key] for owner, key, _ in layer.places]
+@contextmanager
+def weights_in_place(layers: Sequence[Layer], weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """In this block, `weights` stand where the modules of `layers` keep their trainable parameters.
+
+    A backward needs it as well: what a layer recomputes (`torch.utils.checkpoint`) or computes in a hook of its own
+    reads the weights that stand there by then.
+
+    Args:
+        layers: any of the chain.
+        weights: the model's parameter name → tensor; every trainable parameter of `layers`.
+    """
+    places = [place for layer in layers for place in layer.places]
+    kept = [owner[key] for owner, key, _ in places]
     try:
-        for owner, key, name in layer.places:
+        for owner, key, name in places:
             owner[key] = weights[name]
-        return layer.module(*inputs)
+        yield
     finally:
-        for (owner, key, _), parameter in zip(layer.places, kept, strict=True):
+        for (owner, key, _), parameter in zip(places, kept, strict=True):
             owner[key] = parameter

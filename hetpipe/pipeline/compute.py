@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +13,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hetpipe.clock import Clock
+from hetpipe.pipeline.activation_bytes import ActivationBytes
 from hetpipe.pipeline.callables import LossFunction, call_loss, call_metric
-from hetpipe.pipeline.chain import Layer, Values, run_layers
+from hetpipe.pipeline.chain import Layer, Values, run_layers, weights_in_place
+from hetpipe.pipeline.differentiation import Differentiation
+from hetpipe.pipeline.remapping import Remapping
+from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import layer_seed
 from hetpipe.schedule.policy import Kind
 from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
@@ -29,6 +34,10 @@ class _Pending:
     outputs: tuple[GradientEdge | None, ...]
     """Where backward starts: the edges of the graph at the outputs or at the loss, which keep no tensor alive; None
     for what has no gradient."""
+    leaves: Mapping[str, Tensor]
+    """The weights of the forward, as the graph knows them."""
+    saving: Remapping | None
+    """Knows where the backward finds weights, if they are not those of the forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,53 +98,82 @@ class StageCompute:
         self._device = device
         self._loss = loss
         self._pending: dict[Minibatch, _Pending] = {}
+        self._most_pending = 0
+        self._activations = ActivationBytes(layers)
+        self._differentiation = Differentiation()
         for layer in layers:
             layer.module.to(device)
             layer.module.train()
 
-    def forward(self, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
-        """Run minibatch `p`; returns what goes to the next stage."""
+    def forward(
+        self, p: Minibatch, weights: Mapping[str, Tensor], values: Values, saving: Remapping | None = None
+    ) -> Values:
+        """Run minibatch `p`; returns what goes to the next stage.
+
+        Args:
+            p: the minibatch.
+            weights: parameter name → leaf that requires a gradient; every trainable parameter of the stage.
+            values: the inputs.
+            saving: made for `weights`, if they do not last until the backward; afterwards nothing refers to their
+                memory any more.
+        """
         inputs = tuple(self._leaf(value) for value in values)
-        outputs = run_layers(self._layers, weights, inputs, lambda layer: self._seed_for(p, layer))
+        with saving or nullcontext():
+            outputs = self._activations.watch(
+                p,
+                inputs,
+                lambda: run_layers(self._layers, weights, inputs, lambda layer: self._seed_for(p, layer)),
+                keep if saving is None else saving.pack,
+            )
+            if saving is not None:
+                outputs = saving.apart(outputs)
         self._pending[p] = _Pending(
             tuple(value if value.requires_grad else None for value in inputs),
             tuple(_edge(output) for output in outputs),
+            weights,
+            saving,
         )
+        self._most_pending = max(self._most_pending, len(self._pending))
         return outputs
 
     def loss(self, p: Minibatch, outputs: Values, target: Any) -> float:
         """The mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from it."""
         assert self._loss is not None, "only the last stage has a loss"
-        value = call_loss(self._loss, _unwrapped(outputs), self.to_device(target))
-        self._pending[p] = _Pending(self._pending[p].inputs, (_edge(value),))
+        loss, output, target = self._loss, _unwrapped(outputs), self.to_device(target)
+        value = self._activations.watch(p, outputs, lambda: call_loss(loss, output, target))
+        self._pending[p] = replace(self._pending[p], outputs=(_edge(value),))
         return float(value.detach())
 
     def backward(
         self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None
     ) -> Gradients:
-        """Run the backward of `p`; `gradients` are those of its outputs, None on the last stage."""
+        """Run the backward of `p`: the gradient with respect to the weights of its forward.
+
+        After a forward with `saving`, whatever the backward reads of a weight it reads from `weights`. What a layer
+        recomputes (`torch.utils.checkpoint`, reentrant or not) is always computed on `weights`, from the activation
+        that went into the region: there, forward and backward agree.
+
+        Args:
+            p: a minibatch whose forward has run.
+            weights: they stand in the modules' places meanwhile, and require gradients; those of the forward unless
+                it was run with `saving`, else as many, in a buffer of the same layout.
+            gradients: those of its outputs, None on the last stage.
+        """
         pending = self._pending.pop(p)
+        inputs = [value for value in pending.inputs if value is not None]
+        self._activations.measure(p, inputs, weights.values())
         sent = gradients if gradients is not None else (None,)
         pairs = [
             (output, None if gradient is None else gradient.to(self._device))
             for output, gradient in zip(pending.outputs, sent, strict=True)
             if output is not None and (gradients is None or gradient is not None)
         ]
-        inputs = [value for value in pending.inputs if value is not None]
-        leaves = list(weights.values())
-        if not pairs or not (leaves or inputs):
-            return Gradients(dict.fromkeys(weights), tuple(None for _ in pending.inputs))
-        found = torch.autograd.grad(
-            [output for output, _ in pairs],
-            [*leaves, *inputs],
-            [gradient for _, gradient in pairs],
-            allow_unused=True,
-        )
-        of_inputs = iter(found[len(leaves) :])
-        return Gradients(
-            dict(zip(weights, found[: len(leaves)], strict=True)),
-            tuple(None if value is None else next(of_inputs) for value in pending.inputs),
-        )
+        if pending.saving is not None:
+            pending.saving.read_from(weights)
+        with weights_in_place(self._layers, weights):
+            of_weights, of_inputs = self._differentiation.run(pairs, pending.leaves, inputs, weights)
+        remaining = iter(of_inputs)
+        return Gradients(of_weights, tuple(None if value is None else next(remaining) for value in pending.inputs))
 
     @torch.no_grad()
     def evaluate(self, weights: Mapping[str, Tensor], values: Values) -> Values:
@@ -160,6 +198,15 @@ class StageCompute:
     def num_pending(self) -> int:
         """Minibatches between forward and backward."""
         return len(self._pending)
+
+    @property
+    def activation_bytes_peak(self) -> int:
+        """Bytes that forwards kept for their backwards, at most at once so far; 0 before the first backward.
+
+        Those of the first minibatch, times the most minibatches that were in flight; `activation_bytes` says what
+        counts.
+        """
+        return self._activations.per_minibatch * self._most_pending
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -1,17 +1,24 @@
-"""The job's optimizer: which class of `torch.optim` it names, and whether its arguments fit."""
+"""The job's optimizer and the schedule of its rate: which classes of torch they name, and whether all arguments fit."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from hetpipe.errors import JobError
-from hetpipe.spec.job import OptimizerSpec
+from hetpipe.pipeline.callables import load_callable
+from hetpipe.spec.job import Job, LrScheduleSpec, OptimizerSpec
 from hetpipe.spec.suggest import did_you_mean
+from hetpipe.weights.lr_schedule import GroupOptions
+from hetpipe.weights.parameter_groups import matches, members_of
+from hetpipe.weights.prediction import check_predictable
 
 #: Optimizers that cannot work here, with the reason and a way out.
 _REFUSED: Mapping[str, str] = {
@@ -24,6 +31,9 @@ _REFUSED_SWITCHES: Mapping[str, str] = {
     "capturable": "it is for CUDA graphs, which a pipeline does not record; remove it",
     "differentiable": "nothing here differentiates through a step; remove it",
 }
+
+#: Parameter names that a message shows as examples.
+_SHOWN_NAMES = 3
 
 
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
@@ -50,6 +60,19 @@ def build_optimizer_class(spec: OptimizerSpec) -> type[torch.optim.Optimizer]:
     return classes[spec.name]
 
 
+def check_optimization(job: Job, import_path: Path) -> None:
+    """Refuse whatever of a job's updates can be refused without its model.
+
+    Raises:
+        JobError: optimizer, groups, policy or schedule; with the path in the job.
+        CallableError: what the schedule names cannot be loaded.
+    """
+    check_optimizer_arguments(job.optimizer)
+    check_predictable(job.optimizer.name, job.weights)
+    if job.lr_schedule is not None:
+        check_lr_schedule(job.lr_schedule, job.optimizer, import_path)
+
+
 def check_optimizer_arguments(spec: OptimizerSpec) -> None:
     """Refuse what the class would refuse in every stage.
 
@@ -57,22 +80,100 @@ def check_optimizer_arguments(spec: OptimizerSpec) -> None:
         JobError: with every unknown argument, or else with what the class says about the values.
     """
     kind = build_optimizer_class(spec)
-    allowed = [name for name in inspect.signature(kind).parameters if name != "params"]
+    given = {"optimizer": spec.arguments}
+    given |= {f"optimizer.groups[{index}]": group.arguments for index, group in enumerate(spec.groups)}
+    problems = [problem for path, arguments in given.items() for problem in _unknown(kind, path, arguments)]
+    if problems:
+        raise JobError(problems)
+    refusal = _refusal(kind, spec.arguments)
+    if refusal is not None:
+        raise JobError(f"optimizer: {spec.name} refuses its arguments: {refusal}")
     problems = [
-        f"optimizer.{name}: {spec.name} has no such argument; {did_you_mean(name, allowed)}"
-        for name in spec.arguments
-        if name not in allowed
-    ]
-    problems += [
-        f"optimizer.{name}: is not supported: {reason}"
-        for name, reason in _REFUSED_SWITCHES.items()
-        if spec.arguments.get(name)
+        problem
+        for index, group in enumerate(spec.groups)
+        for problem in _refused_in_group(kind, f"optimizer.groups[{index}]", spec.arguments, group.arguments)
     ]
     if problems:
         raise JobError(problems)
-    arguments: dict[str, Any] = dict(spec.arguments)
+
+
+def _unknown(kind: type[torch.optim.Optimizer], path: str, arguments: Mapping[str, Any]) -> Iterator[str]:
+    allowed = [name for name in inspect.signature(kind).parameters if name != "params"]
+    for name in arguments:
+        if name not in allowed:
+            yield f"{path}.{name}: {kind.__name__} has no such argument; {did_you_mean(name, allowed)}"
+    for name, reason in _REFUSED_SWITCHES.items():
+        if arguments.get(name):
+            yield f"{path}.{name}: is not supported: {reason}"
+
+
+def _refused_in_group(
+    kind: type[torch.optim.Optimizer], path: str, arguments: Mapping[str, Any], own: Mapping[str, Any]
+) -> Iterator[str]:
+    """Torch looks at the values of groups only when it is too late; so each group stands for an optimizer."""
+    together = _refusal(kind, {**arguments, **own})
+    if together is None:
+        return
+    alone = {name: _refusal(kind, {**arguments, name: value}) for name, value in own.items()}
+    blamed = {name: refusal for name, refusal in alone.items() if refusal is not None}
+    for name, refusal in blamed.items():
+        yield f"{path}.{name}: {kind.__name__} refuses it: {refusal}"
+    if not blamed:
+        yield f"{path}: {kind.__name__} refuses its arguments: {together}"
+
+
+def _refusal(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> str | None:
+    """What the class says about arguments that it does not take."""
     try:
         # A matrix, because Muon takes nothing else.
         kind([nn.Parameter(torch.zeros(2, 2))], **arguments)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise JobError(f"optimizer: {spec.name} refuses its arguments: {error}") from error
+        return str(error)
+    return None
+
+
+def check_lr_schedule(schedule: LrScheduleSpec, optimizer: OptimizerSpec, import_path: Path) -> None:
+    """Refuse a schedule that torch would refuse in every stage.
+
+    Args:
+        schedule: of the learning rate.
+        optimizer: what it moves; checked already.
+        import_path: the user's folder, where its callables are.
+
+    Raises:
+        JobError: with the path of what is wrong and what the class says about it.
+        CallableError: what it names cannot be loaded.
+    """
+    options = GroupOptions(optimizer, schedule, partial(load_callable, import_path=import_path))
+    # Some divide by their arguments only then.
+    options.advance()
+
+
+def check_groups(spec: OptimizerSpec, parameter_names: Sequence[str]) -> None:
+    """Refuse groups that the model has no parameters for.
+
+    Raises:
+        JobError: with every pattern that matches no name, and every group that earlier ones leave nothing.
+    """
+    members = members_of(spec, parameter_names)
+    problems: list[str] = []
+    for index, group in enumerate(spec.groups):
+        path = f"optimizer.groups[{index}].parameters"
+        idle = [pattern for pattern in group.parameters if not any(matches(pattern, name) for name in parameter_names)]
+        problems += [
+            f"{path}: no parameter matches {pattern!r}; there are {_names_like(pattern, parameter_names)}"
+            for pattern in idle
+        ]
+        if not idle and index not in members:
+            problems.append(
+                f"{path}: every parameter that matches belongs to an earlier group, and the first one counts; put this "
+                "group before it, or remove it"
+            )
+    if problems:
+        raise JobError(problems)
+
+
+def _names_like(pattern: str, names: Sequence[str]) -> str:
+    """Some of the names, if possible similar ones."""
+    shown = difflib.get_close_matches(pattern, names, n=_SHOWN_NAMES) or names[:_SHOWN_NAMES]
+    return ", ".join(sorted(shown)) + (" …" if len(names) > len(shown) else "")

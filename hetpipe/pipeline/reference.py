@@ -1,7 +1,8 @@
 """The reference executor: what a deterministic run must compute, in one process, one thread and one order.
 
-It judges the distributed runtime bit for bit, so it is written from the formulas of `wsp.md` (§2, §3, §5) and imports
-none of what it judges: no gate, no schedule, no weight policy, no shard. Speed and memory are no aims of it.
+It judges the distributed runtime bit for bit, so it is written from the formulas of `wsp.md` (§2, §3, §5) and the
+equations of `policies.md`, and imports none of what it judges: no gate, no schedule, no weight policy, no shard. Speed
+and memory are no aims of it.
 
 A run is a sequence of *segments*, each between two barriers. In a segment all virtual workers do minibatch p in turn,
 then all do p + 1: when the last one has closed wave W, w^(W + 1) can be written down, and by then nobody needs more.
@@ -17,6 +18,8 @@ import torch
 from torch import nn
 
 from hetpipe.pipeline.chain import chain_of, run_layers
+from hetpipe.pipeline.reference_gradients import all_reduced
+from hetpipe.pipeline.reference_local_weights import added
 from hetpipe.pipeline.reference_optimizer import ReferenceOptimizer
 from hetpipe.pipeline.reference_values import (
     MapDataset,
@@ -30,7 +33,6 @@ from hetpipe.pipeline.reference_values import (
 )
 from hetpipe.pipeline.reference_worker import (
     ReferenceWorker,
-    added,
     buffers_of,
     load_buffers,
     output_of,
@@ -59,10 +61,19 @@ def initial_state(run: ReferenceRun) -> ReferenceState:
     with torch.random.fork_rng(devices=[]):
         layers = chain_of(_built(run))
     weights = parameters_of(layers)
-    fresh = tuple(
-        ReferenceOptimizer(run.optimizer, run.arguments, weights).state() for _ in range(run.num_virtual_workers)
+    fresh, num_workers = ReferenceOptimizer(run, weights).memory(), run.num_virtual_workers
+    return ReferenceState(
+        clock=Clock(0),
+        epoch=0,
+        used=frozenset(),
+        minibatches=0,
+        samples=0,
+        weights=weights,
+        buffers=buffers_of(layers),
+        optimizers=(fresh.state,) * num_workers,
+        updates=(fresh.updates,) * num_workers,
+        last_gradients=(fresh.last_gradients,) * num_workers,
     )
-    return ReferenceState(Clock(0), 0, frozenset(), 0, 0, weights, buffers_of(layers), fresh)
 
 
 def run_reference(run: ReferenceRun, start: ReferenceState | None = None) -> ReferenceResult:
@@ -71,7 +82,8 @@ def run_reference(run: ReferenceRun, start: ReferenceState | None = None) -> Ref
     The process's random generator is used, and left as it was found.
 
     Raises:
-        ValueError: the optimizer is unknown, a sample is malformed, or `start` has another number of virtual workers.
+        ValueError: the optimizer is unknown or cannot be predicted, the stages do not have the model's layers, a sample
+            is malformed, or `start` has another number of virtual workers.
     """
     state = initial_state(run) if start is None else start
     if len(state.optimizers) != run.num_virtual_workers:
@@ -128,7 +140,7 @@ def _segment(
     published: dict[Clock, Tensors] = {start: state.weights}
     done: list[Block] = []
     for worker in workers:
-        worker.begin(state)
+        worker.begin(state, last=min(start * n + len(blocks[worker.index]), barrier * n))
     for wave in range(start, barrier):
         for p in range(wave * n + 1, (wave + 1) * n + 1):
             position = p - 1 - start * n
@@ -138,11 +150,16 @@ def _segment(
                     record = worker.minibatch(Minibatch(p), own[position], published)
                     records[record.vw, record.p] = record
                     done.append(record.samples)
-        updates = [worker.close_wave(wave) for worker in workers]
-        published[Clock(wave + 1)] = _published(run, published[Clock(wave)], updates)
+        if run.sync == "allreduce":
+            gradients = all_reduced([worker.take_group() for worker in workers])
+            for worker in workers:
+                worker.update((wave + 1) * n, gradients)
+        closed = [worker.close_wave(wave) for worker in workers]
+        published[Clock(wave + 1)] = _published(run, published[Clock(wave)], closed)
         oldest = min(worker.clock for worker in workers)
         published = {clock: weights for clock, weights in published.items() if clock >= oldest}
     used = state.used.union(*done)
+    memories = [worker.optimizer_memory() for worker in workers]
     is_epoch_over = len(used) == len(run.train)
     return ReferenceState(
         clock=barrier,
@@ -152,14 +169,23 @@ def _segment(
         samples=state.samples + sum(len(block) for block in done),
         weights=published[barrier],
         buffers=_merged_buffers([worker.buffers() for worker in workers]),
-        optimizers=tuple(worker.optimizer_state() for worker in workers),
+        optimizers=tuple(memory.state for memory in memories),
+        updates=tuple(memory.updates for memory in memories),
+        last_gradients=tuple(memory.last_gradients for memory in memories),
     )
 
 
-def _published(run: ReferenceRun, previous: Tensors, updates: Sequence[Tensors | None]) -> Tensors:
-    """w^(W+1) = ((w^(W) + ũ_0) + ũ_1) + … in the order of the virtual workers; each ũ × 1/V first with `mean`."""
+def _published(run: ReferenceRun, previous: Tensors, closed: Sequence[Tensors | None]) -> Tensors:
+    """w^(W+1), from w^(W) and what the virtual workers closed wave W with.
+
+    With shards ((w^(W) + ũ_0) + ũ_1) + … in the order of the virtual workers; each ũ × 1/V first with `mean`. Without,
+    the first one's weights, which are everyone's.
+    """
+    if run.sync != "wsp":
+        assert closed[0] is not None, "without shards a virtual worker always has the weights"
+        return closed[0]
     weights = previous
-    for update in updates:
+    for update in closed:
         if update is None:
             continue
         term = update

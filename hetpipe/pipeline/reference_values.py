@@ -6,12 +6,15 @@ and a `ReferenceResult` holds the state at every barrier and one record per mini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from hetpipe.pipeline.reference_policies import POLICIES
 from hetpipe.spec.ids import Clock, Minibatch, VirtualWorkerIndex
 
 #: Parameter or buffer name (the model's own) → tensor, in chain order.
@@ -36,10 +39,11 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceRun:
-    """One deterministic run under the `wave` policy.
+    """One deterministic run.
 
     Raises:
-        ValueError: a number out of range, or not exactly one of `epochs` and `total_minibatches`.
+        ValueError: a value out of range, values that do not go together, or not exactly one of `epochs` and
+            `total_minibatches`.
     """
 
     model: Callable[[], nn.Module]
@@ -61,6 +65,25 @@ class ReferenceRun:
     staleness: int | None = 0
     """D; None (∞) lets the virtual workers meet at barriers only."""
     combine: Literal["sum", "mean"] = "sum"
+    weights: str = "wave"
+    """The weight policy, one of `reference_policies.POLICIES`."""
+    stages: tuple[tuple[int, ...], ...] | None = None
+    """Layers of each stage, first to last, per virtual worker; None: each is one stage."""
+    sync: Literal["wsp", "none", "allreduce"] = "wsp"
+    """`wsp`: shards hold the weights. `none`: one virtual worker holds them, and D and `combine` mean nothing.
+    `allreduce`: equal virtual workers hold them and average the gradients of each wave."""
+    accumulate: int = 1
+    """Minibatches whose average gradient makes one update; for the policies that do not make one per wave anyway."""
+    max_norm: float | None = None
+    """Gradients of an update with a larger norm are scaled down to it; None: no clipping."""
+    clip: Literal["global", "stage"] = "global"
+    """What the norm is over."""
+    groups: Sequence[tuple[Sequence[str], Mapping[str, object]]] = ()
+    """(patterns of parameter names, optimizer arguments that differ for them); the first that matches counts."""
+    lr_schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    """Builds the schedule of the learning rate, which steps once per update."""
+    include_decay: bool = True
+    """Whether a prediction counts on the decoupled weight decay."""
     epochs: int | None = None
     total_minibatches: int | None = None
     """Minibatches of the whole run, over all virtual workers."""
@@ -72,23 +95,64 @@ class ReferenceRun:
     """One more barrier; the run ends there."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        counts = {
-            "batch_size": self.batch_size,
-            "num_virtual_workers": self.num_virtual_workers,
-            "minibatches_per_wave": self.minibatches_per_wave,
-            "checkpoint_every_waves": self.checkpoint_every_waves,
-            "the number of training samples": len(self.train),
-        }
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise ValueError(f"{name} is {count}; it must be at least 1")
-        if self.staleness is not None and self.staleness < 0:
-            raise ValueError(f"staleness is {self.staleness}; it must be at least 0")
-        if (self.epochs is None) == (self.total_minibatches is None):
-            raise ValueError(
-                f"give exactly one of epochs ({self.epochs}) and total_minibatches ({self.total_minibatches})"
-            )
+        """Check the values."""
+        for problem in chain(_out_of_range(self), _contradictions(self)):
+            raise ValueError(problem)
+
+    def num_stages(self, vw: VirtualWorkerIndex) -> int:
+        """K of virtual worker `vw`."""
+        return 1 if self.stages is None else len(self.stages[vw])
+
+
+def _out_of_range(run: ReferenceRun) -> Iterator[str]:
+    counts = {
+        "batch_size": run.batch_size,
+        "num_virtual_workers": run.num_virtual_workers,
+        "minibatches_per_wave": run.minibatches_per_wave,
+        "accumulate": run.accumulate,
+        "checkpoint_every_waves": run.checkpoint_every_waves,
+        "the number of training samples": len(run.train),
+    }
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            yield f"{name} is {count}; it must be at least 1"
+    if run.staleness is not None and run.staleness < 0:
+        yield f"staleness is {run.staleness}; it must be at least 0"
+    if run.max_norm is not None and not run.max_norm > 0:
+        yield f"max_norm is {run.max_norm}; it must be above 0"
+    for name, value, known in (
+        ("weights", run.weights, tuple(POLICIES)),
+        ("sync", run.sync, ("wsp", "none", "allreduce")),
+        ("clip", run.clip, ("global", "stage")),
+    ):
+        if value not in known:
+            yield f"{name} is {value}; it must be one of {', '.join(known)}"
+    if (run.epochs is None) == (run.total_minibatches is None):
+        yield f"give exactly one of epochs ({run.epochs}) and total_minibatches ({run.total_minibatches})"
+
+
+def _contradictions(run: ReferenceRun) -> Iterator[str]:
+    """Between values that are right by themselves."""
+    policy, n, num_workers = POLICIES[run.weights], run.minibatches_per_wave, run.num_virtual_workers
+    stages = run.stages or ((1,),) * num_workers
+    if len(stages) != num_workers or not all(counts and min(counts) > 0 for counts in stages):
+        yield f"stages are {stages}; give {num_workers} virtual workers stages of at least one layer each"
+    deepest = max(len(counts) for counts in stages)
+    if policy.fills_pipeline and n < deepest:
+        yield f"minibatches_per_wave is {n}; {run.weights} needs at least as many as there are stages, {deepest}"
+    if run.accumulate > 1 and (policy.once_per_wave or n % run.accumulate):
+        yield (
+            f"accumulate is {run.accumulate}; it must divide minibatches_per_wave, {n}, and be 1 under a policy that "
+            f"makes one update per wave, as flush and double_buffer do"
+        )
+    if run.sync == "none" and num_workers > 1:
+        yield f"num_virtual_workers is {num_workers}; sync none is for one, use wsp or allreduce"
+    if run.sync == "allreduce" and not policy.once_per_wave:
+        yield f"weights is {run.weights}; allreduce averages whole waves, use flush or double_buffer"
+    if run.sync == "allreduce" and len(set(stages)) > 1:
+        yield f"stages are {stages}; allreduce needs equal replicas"
+    if run.max_norm is not None and run.clip == "global" and not policy.clips_globally:
+        yield f"clip is global; under {run.weights} the norm over all stages would hold up the pipeline, use stage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +173,10 @@ class ReferenceState:
     buffers: Tensors
     optimizers: tuple[OptimizerState, ...]
     """Per virtual worker."""
+    updates: tuple[int, ...]
+    """Per virtual worker, updates it has made: the position of its learning rate's schedule."""
+    last_gradients: tuple[Tensors, ...]
+    """Per virtual worker, the gradients that its optimizer last saw, by parameter name; empty unless it predicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +186,9 @@ class MinibatchRecord:
     vw: VirtualWorkerIndex
     p: Minibatch
     clock: Clock
-    """W*, the published clock it used."""
+    """W*, the published clock its forward used; without shards the clock of the last barrier."""
     local_through: Minibatch
-    """v(p), the last of its own updates it used."""
+    """v(p), the last of its own updates that its forward used on the first stage."""
     samples: tuple[int, ...]
     """Sample indices in the order in which they were read."""
     loss: float

@@ -1,7 +1,7 @@
 """One virtual worker of the reference executor: which weights a minibatch uses, and what becomes of its gradient.
 
-It holds what `wsp.md` §3 gives a virtual worker between two barriers: the running sum ρ (in its optimizer), the
-snapshots of ρ that later minibatches need, its complete waves' updates ũ, and its own buffers.
+A minibatch is computed from end to end before the next one begins. What a pipeline would have done in another order
+shows in the versions alone: `SegmentEquations` says which they are, `LocalWeights` has them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from hetpipe.pipeline.chain import Layer, Values, chain_of, run_layers
-from hetpipe.pipeline.reference_optimizer import ReferenceOptimizer
+from hetpipe.pipeline.reference_gradients import Gradients, MinibatchGradients, average, clipped
+from hetpipe.pipeline.reference_local_weights import AnchoredWeights, DirectWeights, LocalWeights
+from hetpipe.pipeline.reference_optimizer import OptimizerMemory, ReferenceOptimizer
+from hetpipe.pipeline.reference_policies import POLICIES, SegmentEquations, Version
+from hetpipe.pipeline.reference_prediction import Change
 from hetpipe.pipeline.reference_values import (
     MapDataset,
     MinibatchRecord,
@@ -24,23 +28,6 @@ from hetpipe.pipeline.reference_values import (
 )
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed
 from hetpipe.spec.ids import Clock, Minibatch, VirtualWorkerIndex
-
-
-def required_clock(p: int, *, minibatches_per_wave: int, staleness: int | None) -> int:
-    """`wsp.md` §2: max(0, ⌈(p + 1) / N⌉ − (D + 2)), and 0 for D = ∞.
-
-    >>> [required_clock(p, minibatches_per_wave=4, staleness=1) for p in (11, 12, 15, 16)]
-    [0, 1, 1, 2]
-    """
-    if staleness is None:
-        return 0
-    rounded_up = (p + minibatches_per_wave) // minibatches_per_wave
-    return max(0, rounded_up - (staleness + 2))
-
-
-def added(left: Tensors, right: Tensors) -> Tensors:
-    """`left` + `right`, name by name."""
-    return {name: tensor + right[name] for name, tensor in left.items()}
 
 
 def parameters_of(layers: Sequence[Layer]) -> Tensors:
@@ -89,6 +76,21 @@ def output_of(values: Values) -> Tensor | Values:
     return values[0] if len(values) == 1 else values
 
 
+def _stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """The parameter names of each stage, in chain order; stage i has `counts[i]` layers.
+
+    Raises:
+        ValueError: the counts do not add up.
+    """
+    if sum(counts) != len(layers):
+        raise ValueError(f"stages of {counts} layers have {sum(counts)} together, but the model has {len(layers)}")
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return tuple(
+        tuple(name for layer in layers[end - count : end] for name in layer.parameters.values())
+        for end, count in zip(ends, counts, strict=True)
+    )
+
+
 class ReferenceWorker:
     """One virtual worker. Minibatches are handed to it in the order of p; `begin` first, `close_wave` after each wave.
 
@@ -97,84 +99,130 @@ class ReferenceWorker:
         clock: W*, the published clock in use.
     """
 
+    # What `begin` makes anew for each segment.
+    _equations: SegmentEquations
+    _local: LocalWeights
+    _optimizer: ReferenceOptimizer
+    #: Minibatches of the update under way.
+    _group: list[MinibatchGradients]
+    #: q → what the update after q was expected to do when q's had been made, under policies that predict.
+    _changes: dict[int, Mapping[str, Change]]
+
     def __init__(self, index: VirtualWorkerIndex, run: ReferenceRun, model: nn.Module) -> None:
-        """Take over `model`: its buffers belong to this virtual worker from now on."""
+        """Take over `model`: its buffers belong to this virtual worker from now on.
+
+        Raises:
+            ValueError: the run's stages have another number of layers.
+        """
         self.index = index
         self.clock = Clock(0)
         self._run = run
+        self._policy = POLICIES[run.weights]
         self._layers = chain_of(model.train())
-        self._optimizer = ReferenceOptimizer(run.optimizer, run.arguments, parameters_of(self._layers))
-        self._start = Clock(0)
-        self._stepped = False
-        #: q → ρ as it stood after minibatch q, for v(p) inside a wave.
-        self._snapshots: dict[int, Tensors] = {}
-        #: c → ũ of its own complete wave c.
-        self._waves: dict[int, Tensors] = {}
+        self._stages = _stages_of(self._layers, run.stages[index] if run.stages else (len(self._layers),))
 
-    def begin(self, state: ReferenceState) -> None:
-        """Start a segment from the barrier `state`, with ρ = 0."""
-        self._start = self.clock = state.clock
-        self._snapshots = {}
-        self._waves = {}
-        self._stepped = False
-        self._optimizer.start_wave()
-        self._optimizer.load_state(state.optimizers[self.index])
+    def begin(self, state: ReferenceState, last: int) -> None:
+        """Start a segment from the barrier `state`; `last` is this worker's last minibatch in it."""
+        run, n = self._run, self._run.minibatches_per_wave
+        self.clock = state.clock
+        self._equations = SegmentEquations(
+            weights=run.weights,
+            num_stages=len(self._stages),
+            minibatches_per_wave=n,
+            accumulate=run.accumulate,
+            staleness=run.staleness if run.sync == "wsp" else None,
+            start=state.clock,
+            last=last,
+        )
+        self._local = (AnchoredWeights if run.sync == "wsp" else DirectWeights)(state, n)
+        memory = OptimizerMemory(
+            state.optimizers[self.index], state.updates[self.index], state.last_gradients[self.index]
+        )
+        self._optimizer = ReferenceOptimizer(run, self._local.target, memory)
+        self._group = []
+        self._changes = {state.clock * n: self._optimizer.changes()} if self._policy.predicts else {}
         load_buffers(self._layers, state.buffers)
 
     def minibatch(self, p: Minibatch, block: tuple[int, ...], published: Mapping[Clock, Tensors]) -> MinibatchRecord:
-        """Compute minibatch `p` on the samples `block` and add its update to ρ.
+        """Compute minibatch `p` on the samples `block`, and make the update that it completes.
 
         Args:
             p: its number; above the previous one.
             block: sample indices.
             published: the published weights by clock; W* of `p` is among them.
         """
-        n = self._run.minibatches_per_wave
-        if p % n == 0 or p == self._start * n + 1:
-            required = required_clock(p, minibatches_per_wave=n, staleness=self._run.staleness)
-            self.clock = Clock(max(self._start, required))
-        through = Minibatch(max(p - n, self._start * n))
-        weights = self._weights(published[self.clock], through)
-        loss, gradients = self._gradients(p, block, weights)
-        self._optimizer.step(weights, gradients)
-        self._stepped = True
-        self._snapshots[p] = {name: running.clone() for name, running in self._optimizer.running.items()}
-        return MinibatchRecord(self.index, p, self.clock, through, block, loss)
+        forward = [self._equations.forward(p, stage) for stage in range(len(self._stages))]
+        backward = [self._equations.backward(p, stage) for stage in range(len(self._stages))]
+        self.clock = forward[0].clock
+        used = self._weights(forward, published)
+        read = self._weights(backward, published) if self._policy.predicts else None
+        loss, gradients = self._gradients(p, block, used, read)
+        self._group.append(MinibatchGradients(gradients, len(block)))
+        if self._run.sync != "allreduce" and self._equations.is_update(p):
+            self.update(p, average(self.take_group()), self._decayed(p, used, forward[0], published))
+        self._forget(forward[0])
+        return MinibatchRecord(self.index, p, self.clock, forward[0].through, block, loss)
+
+    def take_group(self) -> Sequence[MinibatchGradients]:
+        """The minibatches since the last update, which no other update shall count."""
+        group, self._group = self._group, []
+        return group
+
+    def update(self, through: int, gradients: Gradients, decayed: Tensors | None = None) -> None:
+        """Make one update with what `gradients` are after clipping.
+
+        Args:
+            through: its last minibatch.
+            gradients: averaged.
+            decayed: the weights whose decay belongs to it; None: the newest themselves.
+        """
+        if self._run.max_norm is not None:
+            whole = tuple(name for names in self._stages for name in names)
+            parts = self._stages if self._run.clip == "stage" else (whole,)
+            gradients = {k: g for names in parts for k, g in clipped(gradients, names, self._run.max_norm).items()}
+        self._optimizer.step(gradients, decayed)
+        self._local.keep(through)
+        if self._policy.predicts:
+            self._changes[through] = self._optimizer.changes()
 
     def close_wave(self, wave: int) -> Tensors | None:
-        """End wave `wave` (short ones too) and return its update ũ = ρ, or None if it held no minibatch."""
-        if not self._stepped:
-            return None
-        update = {name: running.clone() for name, running in self._optimizer.running.items()}
-        self._waves[wave] = update
-        self._optimizer.start_wave()
-        self._stepped = False
-        return update
+        """End wave `wave` (short ones too); returns its ũ, None if it held no minibatch, or without shards w."""
+        return self._local.close_wave(wave)
 
     def buffers(self) -> Tensors:
         """Copies of its buffers."""
         return buffers_of(self._layers)
 
-    def optimizer_state(self) -> Mapping[str, Mapping[str, object]]:
-        """A copy of what its optimizer keeps per parameter."""
-        return self._optimizer.state()
+    def optimizer_memory(self) -> OptimizerMemory:
+        """A copy of what its optimizer keeps."""
+        return self._optimizer.memory()
 
-    def _weights(self, published: Tensors, through: Minibatch) -> Tensors:
-        """w_p = B + ρ_{v(p)}, where B = ((w^(W*) + ũ_{W*}) + …); B alone where v(p) ends a wave."""
-        n = self._run.minibatches_per_wave
-        weights = published
-        for wave in range(self.clock, through // n):
-            weights = added(weights, self._waves[wave])
-        if through % n:
-            weights = added(weights, self._snapshots[through])
-        # v(p) and W* never fall, so what lies below them is not needed again.
-        self._snapshots = {q: running for q, running in self._snapshots.items() if q >= through}
-        self._waves = {wave: update for wave, update in self._waves.items() if wave >= self.clock}
+    def _weights(self, versions: Sequence[Version], published: Mapping[Clock, Tensors]) -> Tensors:
+        """Every stage's parameters in that stage's version."""
+        weights: dict[str, Tensor] = {}
+        for names, version in zip(self._stages, versions, strict=True):
+            found = self._local.at(version, published)
+            changes = self._changes[version.through] if version.ahead else {}
+            for name in names:
+                weights[name] = changes[name].ahead(found[name], version.ahead) if name in changes else found[name]
         return weights
 
+    def _decayed(self, p: int, used: Tensors, version: Version, published: Mapping[Clock, Tensors]) -> Tensors | None:
+        """The weights whose decay belongs to the update after `p`; None: the newest themselves, to be stepped."""
+        newest = [self._equations.newest(p, stage) for stage in range(len(self._stages))]
+        if self._run.sync != "wsp" and (self._policy.decays_newest or version.through == newest[0].through):
+            return None
+        return self._weights(newest, published) if self._policy.decays_newest else used
+
+    def _forget(self, version: Version) -> None:
+        """Versions and W* never fall, and no stage has an older version than the first."""
+        self._local.forget(version)
+        self._changes = {q: changes for q, changes in self._changes.items() if q >= version.through}
+
     def _gradients(
-        self, p: Minibatch, block: tuple[int, ...], weights: Tensors
-    ) -> tuple[float, Mapping[str, Tensor | None]]:
+        self, p: Minibatch, block: tuple[int, ...], used: Tensors, read: Tensors | None
+    ) -> tuple[float, Gradients]:
+        """Loss and gradients of `p`: forward with `used`, backward with `read`, or with `used` if that is None."""
         run, generator = self._run, torch.default_generator
 
         def seed(layer: Layer) -> None:
@@ -182,8 +230,13 @@ class ReferenceWorker:
 
         generator.manual_seed(fetch_seed(run.seed, self.index, p))
         inputs, target = read_block(run.train, block)
-        leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+        leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         outputs = run_layers(self._layers, leaves, inputs, before_layer=seed)
         loss = run.loss(output_of(outputs), target)
+        if read is not None:
+            # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a
+            # parameter shares, gets other weights between forward and backward. No version counter sees it.
+            for name, leaf in leaves.items():
+                leaf.data.copy_(read[name])
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         return loss.item(), dict(zip(leaves, gradients, strict=True))

@@ -9,7 +9,7 @@ from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
-from hetpipe.pipeline.tally import Tally
+from hetpipe.pipeline.tally import Figures, Tally
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageDone
@@ -39,6 +39,7 @@ class StageRunner:
             report=parts.report,
             timeline=parts.timeline,
             clock=parts.clock,
+            measure=self._figures,
         )
         self._segment_start = Clock(0)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)
@@ -47,6 +48,11 @@ class StageRunner:
     def peak_buffers(self) -> int:
         """Weight buffers on the device, at most at once so far."""
         return self._parts.pool.peak
+
+    @property
+    def peak_buffers_at_rest(self) -> int:
+        """The same between two actions: what the version store itself holds."""
+        return self._parts.weights.peak_at_rest
 
     def run(self, start: Clock) -> StageDone:
         """Run until the barrier that ends the run.
@@ -70,6 +76,14 @@ class StageRunner:
                 self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
                 return StageDone(clock=clock, reason=passed.reason)
             self._wait_for_next_segment(clock)
+
+    def _figures(self) -> Figures:
+        parts = self._parts
+        return Figures(
+            weight_bytes=parts.pool.peak * parts.pool.layout.num_bytes,
+            activation_bytes=parts.compute.activation_bytes_peak,
+            learning_rate=parts.weights.optimizer.learning_rate,
+        )
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -116,8 +130,11 @@ class StageRunner:
         self._waiter.proceed()
 
     def _take_weights(self, clock: Clock) -> None:
-        """Pull w^(clock) and begin from it."""
+        """Pull w^(clock), where parameter servers hold it, and begin from it."""
         self._segment_start = clock
+        if not self._parts.has_shards:
+            self._parts.weights.start(clock, None)
+            return
         self._parts.synchroniser.fetch(clock, ahead=False)
         self._parts.weights.start(clock, self._fetched(clock))
 

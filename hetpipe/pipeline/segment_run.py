@@ -1,8 +1,8 @@
 """One stage between two barriers: the loop that carries out the schedule (`wsp.md` §3, §5).
 
 The order decides from a `StageView`; this file knows what lies ready, and what forward and backward mean: which
-weights, which frames, which history lines. It ends when the pipeline is drained and every wave below the barrier is
-pushed.
+weights, which frames, which history lines. It ends when the pipeline is drained, every gradient is in an update and
+every wave below the barrier is pushed.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hetpipe.errors import ClockNotPublished, NonFiniteUpdate
+from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
+from hetpipe.pipeline.clock_use import ClockUse
 from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.setup import StageParts
+from hetpipe.pipeline.remapping import Remapping
+from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import Tally
+from hetpipe.pipeline.updates import Updates
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.schedule.in_flight import in_flight
 from hetpipe.schedule.policy import Action, Kind, Ready, StageView, Wait
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.sync.division import Block
-from hetpipe.sync.gate import is_switch_point, local_through, required_clock
-
-#: Longest time a frame may wait for room on its link.
-SEND_SECONDS = 600.0
+from hetpipe.sync.gate import starts_drained
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
-    """Which weights a minibatch uses: W* and v(p)."""
+class _InFlight:
+    """A minibatch between forward and backward."""
 
     clock: Clock
-    local_through: Minibatch
+    """W*."""
+    samples: int
 
 
 class SegmentRun:
@@ -52,22 +53,23 @@ class SegmentRun:
         self._blocks = blocks
         self._n = parts.sync.minibatches_per_wave
         identity = parts.identity
-        self._limit = in_flight(stage=identity.stage, num_stages=identity.num_stages, minibatches_per_wave=self._n)
+        self._limit = in_flight(
+            stage=identity.stage,
+            num_stages=identity.num_stages,
+            minibatches_per_wave=self._n,
+            weights=parts.sync.weights,
+            schedule=parts.schedule,
+        )
         #: Last minibatch whose forward began, whose forward ran, and whose backward ran here.
         self._begun = self._forwarded = self._backwarded = start * self._n
         #: The last minibatch of the segment, once the barrier's frame went by.
         self._last: int | None = None
         #: Waves closed here.
         self._closed = Wave(start)
-        self._versions: dict[int, _Version] = {}
-        #: The published clock in use, and the one chosen for the next switch point.
-        self._clock = start
-        self._chosen: tuple[int, Clock] | None = None
-        #: Clocks that were asked for, and those of them of which nothing was heard.
-        self._asked: set[Clock] = set()
-        self._under_way: set[Clock] = set()
+        self._flying: dict[int, _InFlight] = {}
+        self._clocks = ClockUse(parts, inbox, start)
+        self._updates = Updates(parts, tally, self._updated, start * self._n)
         self._opening_arrival: tuple[int, int] = (0, 0)
-        self._wait_reason: tuple[str, bool] = ("", False)
 
     def run(self) -> None:
         """Compute until the barrier."""
@@ -75,13 +77,13 @@ class SegmentRun:
             self._inbox.on_news = self._fetch_ahead
         try:
             self._compute()
+            self._close_empty_waves()
         finally:
             with self._inbox.bell:
                 self._inbox.on_news = None
-        self._push_empty_waves()
 
     def _compute(self) -> None:
-        while not self._drained():
+        while not (self._drained() and self._updates.is_settled):
             action = self._next_action()
             if action is None:
                 continue
@@ -95,23 +97,61 @@ class SegmentRun:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _next_action(self) -> Action | None:
-        """The next action, or None after a sleep or a barrier frame."""
+        """The next action, or None after a sleep, a barrier frame or news of a norm."""
         with self._inbox.bell:
             self._inbox.collect(needs_frames=True)
             self._fetch_ahead()
-            forward = self._opening() if self._parts.identity.is_first else self._incoming()
-            if forward is None and self._last is None and self._pass_barrier_on():
-                return None
-            decision = self._parts.order.next_action(
-                StageView(self._limit, self._forwarded - self._backwarded, forward, self._gradient())
-            )
-            if isinstance(decision, Action):
-                return decision
-            self._sleep(decision)
+            frame = self._news_of_norms()
+        if frame is not None:
+            self._hear(frame)
             return None
+        with self._inbox.bell:
+            self._clocks.wait_reason = ("", False)
+            forward = self._opening() if self._parts.identity.is_first else self._incoming()
+            passed_on = forward is None and self._last is None and self._pass_barrier_on()
+            if not passed_on:
+                decision = self._parts.order.next_action(
+                    StageView(
+                        self._limit,
+                        self._forwarded - self._backwarded,
+                        forward,
+                        self._gradient(),
+                        more_forwards=self._last is None and not self._drains_before(self._forwarded + 1),
+                    )
+                )
+                if isinstance(decision, Action):
+                    return decision
+                self._sleep(decision)
+                return None
+        self._finish_last_wave()
+        return None
+
+    def _fetch_ahead(self) -> None:
+        self._clocks.fetch_ahead(self._begun)
+
+    def _news_of_norms(self) -> Frame | None:
+        """A frame about the norm of a gradient, if that is the next one from a neighbour."""
+        behind = self._inbox.from_downstream
+        if behind and behind[0].frame.kind is FrameKind.SQUARES:
+            return behind.popleft().frame
+        if self._inbox.head(FrameKind.NORM) is not None:
+            return self._inbox.from_upstream.popleft().frame
+        return None
+
+    def _hear(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.SQUARES:
+            self._updates.hear_squares(frame)
+        else:
+            self._updates.hear_norm(frame)
+
+    def _drains_before(self, p: int) -> bool:
+        """Whether the minibatches in flight must be through before `p` may start."""
+        return self._forwarded > self._backwarded and starts_drained(
+            p, minibatches_per_wave=self._n, weights=self._parts.sync.weights
+        )
 
     def _sleep(self, wait: Wait) -> None:
-        reason, for_clock = self._wait_reason
+        reason, for_clock = self._clocks.wait_reason
         if self._forwarded - self._backwarded >= self._limit or not reason:
             p = self._backwarded + 1 if self._forwarded > self._backwarded else self._forwarded + 1
             neighbour = "the next stage" if self._forwarded > self._backwarded else "the previous stage"
@@ -120,27 +160,32 @@ class SegmentRun:
 
     def _opening(self) -> Ready | None:
         """First stage: the next minibatch, if it may start."""
-        self._wait_reason = ("", False)
-        p = self._forwarded + 1
+        p = Minibatch(self._forwarded + 1)
         barrier = self._inbox.log.barrier
         if barrier is None or p > barrier.clock * self._n or p > self._start * self._n + len(self._blocks):
             return None
-        if self._forwarded - self._backwarded >= self._limit or not self._clock_is_here(Minibatch(p)):
+        if self._forwarded - self._backwarded >= self._limit or not self._has_weights(p) or not self._clocks.opens(p):
             return None
         if self._opening_arrival[0] != p:
             self._opening_arrival = (p, self._inbox.next_arrival())
-        return Ready(Minibatch(p), self._opening_arrival[1])
+        return Ready(p, self._opening_arrival[1])
+
+    def _has_weights(self, p: Minibatch) -> bool:
+        """First stage: whether the updates that `p` sees are made, and the pipeline is empty if it must be."""
+        seen = self._parts.versions.forward_through(p, start=self._start)
+        if self._drains_before(p):
+            return False
+        if self._updates.through < seen:
+            self._clocks.wait_reason = (f"the norm of the gradient of minibatch {seen}", False)
+            return False
+        return True
 
     def _incoming(self) -> Ready | None:
         """Later stages: the next forward frame, if the weights it wants are here."""
-        self._wait_reason = ("", False)
         head = self._inbox.head(FrameKind.FORWARD)
-        if head is None:
+        if head is None or not self._clocks.is_here(Clock(head.frame.clock)):
             return None
-        frame = head.frame
-        if frame.clock != self._clock and not self._fetched(Clock(frame.clock)):
-            return None
-        return Ready(Minibatch(frame.minibatch), head.arrival)
+        return Ready(Minibatch(head.frame.minibatch), head.arrival)
 
     def _gradient(self) -> Ready | None:
         p = Minibatch(self._backwarded + 1)
@@ -149,98 +194,24 @@ class SegmentRun:
         queue = self._inbox.from_downstream
         return Ready(p, queue[0].arrival) if queue else None
 
-    def _clock_is_here(self, p: Minibatch) -> bool:
-        """First stage: whether the published clock that `p` will use is chosen and fetched."""
-        if not is_switch_point(p, minibatches_per_wave=self._n, start=self._start):
-            return True
-        if p <= self._start * self._n + self._n:
-            return True  # v(p) is the barrier: nothing newer can be used yet
-        if self._chosen is None or self._chosen[0] != p:
-            clock = self._choose(p)
-            if clock is None:
-                return False
-            self._chosen = (p, clock)
-        clock = self._chosen[1]
-        return clock == self._clock or self._fetched(clock)
-
-    def _choose(self, p: Minibatch) -> Clock | None:
-        """W*(p): the required clock, or the newest published one; None and a reason if it is not published yet."""
-        sync = self._parts.sync
-        required = required_clock(p, minibatches_per_wave=self._n, staleness=sync.staleness, start=self._start)
-        log = self._inbox.log
-        if log.published < required:
-            behind = ", ".join(str(vw) for vw in log.behind(required)) or "the parameter servers"
-            who = f"virtual worker {behind}" if behind[0].isdigit() else behind
-            self._wait_reason = (
-                f"clock {required}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
-                True,
-            )
-            return None
-        if sync.deterministic:
-            return required
-        try:
-            clock, barrier = self._parts.synchroniser.hold(p // self._n)
-        except ClockNotPublished:
-            return None
-        if log.barrier is None or log.barrier.clock != barrier:
-            # The answer is ahead of what was read of the log: minibatches after `p` must know this barrier, too.
-            self._wait_reason = (f"the record of the barrier at clock {barrier}", True)
-            return None
-        return clock if p <= barrier * self._n else None
-
-    def _fetched(self, clock: Clock) -> bool:
-        """Whether w^(clock) is here; asks for it if nobody did."""
-        if clock in self._inbox.fetched:
-            return True
-        if clock in self._inbox.lost:
-            self._inbox.lost.discard(clock)
-            self._asked.discard(clock)
-        self._ask(clock, ahead=False)
-        self._wait_reason = (f"w^({clock}) from the parameter servers", False)
-        return False
-
-    def _ask(self, clock: Clock, *, ahead: bool) -> None:
-        if clock not in self._asked:
-            self._asked.add(clock)
-            self._under_way.add(clock)
-            self._parts.synchroniser.fetch(clock, ahead=ahead)
-
-    def _fetch_ahead(self) -> None:
-        """Ask for the weights of the next switch point as soon as they are published; the bell is held.
-
-        A publish is heard in the middle of a computation, too: the weights then arrive while it lasts. One clock is
-        fetched at a time, so that of several that are published close together only the newest is.
-        """
-        self._under_way -= self._inbox.fetched.keys() | self._inbox.lost
-        if self._under_way:
-            return
-        sync, log = self._parts.sync, self._inbox.log
-        switch = (self._begun // self._n + 1) * self._n
-        if switch <= self._start * self._n + self._n:
-            return
-        newest = Clock(min(log.published, switch // self._n - 1))
-        clock = newest
-        if sync.deterministic:
-            clock = required_clock(switch, minibatches_per_wave=self._n, staleness=sync.staleness, start=self._start)
-        if self._clock < clock <= newest:
-            self._ask(clock, ahead=True)
-
     # -- computing ---------------------------------------------------------------------------------------------------
 
     def _forward(self, p: Minibatch) -> None:
-        parts, identity = self._parts, self._parts.identity
-        version, values = self._take_forward(p)
-        self._versions[p] = version
+        parts = self._parts
+        flying, values = self._take_forward(p)
+        self._flying[p] = flying
         self._begun = p
-        if is_switch_point(p, minibatches_per_wave=self._n, start=self._start) and p > (self._start + 1) * self._n - 1:
-            self._switch(p, version.clock)
+        if flying.clock != self._clocks.in_use:
+            self._switch(p, flying.clock)
+        through = parts.versions.forward_through(p, start=self._start)
+        identity = parts.identity
         parts.history.forward(
             vw=identity.vw,
             incarnation=identity.incarnation,
             stage=identity.stage,
             p=p,
-            clock=version.clock,
-            local_through=version.local_through,
+            clock=flying.clock,
+            local_through=through,
         )
         started = parts.clock.monotonic()
         with parts.guard:
@@ -248,7 +219,7 @@ class SegmentRun:
         parts.emulator.stretch(Kind.FORWARD, started)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
-            frame = Frame(FrameKind.FORWARD, p, version.clock, version.local_through, outputs)
+            frame = Frame(FrameKind.FORWARD, p, flying.clock, through, outputs, flying.samples)
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
 
@@ -256,30 +227,33 @@ class SegmentRun:
         """Read what this stage reads of minibatch `p`, run its layers, and on the last stage the loss."""
         parts, identity = self._parts, self._parts.identity
         if not (identity.is_first or identity.is_last):
-            return parts.compute.forward(p, parts.weights.version(p), values)
+            return self._run_layers(p, values)
         assert parts.data.train is not None, "the first and last stage read the data"
         block = self._blocks[p - self._start * self._n - 1]
         batch = read_minibatch(parts.data.train, block, seed=parts.data.spec.seed, vw=identity.vw, p=p)
-        outputs = parts.compute.forward(p, parts.weights.version(p), batch.inputs if identity.is_first else values)
+        outputs = self._run_layers(p, batch.inputs if identity.is_first else values)
         if identity.is_last:
             self._tally.loss(p, parts.compute.loss(p, outputs, batch.target), len(block))
         return outputs
 
-    def _take_forward(self, p: Minibatch) -> tuple[_Version, Values]:
-        if not self._parts.identity.is_first:
-            with self._inbox.bell:
-                frame = self._inbox.from_upstream.popleft().frame
-            assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
-            values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-            return _Version(Clock(frame.clock), Minibatch(frame.local_through)), values
-        clock = self._chosen[1] if self._chosen is not None and self._chosen[0] == p else self._clock
-        v = local_through(p, minibatches_per_wave=self._n, start=self._start)
-        return _Version(clock, v), ()
+    def _run_layers(self, p: Minibatch, values: Values) -> Values:
+        weights = self._parts.weights
+        version = weights.forward(p)
+        saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
+        outputs = self._parts.compute.forward(p, version.weights, values, saving)
+        weights.forwarded(p)
+        return outputs
+
+    def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
+        if self._parts.identity.is_first:
+            return _InFlight(self._clocks.chosen(p), len(self._blocks[p - self._start * self._n - 1])), ()
+        with self._inbox.bell:
+            frame = self._inbox.from_upstream.popleft().frame
+        assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
+        values = tuple(tensor for tensor in frame.tensors if tensor is not None)
+        return _InFlight(Clock(frame.clock), frame.samples), values
 
     def _switch(self, p: Minibatch, clock: Clock) -> None:
-        if clock == self._clock:
-            self._parts.weights.switch(p, clock, None)
-            return
         with self._inbox.bell:
             for unused in [c for c in self._inbox.fetched if c < clock]:
                 self._parts.pool.release(self._inbox.fetched.pop(unused))
@@ -288,37 +262,36 @@ class SegmentRun:
         with self._inbox.bell:
             # Only now: while it is there, no other fetched weights come to the device.
             del self._inbox.fetched[clock]
-        self._clock = clock
+        self._clocks.in_use = clock
 
     def _backward(self, p: Minibatch) -> None:
         parts, identity = self._parts, self._parts.identity
-        version = self._versions.pop(p)
+        flying = self._flying.pop(p)
         parts.history.backward(
             vw=identity.vw,
             incarnation=identity.incarnation,
             stage=identity.stage,
             p=p,
-            clock=version.clock,
-            local_through=version.local_through,
+            clock=flying.clock,
+            local_through=parts.versions.backward_through(p, start=self._start),
         )
-        gradients = self._compute_backward(p, version)
-        started = parts.clock.monotonic()
-        parts.weights.step(p, gradients)
-        parts.history.step(vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=p)
-        self._tally.computed(Activity.STEP, p, started)
+        gradients = self._compute_backward(p, flying)
         self._backwarded = p
-        if p % self._n == 0 or p == self._last:
-            self._close_wave(p)
+        self._updates.add(p, gradients, flying.samples)
+        if p == self._last:
+            self._updates.flush()
 
-    def _compute_backward(self, p: Minibatch, version: _Version) -> dict[str, Tensor | None]:
+    def _compute_backward(self, p: Minibatch, flying: _InFlight) -> dict[str, Tensor | None]:
         """Run the layers backward and send the gradients of the inputs upstream; returns those of the weights."""
         parts = self._parts
         started = parts.clock.monotonic()
-        found = parts.compute.backward(p, parts.weights.version(p), self._take_gradients(p))
+        found = parts.compute.backward(p, parts.weights.backward(p).weights, self._take_gradients(p))
+        parts.weights.backwarded(p)
         parts.emulator.stretch(Kind.BACKWARD, started)
         self._tally.computed(Activity.BACKWARD, p, started)
         if parts.upstream is not None:
-            frame = Frame(FrameKind.BACKWARD, p, version.clock, version.local_through, found.inputs)
+            through = parts.versions.backward_through(p, start=self._start)
+            frame = Frame(FrameKind.BACKWARD, p, flying.clock, through, found.inputs)
             parts.upstream.send(frame, deadline_seconds=SEND_SECONDS)
         return found.weights
 
@@ -332,6 +305,11 @@ class SegmentRun:
         return frame.tensors
 
     # -- waves and the barrier ---------------------------------------------------------------------------------------
+
+    def _updated(self, p: Minibatch) -> None:
+        """The update after minibatch `p` is made."""
+        if p % self._n == 0 or p == self._last:
+            self._close_wave(p)
 
     def _close_wave(self, last: Minibatch) -> None:
         parts = self._parts
@@ -359,9 +337,11 @@ class SegmentRun:
         """If no more forwards will come in this segment, say so downstream; returns whether that happened now."""
         if self._parts.identity.is_first:
             barrier = self._inbox.log.barrier
-            p = self._forwarded + 1
+            p = Minibatch(self._forwarded + 1)
             if barrier is None or p <= min(barrier.clock * self._n, self._start * self._n + len(self._blocks)):
                 return False
+            if self._parts.replicas is not None and p <= barrier.clock * self._n and not self._clocks.opens(p):
+                return False  # the other replicas must not pass the wave by in which this one has nothing to do
         elif self._inbox.head(FrameKind.BARRIER) is None:
             return False
         else:
@@ -370,14 +350,20 @@ class SegmentRun:
         if self._parts.downstream is not None:
             frame = Frame(FrameKind.BARRIER, self._forwarded, self._start, self._forwarded)
             self._parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
-        if self._last == self._backwarded and self._backwarded > self._closed * self._n:
-            self._close_wave(Minibatch(self._last))
         return True
+
+    def _finish_last_wave(self) -> None:
+        """The barrier is known: what waited for more minibatches need not."""
+        if self._last != self._backwarded:
+            return
+        self._updates.flush()
+        if self._updates.through == self._last > self._closed * self._n:
+            self._close_wave(Minibatch(self._last))
 
     def _drained(self) -> bool:
         return self._last is not None and self._backwarded == self._last
 
-    def _push_empty_waves(self) -> None:
+    def _close_empty_waves(self) -> None:
         with self._inbox.bell:
             # The last wave may be committed by now, this segment's barrier passed and the next one announced.
             passed = self._inbox.log.passed
@@ -385,6 +371,11 @@ class SegmentRun:
             barrier = passed if is_over else self._inbox.log.barrier
         assert barrier is not None, "a drained segment has a barrier"
         while self._closed < barrier.clock:
-            empty = () if self._parts.identity.is_first else None
-            self._parts.synchroniser.push_wave(self._closed, None, empty)
-            self._closed = Wave(self._closed + 1)
+            wave = self._closed
+            self._updates.join_empty_wave(Minibatch((wave + 1) * self._n))
+            while not self._updates.is_settled:
+                self._next_action()
+            if self._closed == wave:
+                empty = () if self._parts.identity.is_first else None
+                self._parts.synchroniser.push_wave(wave, None, empty)
+                self._closed = Wave(wave + 1)

@@ -14,13 +14,19 @@ from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.schedule.policy import Order
+from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.policies import Schedule
 from hetpipe.spec.run import StageReport
 from hetpipe.spec.sync import DataSpec, SyncSpec
 from hetpipe.weights.flat import BufferPool
-from hetpipe.weights.wave import WaveWeights
+from hetpipe.weights.policy import StageWeights
+
+#: Longest time a frame may wait for room on its link.
+SEND_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,15 @@ class StageData:
 
 
 @dataclass(frozen=True, slots=True)
+class Clipping:
+    """Gradients of a larger norm are scaled down to it."""
+
+    max_norm: float
+    over_stages: bool
+    """The norm is taken over all stages, or else over each by itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageParts:
     """Everything a stage's loop drives."""
 
@@ -68,9 +83,16 @@ class StageParts:
     layers: tuple[Layer, ...]
     compute: StageCompute
     emulator: Emulator
-    weights: WaveWeights
+    versions: VersionTable
+    weights: StageWeights
+    has_shards: bool
+    """Parameter servers publish weights; if not, nothing is fetched."""
+    clipping: Clipping | None
+    replicas: Replicas | None
+    """The same stage of the other virtual workers under `allreduce`."""
     pool: BufferPool
     order: Order
+    schedule: Schedule
     data: StageData
     upstream: Link | None
     downstream: Link | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.observe.timeline import Activity, TimelineWriter
@@ -14,6 +15,15 @@ from hetpipe.spec.run import StageProgress, StageReport
 
 #: Seconds between two reports.
 REPORT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is asked of a stage's parts for a report; see `StageProgress`."""
+
+    weight_bytes: int
+    activation_bytes: int
+    learning_rate: float | None
 
 
 class Tally:
@@ -28,6 +38,7 @@ class Tally:
         report: Callable[[StageReport], None],
         timeline: TimelineWriter,
         clock: TimeSource,
+        measure: Callable[[], Figures],
     ) -> None:
         self._inbox = inbox
         self._waiter = waiter
@@ -35,6 +46,9 @@ class Tally:
         self._report = report
         self._timeline = timeline
         self._clock = clock
+        self._measure = measure
+        #: Norm of the latest gradient that was stepped, before it was clipped.
+        self.gradient_norm: float | None = None
         self._reported_at = clock.monotonic()
         self._compute_seconds = 0.0
         self._minibatches = 0
@@ -77,6 +91,7 @@ class Tally:
         self._reported_at = moment
         with self._inbox.bell:
             published = self._inbox.log.published
+        figures = self._measure()
         self._report(
             StageProgress(
                 minibatches=self._minibatches,
@@ -90,5 +105,9 @@ class Tally:
                 compute_seconds=self._compute_seconds,
                 pushed_bytes=self._synchroniser.pushed_bytes,
                 pulled_bytes=self._synchroniser.pulled_bytes,
+                weight_bytes=figures.weight_bytes,
+                activation_bytes=figures.activation_bytes,
+                gradient_norm=self.gradient_norm,
+                learning_rate=figures.learning_rate,
             )
         )

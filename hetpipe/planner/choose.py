@@ -19,7 +19,7 @@ from hetpipe.planner.costs import Costs, milliseconds
 from hetpipe.planner.every_partition import Pipeline
 from hetpipe.planner.job_rate import samples_per_second
 from hetpipe.planner.jobs import JobPlan, Jobs
-from hetpipe.planner.options import AllocationName, PlanOptions
+from hetpipe.planner.options import AllocationName, PlanOptions, schedule_for
 from hetpipe.planner.partitioner import Partitioner
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.fit import check_fits
@@ -128,10 +128,12 @@ def _document(
         batch_size=costs.profile.batch_size,
         allocation=options.allocation,
         weights=options.weights,
+        schedule=schedule_for(options.weights, options.schedule),
         staleness=options.staleness,
         virtual_workers=tuple(_worker(worker, plan, jobs) for worker in plan.workers),
         minibatches_per_wave=plan.minibatches_per_wave,
         max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),
+        has_shards=options.with_shards,
         shards=plan.placed.shards,
         placement=plan.placed.as_document(),
         idle_devices=tuple(device for device in jobs.devices if device not in used),

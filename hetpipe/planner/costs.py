@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from hetpipe.schedule.in_flight import WeightPolicy, in_flight, weight_buffers
+from hetpipe.schedule.in_flight import in_flight, weight_buffers
 from hetpipe.spec.cluster import Cluster, LinkSpec
+from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE, Schedule, WeightPolicy
 from hetpipe.spec.profile import Profile
 
 TICKS_PER_MS = 10**9
@@ -39,18 +40,51 @@ class MemoryModel:
     reserve_bytes: int = 0
     """What the framework itself takes on every device."""
     with_shards: bool = True
+    schedule: Schedule = "1f1b"
+    """One that the policy can use."""
+    accumulate: int = 1
+    """Minibatches whose gradients make one update together; under `flush` and `double_buffer` it is always N."""
+    waits_for_norm: bool = False
+    """Whether gradients are clipped by their norm over all stages (`clip: global`)."""
 
     def copies(self, stage: int, num_stages: int) -> int:
-        """Parameter-sized tensors at a stage: weight buffers, 2 for the shards, 1 gradient, optimizer slots."""
+        """Parameter-sized tensors at a stage: weight buffers, 2 for the shards, gradients, optimizer slots."""
         buffers = weight_buffers(
             stage=stage, num_stages=num_stages, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights
         )
-        return buffers + (2 if self.with_shards else 0) + 1 + self.optimizer_slots
+        shards = 2 if self.with_shards else 0
+        return buffers + shards + self.gradients + self.held_for_norm(stage, num_stages) + self.optimizer_slots
+
+    @property
+    def gradients(self) -> int:
+        """1, and another where the average of several minibatches' gradients grows beside it."""
+        averaged = self.minibatches_per_wave if self.weights in ONE_UPDATE_PER_WAVE else self.accumulate
+        return 1 if averaged == 1 else 2
+
+    def held_for_norm(self, stage: int, num_stages: int) -> int:
+        """What waits for norms over all stages, beyond what a stage keeps without clipping.
+
+        A gradient that waits takes no room of its own: the update that it will make is one of the weight buffers. But
+        `wave` and `vertical` decay the weights that a minibatch used, so these wait, too. That is one for each
+        minibatch that has been backward at this stage and not yet at the first, from where the norm comes back, but for
+        the latest one, whose gradient is counted anyway. Of K in strict order, K − i are in flight here; `wave` keeps
+        no order, so all N may have gone back.
+
+        >>> MemoryModel(weights="vertical", minibatches_per_wave=4, waits_for_norm=True).held_for_norm(1, 4)
+        1
+        """
+        if not self.waits_for_norm or stage == 0:
+            return 0
+        return {"wave": self.minibatches_per_wave - 1, "vertical": stage}.get(self.weights, 0)
 
     def in_flight(self, stage: int, num_stages: int) -> int:
         """S_i."""
         return in_flight(
-            stage=stage, num_stages=num_stages, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights
+            stage=stage,
+            num_stages=num_stages,
+            minibatches_per_wave=self.minibatches_per_wave,
+            weights=self.weights,
+            schedule=self.schedule,
         )
 
 
@@ -126,7 +160,7 @@ def minibatches_per_tick(stage_ticks: Sequence[int], memory: MemoryModel) -> flo
 
     Args:
         stage_ticks: t_i, first stage first.
-        memory: the policy and N.
+        memory: the policy, its schedule and N.
     """
     if max(stage_ticks) == 0:
         return float("inf")

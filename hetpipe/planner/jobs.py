@@ -100,29 +100,35 @@ class Jobs:
         #: The parameters on these shards, where that does not depend on pipelines.
         self.place_on = lru_cache(maxsize=64)(self._place_by_shards)
 
+    @property
+    def most_workers(self) -> int | None:
+        """No grouping has more virtual workers; None: there may be any number."""
+        return None if self.options.with_shards else 1
+
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
         """What stages keep with N minibatches per wave."""
-        options = self.options
-        return MemoryModel(
-            weights=options.weights,
-            minibatches_per_wave=minibatches_per_wave,
-            optimizer_slots=options.optimizer_slots,
-            reserve_bytes=options.reserve_bytes,
-        )
+        return self.options.memory(minibatches_per_wave)
 
     def choices(self, groups: Groups) -> Sequence[int]:
-        """Every N worth trying, ascending; which of them fit in memory is not looked at."""
-        num_stages = [len(group) for group in groups]
-        if self.options.minibatches_per_wave is not None:
-            waves.check_given(self.options.minibatches_per_wave, num_stages, self.options.weights)
-            return [self.options.minibatches_per_wave]
-        return waves.choices([waves.SEARCHED_PER_STAGE * k for k in num_stages], num_stages, self.options.weights)
+        """Every N worth trying, ascending; which of them fit in memory is not looked at.
+
+        Raises:
+            PlanError: the given N does not go, or there are several virtual workers without parameter servers.
+        """
+        if self.most_workers is not None and len(groups) > self.most_workers:
+            raise PlanError(f"without parameter servers there is one virtual worker, and this makes {len(groups)}")
+        num_stages, options = [len(group) for group in groups], self.options
+        if options.minibatches_per_wave is not None:
+            waves.check_given(options.minibatches_per_wave, num_stages, options.weights, options.accumulate)
+            return [options.minibatches_per_wave]
+        searched = [max(waves.SEARCHED_PER_STAGE * k, options.accumulate) for k in num_stages]
+        return waves.choices(searched, num_stages, options.weights, options.accumulate)
 
     def best(self, groups: Groups) -> JobPlan:
         """The plan with the highest rate over all N; of equals the one with the smallest N.
 
         Raises:
-            PlanError: no N fits, or the placement is not possible.
+            PlanError: no N fits, or the placement is not possible, or `choices` refuses the groups.
         """
         return self._best_waves(groups, self.best_with)
 
@@ -130,7 +136,7 @@ class Jobs:
         """The same where each virtual worker must have its min-max partition.
 
         Raises:
-            PlanError: no N fits, or the placement is not possible.
+            PlanError: no N fits, or the placement is not possible, or `choices` refuses the groups.
         """
         return self._best_waves(groups, self._min_max_with)
 
@@ -177,13 +183,14 @@ class Jobs:
     def place(self, workers: Sequence[Pipeline]) -> PlacedParameters:
         """The parameters on shards: one shard on each node that computes, or as many as were asked for, in turn.
 
-        Nodes without work hold no shard: so an idle node can never slow a job down.
+        Nodes without work hold no shard: so an idle node can never slow a job down. Where nobody has shards, nothing is
+        placed.
 
         Raises:
             PlanError: the placement is not possible for these pipelines.
         """
         shards = self.shards_on({node_of(stage.device) for worker in workers for stage in worker.stages})
-        if self.options.placement == "ed_local":
+        if shards and self.options.placement == "ed_local":
             return place_bytes(
                 self.costs.profile,
                 shards=shards,
@@ -194,6 +201,8 @@ class Jobs:
 
     def shards_on(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """The node of each shard, if these nodes compute."""
+        if not self.options.with_shards:
+            return ()
         return shard_nodes(sorted(nodes, key=self._node_rank.__getitem__), self.options.num_shards)
 
     def max_minibatches_per_wave(self, devices: Sequence[DeviceId]) -> int:
@@ -234,6 +243,8 @@ class Jobs:
         return None if workers is None else self.judge(workers, minibatches_per_wave)
 
     def _place_by_shards(self, shards: tuple[str, ...]) -> PlacedParameters:
+        if not shards:
+            return PlacedParameters((), (), self.costs.num_layers)
         return place_bytes(self.costs.profile, shards=shards, placement=self.options.placement)
 
     def _fast_enough(

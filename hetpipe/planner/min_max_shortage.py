@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hetpipe.planner.costs import MemoryModel
 from hetpipe.planner.partitioner import Partitioner, StageCut
-from hetpipe.schedule.in_flight import least_minibatches_per_wave
+from hetpipe.planner.waves import choices
 from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.suggest import join_names
 
@@ -79,14 +79,15 @@ def _changes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: Memo
 
     if partitioner.recompute != "auto" and Partitioner(partitioner.costs).fits(devices, memory):
         yield "set --recompute auto"
-    least = least_minibatches_per_wave(memory.weights, len(devices))
-    smaller = range(least, memory.minibatches_per_wave)
+    smaller = choices([memory.minibatches_per_wave - 1], [len(devices)], memory.weights, memory.accumulate)
     num_fitting = _first(smaller, lambda n: misfit(replace(memory, minibatches_per_wave=n)))
     if num_fitting > 0:
         yield f"lower --minibatches-per-wave to {smaller[num_fitting - 1]}"
     num_fitting = _first(range(memory.optimizer_slots), lambda slots: misfit(replace(memory, optimizer_slots=slots)))
     if num_fitting > 0:
         yield f"take an optimizer with fewer tensors per parameter (--optimizer-slots {num_fitting - 1})"
+    if memory.schedule == "gpipe" and not misfit(replace(memory, schedule="1f1b")):
+        yield "set --schedule 1f1b"
     if memory.weights != "flush" and not misfit(replace(memory, weights="flush")):
         yield "set --weights flush"
     offered = partitioner.costs.cluster.devices

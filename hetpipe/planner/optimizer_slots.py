@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hetpipe.spec.job_training import OptimizerSpec
+from hetpipe.spec.policies import PREDICTING, WeightPolicy
+
 _ALWAYS = {
     "SGD": 0,
     "Adam": 2,
@@ -40,3 +43,26 @@ def optimizer_slots(name: str, arguments: Mapping[str, Any]) -> int | None:
     if name not in _ALWAYS:
         return None
     return _ALWAYS[name] + sum(bool(arguments.get(argument)) for argument in _MORE.get(name, ()))
+
+
+def slots_of(optimizer: OptimizerSpec, weights: WeightPolicy) -> int | None:
+    """The same for the optimizer of a job: of its groups the one that keeps most, and what its weight policy needs.
+
+    >>> slots_of(OptimizerSpec(name="SGD"), "wave"), slots_of(OptimizerSpec(name="SGD"), "predict")
+    (0, 1)
+    """
+    most = 0
+    for own in ({}, *(group.arguments for group in optimizer.groups)):
+        arguments = {**optimizer.arguments, **own}
+        slots = optimizer_slots(optimizer.name, arguments)
+        if slots is None:
+            return None
+        most = max(most, slots + (weights in PREDICTING and _predicts_with_gradient(optimizer.name, arguments)))
+    return most
+
+
+def _predicts_with_gradient(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the last gradient is kept, because the optimizer's own tensors do not say how it moves the weights."""
+    if name == "SGD":
+        return not arguments.get("momentum") or bool(arguments.get("nesterov"))
+    return name == "RMSprop" and not arguments.get("momentum")

@@ -5,12 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hetpipe.errors import PlanError
+from hetpipe.planner.costs import MemoryModel
 from hetpipe.planner.reach_tables import Recompute
 from hetpipe.planner.shard_bytes import PlacementName
-from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.policies import SCHEDULES, Schedule, WeightPolicy, schedule_of
+from hetpipe.spec.suggest import did_you_mean
 
 AllocationName = Literal["NP", "ED", "HD", "auto", "explicit", "parallel"]
+
+#: `auto`: the weight policy's own.
+ScheduleChoice = Literal["auto"] | Schedule
+
+SCHEDULE_CHOICES: tuple[ScheduleChoice, ...] = ("auto", *SCHEDULES)
+
+
+def schedule_for(weights: WeightPolicy, schedule: str) -> Schedule:
+    """The schedule that `schedule` means under a policy.
+
+    Raises:
+        PlanError: there is none of that name, or the policy cannot use it.
+    """
+    if schedule not in SCHEDULE_CHOICES:
+        raise PlanError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULE_CHOICES)}")
+    try:
+        return schedule_of(weights, schedule)
+    except ValueError as error:
+        raise PlanError(f"the schedule {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +48,13 @@ class PlanOptions:
     staleness: int | None = 0
     """D; None: no bound."""
     weights: WeightPolicy = "wave"
+    schedule: ScheduleChoice = "auto"
+    accumulate: int = 1
+    """Minibatches whose gradients make one update together; N is a multiple of it."""
+    waits_for_norm: bool = False
+    """Whether gradients are clipped by their norm over all stages."""
+    with_shards: bool = True
+    """Whether parameter servers hold the weights, too; without them there is one virtual worker."""
     optimizer_slots: int = 0
     """Tensors of parameter size that the optimizer keeps per parameter."""
     recompute: Recompute = "auto"
@@ -35,3 +64,24 @@ class PlanOptions:
     """Parameter-server shards; None: one on each node that computes."""
     max_batch: int | None = None
     """The largest global batch that is safe; needed by `parallel`, and only there."""
+
+    def __post_init__(self) -> None:
+        """Refuse a schedule that the policy cannot use.
+
+        Raises:
+            PlanError: saying which it can.
+        """
+        schedule_for(self.weights, self.schedule)
+
+    def memory(self, minibatches_per_wave: int) -> MemoryModel:
+        """What stages keep with N minibatches per wave."""
+        return MemoryModel(
+            weights=self.weights,
+            minibatches_per_wave=minibatches_per_wave,
+            schedule=schedule_for(self.weights, self.schedule),
+            accumulate=self.accumulate,
+            waits_for_norm=self.waits_for_norm,
+            optimizer_slots=self.optimizer_slots,
+            reserve_bytes=self.reserve_bytes,
+            with_shards=self.with_shards,
+        )

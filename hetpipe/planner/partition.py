@@ -93,7 +93,7 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         job_id=job_id,
         term=term,
         virtual_workers=tuple(virtual_workers),
-        slices=place(layers, num_shards=num_shards, placement=placement),
+        slices=place(layers, num_shards=num_shards, placement=placement) if job.has_shards else (),
         num_shards=num_shards,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hetpipe.errors import PlanError
-from hetpipe.schedule.in_flight import WeightPolicy, least_minibatches_per_wave
+from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
 
 #: The search stops at this many minibatches per stage.
 SEARCHED_PER_STAGE = 4
@@ -35,26 +35,35 @@ def max_minibatches_per_wave(fits: Callable[[int], bool], num_stages: int) -> in
     return low
 
 
-def choices(largest: Sequence[int], num_stages: Sequence[int], weights: WeightPolicy) -> range:
+def choices(largest: Sequence[int], num_stages: Sequence[int], weights: WeightPolicy, accumulate: int = 1) -> range:
     """The N that all virtual workers can do together, ascending.
 
     Args:
         largest: Max_m of each virtual worker.
         num_stages: K of each.
         weights: the policy, which may need N ≥ K.
+        accumulate: N is a multiple of it.
 
-    >>> choices([5, 9], [2, 3], "wave"), choices([5, 9], [2, 3], "stash")
-    (range(1, 6), range(3, 6))
+    >>> choices([5, 9], [2, 3], "wave"), choices([5, 9], [2, 3], "stash"), choices([8, 9], [2, 3], "stash", 2)
+    (range(1, 6), range(3, 6), range(4, 9, 2))
     """
-    return range(max(least_minibatches_per_wave(weights, stages) for stages in num_stages), min(largest) + 1)
+    least = max(least_minibatches_per_wave(weights, stages) for stages in num_stages)
+    return range(-(-least // accumulate) * accumulate, min(largest) + 1, accumulate)
 
 
-def check_given(minibatches_per_wave: int, num_stages: Sequence[int], weights: WeightPolicy) -> None:
-    """Refuse an N that the policy is not defined for.
+def check_given(
+    minibatches_per_wave: int, num_stages: Sequence[int], weights: WeightPolicy, accumulate: int = 1
+) -> None:
+    """Refuse an N that the policy is not defined for, or into which updates do not fit as a whole.
 
     Raises:
-        PlanError: with the least N that is.
+        PlanError: with what N can be.
     """
+    if minibatches_per_wave % accumulate:
+        raise PlanError(
+            f"{accumulate} minibatches make an update together, so {minibatches_per_wave} minibatches per wave do not "
+            f"go; take a multiple of {accumulate}"
+        )
     least = max(least_minibatches_per_wave(weights, stages) for stages in num_stages)
     if minibatches_per_wave < least:
         raise PlanError(

@@ -27,21 +27,23 @@ from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
 from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
-from hetpipe.pipeline.tally import Tally
+from hetpipe.pipeline.tally import Figures, Tally
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.profiler.live_bytes import LiveBytes
 from hetpipe.profiler.subject import VIRTUAL_WORKER, Subject
 from hetpipe.profiler.surroundings import NextStage, PreviousStage, Shards
-from hetpipe.schedule.one_forward_one_backward import OneForwardOneBackward
+from hetpipe.schedule.catalogue import order_for
+from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Incarnation, Minibatch, StageIndex
 from hetpipe.spec.run import DeviceConfig
 from hetpipe.spec.sync import SyncSpec
 from hetpipe.sync.records import BarrierRecord, PublishRecord
+from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
-from hetpipe.weights.optimizer import WaveOptimizer
-from hetpipe.weights.wave import WaveWeights
+from hetpipe.weights.optimizer import StageOptimizer
 
 #: Waves after which the oldest allowed clock moves on with each wave; by then every kind of buffer was in use.
 _SETTLED_WAVES = 2
@@ -87,10 +89,12 @@ class _SeenCompute(StageCompute):
         super().__init__(layers, **arguments)
         self._live = live
 
-    def forward(self, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
+    def forward(
+        self, p: Minibatch, weights: Mapping[str, Tensor], values: Values, saving: Remapping | None = None
+    ) -> Values:
         """See `StageCompute.forward`."""
         self._live.count(values)
-        return super().forward(p, weights, values)
+        return super().forward(p, weights, values, saving)
 
     def backward(
         self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None
@@ -132,7 +136,7 @@ def measure_stage_peak(
     """
     first = sum(counts[:stage])
     layers = subject.chain[first : first + counts[stage]]
-    sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True)
+    sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True, weights=subject.job.weights)
     num_minibatches = (staleness + _SETTLED_WAVES) * minibatches_per_wave
     identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts), 1)
     first_weights = _first_weights(layers)
@@ -167,7 +171,14 @@ def _parts(
     job = subject.job
     pool = around.pool
     rho = pool.take().zero_()
-    optimizer = WaveOptimizer(job.optimizer.name, job.optimizer.arguments, rho)
+    versions = VersionTable(
+        sync.weights,
+        stage=identity.stage,
+        num_stages=identity.num_stages,
+        minibatches_per_wave=sync.minibatches_per_wave,
+        accumulate=job.gradients.accumulate,
+    )
+    optimizer = StageOptimizer(job.optimizer, rho, predicts=versions.is_predicting)
     return StageParts(
         identity=identity,
         sync=sync,
@@ -181,9 +192,14 @@ def _parts(
             loss=subject.loss if identity.is_last else None,
         ),
         emulator=Emulator(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=0),
-        weights=WaveWeights(pool, optimizer, rho, sync.minibatches_per_wave),
+        versions=versions,
+        weights=AnchoredWeights(pool, optimizer, rho, versions),
+        has_shards=True,
+        clipping=None,
+        replicas=None,
         pool=pool,
-        order=OneForwardOneBackward(),
+        order=order_for(job.weights, job.order),
+        schedule=job.order,
         data=StageData(job.data_spec(len(subject.train)), subject.train, None, {}),
         upstream=around.before,
         downstream=around.behind,
@@ -208,7 +224,15 @@ def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
         clock=parts.clock,
         stall_seconds=0.0,
     )
-    tally = Tally(inbox, waiter, parts.synchroniser, report=parts.report, timeline=parts.timeline, clock=parts.clock)
+    tally = Tally(
+        inbox,
+        waiter,
+        parts.synchroniser,
+        report=parts.report,
+        timeline=parts.timeline,
+        clock=parts.clock,
+        measure=lambda: Figures(0, 0, None),
+    )
     num_waves = num_minibatches // parts.sync.minibatches_per_wave
     inbox.on_records([BarrierRecord(0, Clock(num_waves), "end", 0), PublishRecord(1, Clock(0), ())])
     parts.synchroniser.fetch(Clock(0), ahead=False)

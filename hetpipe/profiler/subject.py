@@ -13,7 +13,7 @@ import torch
 from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_loss
 from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.data import Batch, read_minibatch
-from hetpipe.pipeline.optimizer_choice import check_optimizer_arguments
+from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization
 from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 
@@ -39,9 +39,10 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
     """
-    check_optimizer_arguments(job.optimizer)
+    check_optimization(job, import_path)
     torch.manual_seed(job.seed)
     chain = chain_of(build_model(job, import_path))
+    check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
     train = build_train_data(job, import_path)
     batch = read_minibatch(train, range(job.batch_size), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
     return Subject(job, chain, train, batch, load_loss(job, import_path))

@@ -19,7 +19,7 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.spec.ids import Clock, Wave
 from hetpipe.spec.requests import Blocks
 from hetpipe.spec.sync import Progress, SyncSpec
-from hetpipe.sync.gate import local_through, required_clock
+from hetpipe.sync.gate import required_clock, switch_minibatch, switch_number
 from hetpipe.sync.records import PublishRecord
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 
@@ -70,11 +70,14 @@ class PreviousStage(_Neighbour):
         self._sent += 1
         if self._sent > self._num_minibatches:
             return Frame(FrameKind.BARRIER, self._num_minibatches, 0, self._num_minibatches)
-        n = self._sync.minibatches_per_wave
-        clock = required_clock(self._sent // n * n, minibatches_per_wave=n, staleness=self._sync.staleness)
+        n, weights = self._sync.minibatches_per_wave, self._sync.weights
+        switch = switch_minibatch(
+            switch_number(self._sent, minibatches_per_wave=n, weights=weights), minibatches_per_wave=n, weights=weights
+        )
+        clock = required_clock(switch, minibatches_per_wave=n, staleness=self._sync.staleness, weights=weights)
         with self._unseen():
             copies = tuple(value.clone() for value in self._values)
-        return Frame(FrameKind.FORWARD, self._sent, clock, local_through(self._sent, minibatches_per_wave=n), copies)
+        return Frame(FrameKind.FORWARD, self._sent, clock, 0, copies, samples=1)
 
 
 class NextStage(_Neighbour):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from hetpipe.errors import StaleTerm
 from hetpipe.observe.history import HistoryWriter
-from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import Requester
+from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, VirtualWorkerIndex, Wave
+from hetpipe.spec.requests import Meeting, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.decision_log import DecisionLog, LogConfig
@@ -58,15 +58,16 @@ class ClockShard:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
-        """A stage is there; returns the first stage's meeting point ("" if not there yet) and who has joined."""
+    def join(self, requester: Requester, link_address: str) -> Meeting:
+        """A stage is there; returns where stages meet."""
         with self.bell:
             self._check(requester)
             self._decide(lambda: self._log.join(requester.vw, requester.incarnation, requester.stage))
             if link_address:
                 self._link_addresses[requester.vw] = link_address
             joined = tuple(sorted(self._log.members[requester.vw].joined))
-            return self._link_addresses.get(requester.vw, ""), joined
+            addresses = self._link_addresses
+            return Meeting(addresses.get(requester.vw, ""), joined, addresses.get(VirtualWorkerIndex(0), ""))
 
     def initialized(self, requester: Requester) -> None:
         """A stage has staged its part of the first weights."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.ps.job_shard import JobShard
-from hetpipe.spec.ids import Clock, ShardIndex, StageIndex, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.ids import Clock, ShardIndex, Wave
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 
@@ -47,7 +47,7 @@ class InProcessClock:
         self._job = job_shard
         self._clock = job_shard.clock_shard
 
-    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
+    def join(self, requester: Requester, link_address: str) -> Meeting:
         """See `ClockTransport.join`."""
         return self._clock.join(requester, link_address)
 

@@ -17,8 +17,8 @@ from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.watchers import Watchers
-from hetpipe.spec.ids import Clock, JobId, ShardIndex, StageIndex, Term, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.ids import Clock, JobId, ShardIndex, Term, Wave
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
@@ -126,7 +126,7 @@ class ShardServer:
         """See `ShardTransport.pull`."""
         return self._job(header.requester.job_id).bulk.pull(header)
 
-    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
+    def join(self, requester: Requester, link_address: str) -> Meeting:
         """See `ClockTransport.join`."""
         return self._clock_of(requester.job_id).join(requester, link_address)
 

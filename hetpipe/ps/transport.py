@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from hetpipe.spec.ids import Clock, ShardIndex, StageIndex, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.ids import Clock, ShardIndex, Wave
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 
@@ -35,8 +35,8 @@ class ShardTransport(Protocol):
 class ClockTransport(Protocol):
     """The calls only the clock shard answers."""
 
-    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
-        """Say that a stage is there; returns the first stage's meeting point and who has joined."""
+    def join(self, requester: Requester, link_address: str) -> Meeting:
+        """Say that a stage is there; returns where stages meet."""
         ...
 
     def initialized(self, requester: Requester) -> None:

@@ -21,7 +21,7 @@ from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec import wire
 from hetpipe.spec.ids import Clock as ClockValue
 from hetpipe.spec.ids import JobId, ShardIndex, StageIndex, Term, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
@@ -134,11 +134,12 @@ class GrpcClock:
         self._job_id = job_id
         self._term = term
 
-    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
+    def join(self, requester: Requester, link_address: str) -> Meeting:
         """See `ClockTransport.join`."""
         request = pb.JoinRequest(requester=convert.requester_to_proto(requester), link_address=link_address)
         response = self._caller.unary(methods.JOIN, request, deadline_seconds=CONTROL_SECONDS)
-        return response.link_address, tuple(StageIndex(stage) for stage in response.joined)
+        joined = tuple(StageIndex(stage) for stage in response.joined)
+        return Meeting(response.link_address, joined, response.first_link_address)
 
     def initialized(self, requester: Requester) -> None:
         """See `ClockTransport.initialized`."""

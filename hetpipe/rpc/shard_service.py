@@ -15,8 +15,8 @@ from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
 from hetpipe.rpc.server import Server
 from hetpipe.spec import wire
-from hetpipe.spec.ids import Clock, JobId, ShardIndex, StageIndex, Term, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester
+from hetpipe.spec.ids import Clock, JobId, ShardIndex, Term, Wave
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
@@ -46,7 +46,7 @@ class ShardHandler(Protocol):
         """The chunks of published slices."""
         ...
 
-    def join(self, requester: Requester, link_address: str) -> tuple[str, tuple[StageIndex, ...]]:
+    def join(self, requester: Requester, link_address: str) -> Meeting:
         """A stage is there."""
         ...
 
@@ -143,8 +143,10 @@ def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
     """The control calls that a stage makes."""
 
     def join(request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinResponse:
-        address, joined = handler.join(convert.requester_from_proto(request.requester), request.link_address)
-        return pb.JoinResponse(link_address=address, joined=joined)
+        meeting = handler.join(convert.requester_from_proto(request.requester), request.link_address)
+        return pb.JoinResponse(
+            link_address=meeting.address, joined=meeting.joined, first_link_address=meeting.first_address
+        )
 
     def initialized(request: pb.ReportInitializedRequest, _: grpc.ServicerContext) -> pb.ReportInitializedResponse:
         handler.initialized(convert.requester_from_proto(request.requester))

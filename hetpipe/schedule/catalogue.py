@@ -1,17 +1,22 @@
-"""The orders by the name they have in a job file."""
+"""The orders by the name they have in a job file; which policy may use which is in `spec.policies`."""
 
 from __future__ import annotations
 
 from hetpipe.schedule.fifo import Fifo
+from hetpipe.schedule.gpipe import GPipe
 from hetpipe.schedule.one_forward_one_backward import OneForwardOneBackward
 from hetpipe.schedule.policy import Order
+from hetpipe.schedule.static_1f1b import StaticOneForwardOneBackward
+from hetpipe.spec.policies import Schedule, WeightPolicy
 
-ORDERS: dict[str, type[Order]] = {"1f1b": OneForwardOneBackward, "fifo": Fifo}
-
-#: What `auto` means for `wave`.
-DEFAULT_ORDER = "1f1b"
+#: Policies whose versions depend on the number of a minibatch alone, so that no order must be kept for their sake.
+_ANY_ORDER = ("wave", "flush")
 
 
-def order_named(name: str) -> Order:
-    """The order called `name`, or the default for `auto`."""
-    return ORDERS[DEFAULT_ORDER if name == "auto" else name]()
+def order_for(weights: WeightPolicy, schedule: Schedule) -> Order:
+    """The order in which the stages of a policy compute; `schedule` is one that it can use (`schedule_of`)."""
+    if schedule == "gpipe":
+        return GPipe()
+    if schedule == "fifo":
+        return Fifo()
+    return OneForwardOneBackward() if weights in _ANY_ORDER else StaticOneForwardOneBackward()

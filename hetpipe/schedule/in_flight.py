@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-#: The weight policies of `policies.md`.
-WeightPolicy = Literal["wave", "stash", "vertical", "double_buffer", "flush", "predict", "spectrain"]
-
-#: Policies whose versions are defined by the strict 1F1B order of a pipeline that never drains.
-_NEEDS_FULL_WAVES = ("stash", "vertical", "double_buffer", "predict", "spectrain")
+from hetpipe.spec.policies import Schedule, WeightPolicy
 
 
-def in_flight(*, stage: int, num_stages: int, minibatches_per_wave: int, weights: WeightPolicy = "wave") -> int:
+def in_flight(
+    *,
+    stage: int,
+    num_stages: int,
+    minibatches_per_wave: int,
+    weights: WeightPolicy = "wave",
+    schedule: Schedule = "1f1b",
+) -> int:
     """S_i of `policies.md`: the runtime's credits and the planner's memory model.
 
     Args:
         stage: i, 0-based.
         num_stages: K.
         minibatches_per_wave: N.
-        weights: the policy; `flush` in 1F1B order.
+        weights: the policy.
+        schedule: the order; under `gpipe` a whole wave is in flight.
 
     >>> [in_flight(stage=i, num_stages=4, minibatches_per_wave=4) for i in range(4)]
     [4, 3, 2, 1]
@@ -30,8 +32,12 @@ def in_flight(*, stage: int, num_stages: int, minibatches_per_wave: int, weights
     [3, 2, 1]
     >>> [in_flight(stage=i, num_stages=3, minibatches_per_wave=2, weights="flush") for i in range(3)]
     [2, 2, 1]
+    >>> in_flight(stage=2, num_stages=3, minibatches_per_wave=8, weights="flush", schedule="gpipe")
+    8
     """
     n, k = minibatches_per_wave, num_stages
+    if schedule == "gpipe":
+        return n
     if weights == "flush":
         return min(n, k - stage)
     if weights != "wave":
@@ -41,15 +47,6 @@ def in_flight(*, stage: int, num_stages: int, minibatches_per_wave: int, weights
     if n <= k:
         return min(n, k - stage)
     return (k - stage) + (n - k) * (k - 1 - stage) // (k - 1)
-
-
-def least_minibatches_per_wave(weights: WeightPolicy, num_stages: int) -> int:
-    """The smallest N under which a policy is defined (`policies.md`).
-
-    >>> least_minibatches_per_wave("stash", 4), least_minibatches_per_wave("wave", 4)
-    (4, 1)
-    """
-    return num_stages if weights in _NEEDS_FULL_WAVES else 1
 
 
 def weight_buffers(*, stage: int, num_stages: int, minibatches_per_wave: int, weights: WeightPolicy = "wave") -> int:

@@ -2,7 +2,7 @@
 
 An `Order` is a pure function from what a stage has done and what lies ready to its next action, or to the reason why it
 waits. Guarantees of every answer: forwards run in the order of p, backwards run in the order of p, no more than S_i
-minibatches are in flight, and a minibatch whose backward could run is never held up by a forward that cannot.
+minibatches are in flight, and what waits is waited for by no one it waits for: no deadlock.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class StageView:
     """The next forward, if its inputs are here."""
     backward: Ready | None
     """The next backward, if its gradient is here."""
+    more_forwards: bool = True
+    """Whether another forward is to come before the pipeline drains: at the next barrier, under `flush` after the
+    wave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,6 @@ class Order(Protocol):
 
 def nothing_ready(view: StageView) -> Wait:
     """Why neither direction can run."""
-    if view.num_in_flight >= view.limit:
+    if view.num_in_flight >= view.limit or not view.more_forwards:
         return Wait("a gradient from the next stage")
     return Wait("activations from the previous stage" if view.num_in_flight == 0 else "activations or gradients")

@@ -1,13 +1,14 @@
 """The answers of an order, asked once and looked up from then on.
 
-The simulator decides millions of times. An `Order` is pure, and its answer depends on how many minibatches are in
-flight, on which inputs are there and on which came first, not on the numbers of minibatches or arrivals. So each of the
-few different questions is asked once.
+The simulator decides millions of times. An `Order` is pure, and its answer depends on whether more forwards come before
+the pipeline drains, on how many minibatches are in flight, on which inputs are there and on which came first, not on
+the numbers of minibatches or arrivals. So each of the few different questions is asked once.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 from hetpipe.schedule.policy import Action, Kind, Order, Ready, StageView
 from hetpipe.spec.ids import Minibatch
@@ -38,14 +39,31 @@ _READY: dict[Inputs, tuple[Ready | None, Ready | None]] = {
 Answers = tuple[tuple[Kind | None, ...], ...]
 
 
-def answers(order: Order, limit: int) -> Answers:
+class StageAnswers(NamedTuple):
+    """All that an order says at one stage."""
+
+    filling: Answers
+    """While more forwards are to come before the pipeline drains."""
+    draining: Answers
+    """While none is."""
+
+
+def answers(order: Order, limit: int) -> StageAnswers:
     """All answers of `order` at a stage where at most `limit` minibatches may be in flight (S_i).
 
-    >>> from hetpipe.schedule.fifo import Fifo
-    >>> [kind and kind.value for kind in answers(Fifo(), 1)[1]]
-    [None, None, 'B', 'B', 'B']
+    >>> from hetpipe.schedule.static_1f1b import StaticOneForwardOneBackward
+    >>> of = answers(StaticOneForwardOneBackward(), 2)
+    >>> [[kind and kind.value for kind in some[1]] for some in (of.filling, of.draining)]
+    [[None, 'F', None, 'F', 'F'], [None, None, 'B', 'B', 'B']]
     """
-    return tuple(tuple(_answer(order, limit, held, inputs) for inputs in Inputs) for held in range(limit + 1))
+
+    def table(*, more_forwards: bool) -> Answers:
+        return tuple(
+            tuple(_answer(order, _view(limit, held, inputs, more_forwards=more_forwards)) for inputs in Inputs)
+            for held in range(limit + 1)
+        )
+
+    return StageAnswers(filling=table(more_forwards=True), draining=table(more_forwards=False))
 
 
 def inputs_of(forward: int | None, backward: int | None) -> Inputs:
@@ -61,7 +79,11 @@ def inputs_of(forward: int | None, backward: int | None) -> Inputs:
     return Inputs.FORWARD_FIRST if forward < backward else Inputs.BACKWARD_FIRST
 
 
-def _answer(order: Order, limit: int, num_in_flight: int, inputs: Inputs) -> Kind | None:
+def _view(limit: int, num_in_flight: int, inputs: Inputs, *, more_forwards: bool) -> StageView:
     forward, backward = _READY[inputs]
-    decision = order.next_action(StageView(limit, num_in_flight, forward, backward))
+    return StageView(limit, num_in_flight, forward, backward, more_forwards)
+
+
+def _answer(order: Order, view: StageView) -> Kind | None:
+    decision = order.next_action(view)
     return decision.kind if isinstance(decision, Action) else None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import get_args
 
 from hetpipe.errors import PlanError
 from hetpipe.planner.costs import Costs
+from hetpipe.planner.options import schedule_for
 from hetpipe.planner.scaled_profile import scaled_profile
 from hetpipe.planner.shard_bytes import Piece, PlacedParameters, parameters_of, shard_nodes
-from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.spec.cluster import Cluster, node_of
 from hetpipe.spec.plan_document import PlanDocument, PlannedStage, SliceRange
+from hetpipe.spec.policies import WEIGHT_POLICIES, Schedule, WeightPolicy
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.suggest import did_you_mean
 
-_POLICIES: dict[str, WeightPolicy] = {name: name for name in get_args(WeightPolicy)}
+_POLICIES: dict[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
 
 
 def weight_policy(name: str) -> WeightPolicy:
@@ -28,6 +28,15 @@ def weight_policy(name: str) -> WeightPolicy:
     if name not in _POLICIES:
         raise PlanError(f"there is no weight policy {name!r}; {did_you_mean(name, _POLICIES)}")
     return _POLICIES[name]
+
+
+def schedule_in(document: PlanDocument) -> Schedule:
+    """The schedule of a plan file, with `auto` decided.
+
+    Raises:
+        PlanError: there is none of that name, or the file's weight policy cannot use it.
+    """
+    return schedule_for(weight_policy(document.weights), document.schedule)
 
 
 def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Costs:
@@ -72,6 +81,8 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
 
 def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence[SimulatedStage]]) -> tuple[str, ...]:
     """The node of each shard; where the file does not say it, as the planner puts them: on the nodes that compute."""
+    if not document.has_shards:
+        return ()
     nodes = [node.name for node in cluster.nodes]
     for node in document.shards:
         if node not in nodes:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetpipe.errors import PlanError
-from hetpipe.schedule.catalogue import DEFAULT_ORDER, ORDERS
-from hetpipe.schedule.in_flight import WeightPolicy, least_minibatches_per_wave
+from hetpipe.planner.options import ScheduleChoice, schedule_for
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
 from hetpipe.spec.suggest import did_you_mean
 
 #: What a shard adds to its weights, in bytes of updates per second: three passes over memory by one core.
@@ -25,8 +25,8 @@ class SimulationOptions:
     minibatches: int
     """Of each virtual worker."""
     weights: WeightPolicy = "wave"
-    schedule: str = DEFAULT_ORDER
-    """`1f1b` or `fifo`."""
+    schedule: ScheduleChoice = "auto"
+    """`auto`: the policy's own."""
     deterministic: bool = False
     """W* is the required clock, instead of the newest published."""
     jitter_cv: float = 0.0
@@ -49,13 +49,12 @@ def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
     """Refuse what cannot be run.
 
     Raises:
-        PlanError: an option is out of range, names nothing, or the policy needs another N or D.
+        PlanError: an option is out of range, names nothing, or the policy needs another schedule, N or D.
     """
     n = plan.minibatches_per_wave
     deepest = max(len(stages) for stages in plan.workers)
     least = least_minibatches_per_wave(options.weights, deepest)
-    if options.schedule not in ORDERS:
-        raise PlanError(f"there is no schedule {options.schedule!r}; {did_you_mean(options.schedule, ORDERS)}")
+    schedule_for(options.weights, options.schedule)
     _check_stragglers(plan, options)
     if n < least:
         raise PlanError(f"{options.weights} with {deepest} stages needs N of at least {least}, not {n}")

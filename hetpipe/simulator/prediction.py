@@ -73,6 +73,7 @@ def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = No
         staleness=options.staleness,
         minibatches=n * min(steady_waves(options.staleness), affordable),
         weights=options.weights,
+        schedule=options.schedule,
         stragglers=stragglers,
         staggered=True,
         contention=played is None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.spec.ids import Clock
+from hetpipe.spec.policies import WeightPolicy
 from hetpipe.sync.gate import is_switch_point, may_commit, newest_usable_clock, required_clock, starts_drained
 
 
@@ -64,6 +64,22 @@ class Rules:
     def starts_drained(self, p: int) -> bool:
         """Whether every minibatch before `p` must be through the whole pipeline first (`flush`)."""
         return starts_drained(p, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights)
+
+    def drains_after(self, p: int, last: int) -> int:
+        """The minibatch from `p` on after whose forward the pipeline drains.
+
+        Args:
+            p: the next to start.
+            last: of the run.
+
+        >>> flush = Rules(weights="flush", minibatches_per_wave=4, staleness=0, deterministic=False)
+        >>> flush.drains_after(1, last=6), flush.drains_after(5, last=6)
+        (4, 6)
+        """
+        n = self.minibatches_per_wave
+        if not self.starts_drained(n + 1):
+            return last
+        return min(-(-p // n) * n, last)
 
     def may_commit(self, wave: int, published: int) -> bool:
         """Whether a wave that is staged may be committed."""

@@ -14,7 +14,8 @@ from functools import partial
 
 from hetpipe.errors import PlanError
 from hetpipe.planner.costs import TICKS_PER_MS, Costs, ticks
-from hetpipe.schedule.catalogue import order_named
+from hetpipe.planner.options import schedule_for
+from hetpipe.schedule.catalogue import order_for
 from hetpipe.schedule.in_flight import in_flight
 from hetpipe.simulator.clocks import Clocks
 from hetpipe.simulator.decisions import answers
@@ -152,17 +153,19 @@ class _Simulation:
         forward = prefix[planned.last] - prefix[planned.first]
         both = self._compute_ticks(planned)
         factor = self._slowdown(planned)
+        schedule = schedule_for(options.weights, options.schedule)
         limit = in_flight(
             stage=index,
             num_stages=len(stages),
             minibatches_per_wave=self._plan.minibatches_per_wave,
             weights=options.weights,
+            schedule=schedule,
         )
         place = StagePlace(
             index=index,
             num_stages=len(stages),
             limit=limit,
-            answers=answers(order_named(options.schedule), limit),
+            answers=answers(order_for(options.weights, schedule), limit),
             durations=Durations(
                 round(forward * factor),
                 round((both - forward) * factor),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hetpipe.schedule.policy import Kind
 from hetpipe.simulator.clocks import Clocks
-from hetpipe.simulator.decisions import Answers, inputs_of
+from hetpipe.simulator.decisions import StageAnswers, inputs_of
 from hetpipe.simulator.durations import Durations
 from hetpipe.simulator.engine import Engine
 from hetpipe.simulator.exchange import Exchange
@@ -49,7 +49,7 @@ class StagePlace:
     num_stages: int
     limit: int
     """S_i."""
-    answers: Answers
+    answers: StageAnswers
     durations: Durations
     log: ComputationLog | None
     start_ticks: int = 0
@@ -69,9 +69,12 @@ class Stage:
         "_clock",
         "_clocks",
         "_downstream",
+        "_draining",
+        "_drains_after",
         "_durations",
         "_engine",
         "_fetched",
+        "_filling",
         "_forwarded",
         "_forwards",
         "_gradients",
@@ -120,7 +123,11 @@ class Stage:
         self._is_first = place.index == 0
         self._is_last = place.index == place.num_stages - 1
         self._limit = place.limit
-        self._answers = place.answers
+        self._filling, self._draining = place.answers
+        #: Of these two, the one that holds.
+        self._answers = self._filling
+        #: The minibatch after whose forward the pipeline drains.
+        self._drains_after = rules.drains_after(1, worker.num_minibatches)
         self._durations = place.durations
         self._log = place.log
         self._start_ticks = place.start_ticks
@@ -308,6 +315,8 @@ class Stage:
 
     def _forward_ended(self, started: int) -> None:
         self._forwarded = p = self._forwarded + 1
+        if p == self._drains_after:
+            self._answers = self._draining
         self._computed(ActivityKind.FORWARD, p, started)
         if self._downstream is not None:
             self._downstream.send(p)
@@ -321,6 +330,9 @@ class Stage:
     def _backward_ended(self, started: int) -> None:
         p = self._backwarded + 1
         self._backwarded = p
+        if p == self._drains_after:
+            self._drains_after = self._rules.drains_after(p + 1, self._worker.num_minibatches)
+            self._answers = self._filling
         self._computed(ActivityKind.BACKWARD, p, started)
         if self._upstream is not None:
             self._upstream.send(p)

@@ -26,14 +26,24 @@ from hetpipe.spec.document import read_document
 from hetpipe.spec.job_model import Job, normalised
 from hetpipe.spec.job_overrides import Overrides, merged, parse_set
 from hetpipe.spec.job_problems import shown
-from hetpipe.spec.job_sections import OptimizerSpec
+from hetpipe.spec.job_training import GradientsSection, LrScheduleSpec, OptimizerSpec, ParameterGroup, PredictionSection
 from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
 from hetpipe.spec.profile import Profile
 
 #: Keys of `cluster` that may name a file.
 _FILES: Mapping[str, type[Cluster | Profile]] = {"file": Cluster, "profile": Profile}
 
-__all__ = ["Job", "OptimizerSpec", "Overrides", "load_job", "parse_set"]
+__all__ = [
+    "GradientsSection",
+    "Job",
+    "LrScheduleSpec",
+    "OptimizerSpec",
+    "Overrides",
+    "ParameterGroup",
+    "PredictionSection",
+    "load_job",
+    "parse_set",
+]
 
 
 def load_job(source: str | Path | Mapping[str, Any] | Job, overrides: Overrides = ()) -> Job:

@@ -11,19 +11,26 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from hetpipe.errors import JobError
 from hetpipe.spec.catalogue import CATALOGUE
 from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.job_problems import Path, Problem, problems_of, shown
+from hetpipe.spec.job_problems import Path, Problem, problems_of, refusal, shown
+from hetpipe.spec.job_rules import contradictions
 from hetpipe.spec.job_sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
     LayerCounts,
-    OptimizerSpec,
     ParameterServersSection,
     PositiveInt,
     Reference,
@@ -31,11 +38,10 @@ from hetpipe.spec.job_sections import (
     SyncSection,
     WorkersSection,
 )
+from hetpipe.spec.job_training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
+from hetpipe.spec.policies import Schedule, WeightPolicy, schedule_of
 from hetpipe.spec.run import DeviceConfig
 from hetpipe.spec.sync import DataSpec, SyncSpec
-
-WeightPolicy = Literal["wave"]
-Schedule = Literal["auto", "1f1b", "fifo"]
 
 MAX_SEED = (1 << 63) - 1
 """Seeds travel as signed 64-bit integers."""
@@ -86,12 +92,16 @@ class Job(Section):
     workers: WorkersSection = WorkersSection()
     sync: SyncSection = SyncSection()
     weights: WeightPolicy = "wave"
-    """Which weights a minibatch sees (the design's `policies.md`)."""
-    schedule: Schedule = "auto"
-    """In which order a stage computes; `auto` chooses."""
+    """Which weights a minibatch sees, and how many minibatches make an update."""
+    schedule: Literal["auto", Schedule] = "auto"
+    """In which order a stage computes; `auto` is the order that suits `weights`."""
+    gradients: GradientsSection = GradientsSection()
+    lr_schedule: LrScheduleSpec | None = Field(default=None, examples=["{name: CosineAnnealingLR, T_max: 1000}"])
+    """How the learning rate changes from update to update; None: it does not."""
+    prediction: PredictionSection = PredictionSection()
     parameter_servers: ParameterServersSection = ParameterServersSection()
     cluster: ClusterSection = ClusterSection()
-    checkpoint: CheckpointSection = CheckpointSection()
+    checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
 
     def __init__(self, **values: Any) -> None:
         """Check `values`, the sections as mappings.
@@ -119,6 +129,11 @@ class Job(Section):
             raise JobError(f"a job is a mapping of keys, not {shown(obj)}")
         return cls(**{str(key): value for key, value in obj.items()})
 
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _kind_from_shorthand(cls, sync: object) -> object:
+        return {"kind": sync} if isinstance(sync, str) else sync
+
     @field_validator("cluster", mode="before")
     @classmethod
     def _devices_from_shorthand(cls, cluster: object) -> object:
@@ -126,17 +141,6 @@ class Job(Section):
             return {"devices": cluster}
         if isinstance(cluster, Mapping) and cluster and not cluster.keys() & ClusterSection.model_fields.keys():
             return {"devices": (cluster,)}
-        return cluster
-
-    @field_validator("cluster")
-    @classmethod
-    def _no_unknown_speeds(cls, cluster: ClusterSection, info: ValidationInfo) -> ClusterSection:
-        workers: WorkersSection | None = info.data.get("workers")
-        if cluster.devices and workers is not None and workers.stages == "auto":
-            raise ValueError(
-                "slows devices down, which no plan knows of; say how many `workers.stages` there are, or use "
-                "`emulate: true` with a `file`"
-            )
         return cluster
 
     @field_validator("epochs")
@@ -152,6 +156,23 @@ class Job(Section):
         if epochs is not None and minibatches is not None:
             raise ValueError(f"both epochs ({epochs}) and minibatches ({minibatches}) are given; remove one")
         return epochs
+
+    @field_validator("checkpoint", mode="wrap")
+    @classmethod
+    def _keys_go_together(
+        cls, checkpoint: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> CheckpointSection:
+        """Checks between keys wait for the last key, where all that are right by themselves are at hand."""
+        problems = list(contradictions(info.data))
+        try:
+            checked: CheckpointSection = check(checkpoint)
+        except ValidationError as error:
+            own = problems_of(error, CheckpointSection)
+            problems += [Problem(("checkpoint", *problem.path), problem.message) for problem in own]
+            raise refusal(problems) from None
+        if problems:
+            raise refusal(problems)
+        return checked
 
     @property
     def is_planned(self) -> bool:
@@ -205,9 +226,20 @@ class Job(Section):
         return SyncSpec(
             minibatches_per_wave=self.sync.minibatches_per_wave,
             staleness=self.sync.D,
-            combine=self.sync.combine,
-            deterministic=self.sync.deterministic,
+            combine=self.sync.combine or "sum",
+            deterministic=self.sync.deterministic and self.has_shards,
+            weights=self.weights,
         )
+
+    @property
+    def order(self) -> Schedule:
+        """The schedule, with `auto` decided."""
+        return schedule_of(self.weights, self.schedule)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether parameter servers hold the weights; under `none` and `allreduce` only the stages do."""
+        return self.sync.has_shards
 
     def data_spec(self, num_samples: int) -> DataSpec:
         """What is dealt to the virtual workers when the training set has `num_samples` samples."""
@@ -245,7 +277,9 @@ def normalised(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_written(path: Path, given: Mapping[str, Any]) -> Path:
-    """Undo the reading of `cluster`'s short forms in a problem's path."""
+    """Undo the reading of short forms in a problem's path."""
+    if path[:1] == ("sync",) and isinstance(given.get("sync"), str):
+        return ("sync",)
     cluster = given.get("cluster")
     if path[:2] == ("cluster", "devices"):
         if isinstance(cluster, tuple):

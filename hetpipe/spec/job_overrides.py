@@ -1,7 +1,8 @@
 """Overrides: what a command line or a Python call changes in a job file.
 
-An override goes to a leaf: `sync.D=4` and `{"sync": {"D": 4}}` say the same and leave the rest of `sync` alone. A list
-or an empty mapping replaces what was there; no value (`null`, None) removes the key, so that its default holds.
+An override goes to a leaf: `sync.D=4` and `{"sync": {"D": 4}}` say the same and leave the rest of `sync` alone, and so
+does `sync=none`, which is `sync.kind=none`. A list or an empty mapping replaces what was there; no value (`null`, None)
+removes the key, so that its default holds.
 
 Some keys exclude each other. A user who sets one of them does not want an error about the other one in the file, so
 the file gives way (`_settle`); between two overrides nothing gives way and the contradiction is reported.
@@ -15,13 +16,13 @@ from typing import Any
 from hetpipe.errors import JobError
 from hetpipe.spec.job_model import Job, normalised
 from hetpipe.spec.job_problems import Path, Problem, field_at, model_at, unknown_key
-from hetpipe.spec.job_sections import DeviceEmulation
+from hetpipe.spec.job_sections import WITHOUT_SHARDS, DeviceEmulation
 from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
 
 #: A mapping (nested, dotted or both), or `path=value` texts.
 Overrides = Mapping[str, object] | Sequence[str]
 
-_FREE_KEYS = ("metrics", "optimizer")
+_FREE_KEYS = ("metrics", "optimizer", "lr_schedule")
 """Sections whose keys the schema does not list."""
 
 
@@ -61,7 +62,7 @@ def _unknown_part(path: Path) -> Problem | None:
         is_free = path[0] in _FREE_KEYS or (path[0] == "cluster" and path[1] in DeviceEmulation.model_fields)
         if length == len(path) == 2 and is_free:  # noqa: PLR2004 - a section and a key in it
             return None
-        parent = path[length - 1] if is_free else path[length - 2]
+        parent = path[length - 1] if is_free and length == 2 else path[length - 2]  # noqa: PLR2004
         if is_free or length > 2 or model_at(Job, part[:-1]) is None:  # noqa: PLR2004
             return Problem(path, f"`{parent}` has no keys inside; set it as a whole")
         return unknown_key(Job, part)
@@ -73,6 +74,8 @@ def _leaves(values: Mapping[str, object], prefix: tuple[str, ...] = ()) -> Itera
         path = (*prefix, *str(key).split("."))
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, path)
+        elif path == ("sync",) and isinstance(value, str):
+            yield ("sync", "kind"), value
         else:
             yield path, value
 
@@ -128,16 +131,24 @@ def _settle(values: dict[str, Any], given: Mapping[tuple[str, ...], object]) -> 
     _settle_sync(values, given)
     _settle_stages(values, given)
     _settle_cluster(values, given)
-    name = given.get(("optimizer", "name"))
-    if name is not None and name != _at(values, "optimizer", "name"):
-        # Arguments belong to their optimizer: SGD's lr under Adam would be a quiet mistake.
-        values["optimizer"] = {}
+    if given.get(("weights",), "predict") != "predict":
+        values.pop("prediction", None)
+    for section in ("optimizer", "lr_schedule"):
+        name = given.get((section, "name"))
+        if name is not None and name != _at(values, section, "name"):
+            # Arguments belong to their class: SGD's lr under Adam would be a quiet mistake.
+            values[section] = {}
 
 
 def _settle_sync(values: dict[str, Any], given: Mapping[tuple[str, ...], object]) -> None:
     kind, staleness = given.get(("sync", "kind")), given.get(("sync", "D"))
-    if kind in ("bsp", "asp"):
+    if isinstance(values.get("sync"), str) and any(path[0] == "sync" and len(path) > 1 for path in given):
+        values["sync"] = {"kind": values["sync"]}
+    if kind in ("bsp", "asp", *WITHOUT_SHARDS):
         _put(values, ("sync", "D"), None)
+    if kind in tuple(WITHOUT_SHARDS):
+        _put(values, ("sync", "combine"), None)
+        values.pop("parameter_servers", None)
     if kind is None and staleness is not None and not (_at(values, "sync", "kind") == "bsp" and staleness == 0):
         # A bound makes it wsp, whatever the file's kind was.
         _put(values, ("sync", "kind"), None)

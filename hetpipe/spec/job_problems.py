@@ -6,12 +6,13 @@ The wording lives here; which values are legal is said by the models alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from hetpipe.spec.suggest import closest, did_you_mean, join_names
 
@@ -37,6 +38,8 @@ _PHRASES: Mapping[str, str] = {
     "too_long": "must have {max_length} entries, not {actual_length}",
 }
 _MAX_SHOWN_CHARACTERS = 60
+_ELSEWHERE = "elsewhere"
+"""Type of an error that brings problems with paths of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ def format_path(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
+
+
+def refusal(problems: Iterable[Problem]) -> PydanticCustomError:
+    """What a validator of any key raises to report `problems`, whose paths begin at the root (`problems_of`)."""
+    return PydanticCustomError(_ELSEWHERE, "several keys contradict each other", {"problems": tuple(problems)})
 
 
 def is_tag(part: str | int) -> bool:
@@ -168,6 +176,8 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
             # The last part is what the user wrote, even if it looks like a tag.
             *above, key = item["loc"]
             unknown.append(unknown_key(root, (*_keys(above), key)))
+        elif item["type"] == _ELSEWHERE:
+            others += [(_ELSEWHERE, problem) for problem in item["ctx"]["problems"]]
         else:
             path = _keys(item["loc"])
             others.append((item["type"], Problem(path, _message(root, path, item))))

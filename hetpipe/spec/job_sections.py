@@ -1,15 +1,15 @@
-"""The sections of a job file, one frozen model each; the job itself is in `job_model`.
+"""The sections of a job file, one frozen model each; those about updates are in `job_training`, the job in `job_model`.
 
-Every key has its contract as a docstring below it. Checks between keys are validators of the later key, never of the
-whole section: pydantic runs those even when another key is wrong, so one reading of a file finds all mistakes.
+Every key has its contract as a docstring below it. Checks between keys of a section are validators of the later key,
+never of the whole section: pydantic runs those even when another key is wrong, so one reading of a file finds all
+mistakes. Checks between sections are in `job_rules`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -29,15 +29,18 @@ from hetpipe.spec.job_problems import shown
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.suggest import did_you_mean
 
-SyncKind = Literal["wsp", "bsp", "asp"]
+SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
 Combine = Literal["sum", "mean"]
 Placement = Literal["round_robin", "balanced", "ed_local"]
 Allocation = Literal["auto", "NP", "ED", "HD"]
 
 T = TypeVar("T")
 
-#: What an optimizer argument may be.
-OptimizerValue = bool | int | float | str | tuple["OptimizerValue", ...]
+#: Kinds under which only the stages hold weights, and why no updates are combined there.
+WITHOUT_SHARDS: Mapping[str, str] = {
+    "none": "under `none` there are no other virtual workers to combine with",
+    "allreduce": "`allreduce` averages gradients over all samples",
+}
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -47,19 +50,6 @@ def _checked_reference(text: str) -> str:
         path_like = "; name the module, not its file" if ".py" in text or "/" in text else ""
         raise ValueError(f"must be `module:callable`, for example `model:build`, not {shown(text)}{path_like}")
     return text
-
-
-def _checked_argument(value: object) -> object:
-    entries = value if isinstance(value, tuple) else (value,)
-    for entry in entries:
-        if not isinstance(entry, bool | int | float | str | None):
-            # pydantic gathers ValueErrors only.
-            raise ValueError(  # noqa: TRY004
-                f"an optimizer argument is a number, text, true, false or a list of these, not {shown(entry)}"
-            )
-        if isinstance(entry, float) and not math.isfinite(entry):
-            raise ValueError(f"must be a finite number, not {entry}")
-    return value
 
 
 def _checked_device_type(name: str) -> str:
@@ -95,21 +85,6 @@ class DataSection(Section):
     """What is trained on: `len()` samples, each an (input, target) pair."""
     eval: Reference | None = Field(default=None, examples=["model:eval_data"])
     """What is evaluated on at the end of each epoch; None: no evaluation."""
-
-
-class OptimizerSpec(BaseModel):
-    """An optimizer of `torch.optim`, with its arguments beside the name: `{name: SGD, lr: 0.1, momentum: 0.9}`."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True, use_attribute_docstrings=True)
-    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_checked_argument)]] = Field(init=False)
-
-    name: str = Field(examples=["SGD"])
-    """Class name in `torch.optim`. The class and its arguments are checked where torch is at hand (`callables`)."""
-
-    @property
-    def arguments(self) -> dict[str, OptimizerValue]:
-        """What the class is constructed with, besides the parameters."""
-        return dict(self.__pydantic_extra__)
 
 
 def _stages_branch(value: object) -> str:
@@ -189,25 +164,43 @@ class SyncSection(Section):
     """How far virtual workers may drift apart (`wsp.md` §2, §3)."""
 
     kind: SyncKind = "wsp"
-    """`wsp`: bounded by D · `bsp`: D = 0 · `asp`: D = ∞, no bound."""
+    """`wsp`: bounded by D · `bsp`: D = 0 · `asp`: D = ∞, no bound · `none`: one virtual worker, no shards ·
+    `allreduce`: equal virtual workers average their gradients, no shards. `sync: none` is short for
+    `sync: {kind: none}`, and so on."""
     D: int | None = Field(default=None, ge=0, validate_default=True, examples=[1])
-    """Staleness bound in waves, by default 0: no virtual worker gets more than D + 1 waves ahead. None under `asp`."""
+    """Staleness bound in waves, by default 0: no virtual worker gets more than D + 1 waves ahead. None under `asp`,
+    `none` and `allreduce`."""
     minibatches_per_wave: PositiveInt = 4
-    """N: minibatches whose updates travel together; also how many are in a pipeline at once."""
-    combine: Combine = "sum"
-    """`sum` adds every virtual worker's updates as they are, `mean` divides them by V first."""
+    """N: minibatches whose updates travel together; also the most that are in a pipeline at once."""
+    combine: Combine | None = Field(default=None, validate_default=True)
+    """`sum`, the default, adds every virtual worker's updates as they are, `mean` divides them by V first. None under
+    `none` and `allreduce`."""
     deterministic: bool = Field(default=False, validate_default=True)
     """Use exactly the required clock, never a newer one, so that the same seed gives the same bits."""
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether parameter servers hold the weights; under `none` and `allreduce` only the stages do."""
+        return self.kind not in WITHOUT_SHARDS
 
     @field_validator("D")
     @classmethod
     def _bound_fits_kind(cls, staleness: int | None, info: ValidationInfo) -> int | None:
         kind = info.data.get("kind")
-        if kind == "asp" and staleness is not None:
-            raise ValueError(f"is {staleness}, but `asp` has no staleness bound; remove D or use kind: wsp")
+        unbounded = kind in ("asp", *WITHOUT_SHARDS)
+        if unbounded and staleness is not None:
+            raise ValueError(f"is {staleness}, but `{kind}` has no staleness bound; remove D or use kind: wsp")
         if kind == "bsp" and staleness:
             raise ValueError(f"is {staleness}, but `bsp` means D = 0; remove D or use kind: wsp")
-        return 0 if kind != "asp" and staleness is None else staleness
+        return 0 if not unbounded and staleness is None else staleness
+
+    @field_validator("combine")
+    @classmethod
+    def _something_to_combine(cls, combine: Combine | None, info: ValidationInfo) -> Combine | None:
+        why_not = WITHOUT_SHARDS.get(info.data.get("kind", ""))
+        if why_not is not None and combine is not None:
+            raise ValueError(f"is {combine}, but {why_not}; remove it")
+        return "sum" if why_not is None and combine is None else combine
 
     @field_validator("deterministic")
     @classmethod

@@ -99,6 +99,8 @@ class PlanDocument(Document):
     """`NP`, `ED`, `HD`, `auto`, `explicit` or `parallel`."""
     weights: str = "wave"
     """The weight policy."""
+    schedule: str = "auto"
+    """In which order a stage computes: `1f1b`, `fifo`, `gpipe`; `auto`: the weight policy's own."""
     staleness: Annotated[int, Field(ge=0)] | None = 0
     """D; null: no bound."""
     virtual_workers: tuple[PlannedWorker, ...]
@@ -107,6 +109,8 @@ class PlanDocument(Document):
     """N."""
     max_minibatches_per_wave: tuple[Index, ...]
     """The largest feasible N of each virtual worker; looked for up to 4K."""
+    has_shards: bool = True
+    """Whether parameter servers hold the weights; if not, there is one virtual worker and nothing is placed."""
     shards: tuple[str, ...] = ()
     """The node of each parameter-server shard; empty: one on each node that computes, in the cluster's order, and in
     turn as far as `placement` names more."""
@@ -133,6 +137,9 @@ class PlanDocument(Document):
             yield Problem(
                 ("max_minibatches_per_wave",), f"has {len(limits)} entries for {len(workers)} virtual workers"
             )
+        if value.get("has_shards") is False:
+            yield from _without_shards(value, len(workers))
+            return
         shards = entries(value.get("shards"))
         if shards:
             yield from _missing_shards(mapping(value.get("placement")), len(shards))
@@ -177,6 +184,18 @@ def _devices_used_twice(workers: list[Mapping[str, Any]], plan: Mapping[str, Any
             if device in seen:
                 yield Problem(path, f"is {device}, which stands in the plan before; a device has one stage or none")
             seen.add(device)
+
+
+def _without_shards(plan: Mapping[str, Any], num_workers: int) -> Iterator[Problem]:
+    said = "but has_shards is false"
+    for key in ("shards", "placement"):
+        if plan.get(key):
+            yield Problem((key,), f"is about parameter servers, {said}; empty it, or set has_shards: true")
+    if num_workers > 1:
+        yield Problem(
+            ("virtual_workers",),
+            f"are {num_workers}, {said}, and without shards nothing brings them together; keep one",
+        )
 
 
 def _missing_shards(placement: Mapping[str, Any], num_shards: int) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
 
@@ -23,6 +24,17 @@ class Requester:
     def __str__(self) -> str:
         """As people say it."""
         return f"stage {self.stage} of virtual worker {self.vw} (incarnation {self.incarnation})"
+
+
+class Meeting(NamedTuple):
+    """Where stages find each other: what a stage hears when it joins."""
+
+    address: str
+    """`HOST:PORT` that the first stage of its virtual worker serves; empty until that stage has joined."""
+    joined: tuple[StageIndex, ...]
+    """Stages of its virtual worker that are there."""
+    first_address: str
+    """The same of virtual worker 0, where replicas meet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,14 @@ class StageProgress:
     compute_seconds: float
     pushed_bytes: int
     pulled_bytes: int
+    weight_bytes: int = 0
+    """Weight buffers on the stage's device, at most at once."""
+    activation_bytes: int = 0
+    """What forwards keep for their backwards, at most at once (`pipeline/activation_bytes.py` says how it is known)."""
+    gradient_norm: float | None = None
+    """Norm of the latest gradient that was stepped, before it was clipped; None without clipping."""
+    learning_rate: float | None = None
+    """Of the next update; None on a stage without parameters."""
     kind: Literal["progress"] = "progress"
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 from hetpipe.spec.ids import Clock, VirtualWorkerIndex
+from hetpipe.spec.policies import WeightPolicy
 
 #: Bytes that become hexadecimal text in JSON.
 HexBytes = Annotated[
@@ -29,6 +30,7 @@ class SyncSpec:
     """`sum` adds every VW's ũ as it is, `mean` scales each by 1/V first."""
     deterministic: bool = False
     """W* = required clock, instead of the newest published."""
+    weights: WeightPolicy = "wave"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,14 @@ from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnatio
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
-from hetpipe.sync.gate import may_commit, newest_usable_clock, required_clock, unplanned_barrier
+from hetpipe.sync.gate import (
+    may_commit,
+    newest_usable_clock,
+    required_clock,
+    switch_minibatch,
+    unplanned_barrier,
+    wave_of,
+)
 from hetpipe.sync.records import (
     BarrierRecord,
     CommitRecord,
@@ -59,7 +66,7 @@ class Member:
     samples: dict[Wave, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     #: The clock its latest switch point chose; it may still be pulled.
     held: Clock = Clock(0)
-    #: The latest switch point k (minibatch k·N) that asked for a clock.
+    #: The number of the latest switch point that asked for a clock.
     last_switch: int = 0
 
 
@@ -182,7 +189,7 @@ class DecisionLog:
         return self.records[before:]
 
     def hold(self, vw: VirtualWorkerIndex, incarnation: Incarnation, switch: int) -> Clock:
-        """The clock that minibatch switch·N of `vw` uses: the newest published one that it may use. Repeatable.
+        """The clock of `vw` from a switch point on: the newest published one that it may use. Repeatable.
 
         Raises:
             ClockNotPublished: the clock it requires is not published yet.
@@ -190,16 +197,17 @@ class DecisionLog:
         member = self._member(vw, incarnation)
         if switch == member.last_switch:
             return member.held
-        n, start = self.config.sync.minibatches_per_wave, self.segment.start
-        p = switch * n
-        required = required_clock(p, minibatches_per_wave=n, staleness=self.config.sync.staleness, start=start)
+        sync, start = self.config.sync, self.segment.start
+        n, p = sync.minibatches_per_wave, self._switch_minibatch(switch)
+        required = required_clock(
+            p, minibatches_per_wave=n, staleness=sync.staleness, start=start, weights=sync.weights
+        )
         if switch < member.last_switch or p <= start * n:
-            raise WaveOutOfOrder(
-                f"virtual worker {vw} asks for the clock of minibatch {p} after {member.last_switch * n}"
-            )
+            asked = self._switch_minibatch(member.last_switch)
+            raise WaveOutOfOrder(f"virtual worker {vw} asks for the clock of minibatch {p} after {asked}")
         if self.published < required:
             raise ClockNotPublished(f"minibatch {p} needs clock {required}, published is {self.published}")
-        newest = newest_usable_clock(p, minibatches_per_wave=n, start=start)
+        newest = newest_usable_clock(p, minibatches_per_wave=n, start=start, weights=sync.weights)
         member.held = Clock(min(self.published, newest))
         member.last_switch = switch
         return member.held
@@ -354,6 +362,7 @@ class DecisionLog:
             # Up to the first switch point at which a clock is chosen, minibatches start without a question.
             last_switch=max(self.segment.start + 1, *(m.last_switch for m in self.members.values()), 0),
             planned=self.segment.end,
+            weights=self.config.sync.weights,
         )
         kept = planned if clock == self.segment.end else ()
         reasons = kept if reason in kept else (*kept, reason)
@@ -436,11 +445,31 @@ class DecisionLog:
         """The published clocks that some member may still ask for."""
         sync = self.config.sync
         if sync.deterministic and sync.staleness is not None:
-            first = max(self.global_clock - sync.staleness, self.progress.clock)
+            first = self._oldest_required(sync.staleness)
             return tuple(Clock(c) for c in range(min(first, self.published), self.published + 1))
         # Once the wave of its switch point is committed, all stages of a member have pulled what it holds.
-        held = {m.held for m in self.members.values() if m.committed < m.last_switch}
+        held = {m.held for m in self.members.values() if m.committed <= self._wave_of_switch(m.last_switch)}
         return tuple(sorted({self.published, *held}))
+
+    def _oldest_required(self, staleness: int) -> Clock:
+        """The oldest clock that a wave which is not committed by all may still require."""
+        sync, first = self.config.sync, self.global_clock
+        while self._wave_of_switch(first) < self.global_clock:
+            first = Clock(first + 1)
+        return required_clock(
+            self._switch_minibatch(first),
+            minibatches_per_wave=sync.minibatches_per_wave,
+            staleness=staleness,
+            start=self.progress.clock,
+            weights=sync.weights,
+        )
+
+    def _switch_minibatch(self, switch: int) -> int:
+        sync = self.config.sync
+        return switch_minibatch(switch, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
+
+    def _wave_of_switch(self, switch: int) -> int:
+        return wave_of(self._switch_minibatch(switch), minibatches_per_wave=self.config.sync.minibatches_per_wave)
 
     def _next_segment(self) -> Segment:
         segment = plan_segment(

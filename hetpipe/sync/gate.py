@@ -12,9 +12,7 @@ lies between two barriers and starts at clock `start`: its minibatches are p > s
 from __future__ import annotations
 
 from hetpipe.spec.ids import Clock, Minibatch, Wave
-
-#: Weight policies that update once per wave: their published clock may change where a wave starts.
-_BY_WAVE = ("flush", "double_buffer")
+from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE
 
 
 def required_clock(
@@ -54,9 +52,29 @@ def is_switch_point(p: int, *, minibatches_per_wave: int, start: int = 0, weight
     >>> [p for p in range(1, 13) if is_switch_point(p, minibatches_per_wave=4, weights="flush")]
     [1, 5, 9]
     """
-    if weights in _BY_WAVE:
+    if weights in ONE_UPDATE_PER_WAVE:
         return _starts_wave(p, minibatches_per_wave)
     return p % minibatches_per_wave == 0 or p == start * minibatches_per_wave + 1
+
+
+def switch_minibatch(switch: int, *, minibatches_per_wave: int, weights: str = "wave") -> Minibatch:
+    """The minibatch of switch point number `switch`: that many waves are, or are about to be, begun and ended.
+
+    >>> [switch_minibatch(2, minibatches_per_wave=4, weights=weights) for weights in ("wave", "flush")]
+    [8, 9]
+    """
+    return Minibatch(switch * minibatches_per_wave + (weights in ONE_UPDATE_PER_WAVE))
+
+
+def switch_number(p: int, *, minibatches_per_wave: int, weights: str = "wave") -> int:
+    """The number of the latest switch point up to `p`; inverse of `switch_minibatch`.
+
+    >>> [switch_number(p, minibatches_per_wave=4) for p in (7, 8, 11)]
+    [1, 2, 2]
+    >>> [switch_number(p, minibatches_per_wave=1, weights="flush") for p in (1, 2, 3)]
+    [0, 1, 2]
+    """
+    return (p - (weights in ONE_UPDATE_PER_WAVE)) // minibatches_per_wave
 
 
 def newest_usable_clock(p: int, *, minibatches_per_wave: int, start: int = 0, weights: str = "wave") -> Clock:
@@ -69,7 +87,7 @@ def newest_usable_clock(p: int, *, minibatches_per_wave: int, start: int = 0, we
     >>> [newest_usable_clock(9, minibatches_per_wave=4, weights=weights) for weights in ("flush", "double_buffer")]
     [2, 1]
     """
-    if weights in _BY_WAVE:
+    if weights in ONE_UPDATE_PER_WAVE:
         delay = 1 if weights == "double_buffer" else 0
         return Clock(max(start, wave_of(p, minibatches_per_wave=minibatches_per_wave) - delay))
     return Clock(local_through(p, minibatches_per_wave=minibatches_per_wave, start=start) // minibatches_per_wave)
@@ -103,7 +121,13 @@ def may_commit(wave: int, *, published: int, staleness: int | None) -> bool:
 
 
 def unplanned_barrier(
-    *, committed: int, published: int, staleness: int | None, last_switch: int, planned: int
+    *,
+    committed: int,
+    published: int,
+    staleness: int | None,
+    last_switch: int,
+    planned: int,
+    weights: str = "wave",
 ) -> Clock:
     """The clock of a barrier that nobody planned (`wsp.md` §5): no member can have started a minibatch beyond it.
 
@@ -111,13 +135,15 @@ def unplanned_barrier(
         committed: the largest number of waves any member has committed.
         published: the published clock.
         staleness: D, or None; then members ask for a clock at every switch point, and `last_switch` bounds them.
-        last_switch: the largest k such that a member has asked for its clock at p = kN.
+        last_switch: the largest number of a switch point at which a member has asked for its clock.
         planned: the barrier already set; it stays if it is lower.
+        weights: the policy; under `flush` members are a wave less ahead.
 
     >>> unplanned_barrier(committed=3, published=2, staleness=1, last_switch=0, planned=100)
     5
     """
-    bound = max(committed, published + staleness + 2 if staleness is not None else last_switch + 1)
+    ahead = 1 if weights == "flush" else 2
+    bound = max(committed, published + staleness + ahead if staleness is not None else last_switch + 1)
     return Clock(min(planned, max(bound, published + 1)))
 
 

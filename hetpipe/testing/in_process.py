@@ -20,6 +20,7 @@ from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory
 from hetpipe.pipeline.compute import Emulator
+from hetpipe.pipeline.replicas import Replicas
 from hetpipe.planner.partition import plan_job
 from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
@@ -43,6 +44,7 @@ from hetpipe.spec.run import (
 )
 from hetpipe.spec.sync import DataSpec, Membership
 from hetpipe.sync.segment import first_progress
+from hetpipe.testing.replicas import InProcessReplicas, ReplicaMeeting
 
 
 class RandomDelays(Emulator):
@@ -112,6 +114,8 @@ class InProcessResult:
     snapshot: ClockSnapshot | None = None
     peak_buffers: dict[tuple[VirtualWorkerIndex, StageIndex], int] = field(default_factory=dict)
     """Weight buffers that a stage had on its device, at most at once."""
+    peak_buffers_at_rest: dict[tuple[VirtualWorkerIndex, StageIndex], int] = field(default_factory=dict)
+    """The same between two actions, by the account of the version store."""
 
 
 def run_in_process(run: InProcessRun) -> InProcessResult:
@@ -153,6 +157,7 @@ class _Cluster:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
         self._clock = InProcessClock(self._shards[0])
+        self._meetings: dict[StageIndex, ReplicaMeeting] = {}
 
     def run(self) -> InProcessResult:
         if self._run.stop_when is None:
@@ -195,6 +200,12 @@ class _Cluster:
         if not self._run.keep_history:
             return NullHistory()
         return History(self._run.run_dir / "history" / f"{name}.jsonl", host="test", pid=0, role=role, term=1)
+
+    def _replicas(self, vw: VirtualWorkerIndex, stage: StageIndex) -> Replicas | None:
+        if self._run.job.sync.kind != "allreduce":
+            return None
+        meeting = self._meetings.setdefault(stage, ReplicaMeeting(self._run.job.num_workers))
+        return InProcessReplicas(meeting, vw, self._run.stall_seconds)
 
     def _shard(self, index: ShardIndex, data: DataSpec) -> JobShard:
         job = self._run.job
@@ -256,6 +267,7 @@ class _Cluster:
             history=self._history(f"vw-{vw}-stage-{stage}", "stage"),
             report=lambda report: self.result.reports.append((vw, stage, report)),
             guard=self._guard,
+            replicas=self._replicas(vw, stage),
             emulator=RandomDelays(seed, run.delay_seconds),
             stall_seconds=run.stall_seconds,
         )
@@ -268,6 +280,7 @@ class _Cluster:
                 self._clock.join(client.requester, "")
                 self.result.reports.append((vw, stage, runner.run(start)))
                 self.result.peak_buffers[vw, stage] = runner.peak_buffers
+                self.result.peak_buffers_at_rest[vw, stage] = runner.peak_buffers_at_rest
                 client.close()
             except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
                 self.result.errors.append(error)

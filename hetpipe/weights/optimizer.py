@@ -1,20 +1,30 @@
-"""Any `torch.optim` optimizer, stepping in place on the running sum ρ of a wave (`wsp.md` §3, Arithmetic).
+"""Any `torch.optim` optimizer, stepping the parameters of one stage in place on a flat buffer.
 
-The optimizer's parameters *are* ρ, and its own weight decay is off; decay is added from the weights the minibatch used.
-An optimizer whose update depends on the weights in another way steps a copy of those weights, and the difference is
-added to ρ.
+The buffer is the running sum ρ of a wave where parameter servers hold the weights (`wsp.md` §3, Arithmetic), else the
+newest weights themselves. The optimizer's parameters *are* the buffer, and its own weight decay is off; decay is added
+here, from the weights that the policy names. An optimizer whose update depends on the weights in another way steps a
+copy of those weights, and the difference is added to the buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
 from hetpipe.weights.flat import FlatBuffer
+from hetpipe.weights.lr_schedule import CallableLoader, GroupOptions
+from hetpipe.weights.parameter_groups import members_of, overrides_of
+from hetpipe.weights.prediction import UpdateState, rule_of
+
+#: Keys of a parameter's state that are not torch's.
+_NUM_UPDATES = "num_updates"
+_LAST_GRADIENT = "last_gradient"
 
 
 class Decay(Enum):
@@ -23,7 +33,7 @@ class Decay(Enum):
     COUPLED = "coupled"
     """g ← g + λ·w before the step."""
     DECOUPLED = "decoupled"
-    """ρ ← ρ − lr·λ·w before the step."""
+    """The buffer loses lr·λ·w before the step."""
     OWN = "own"
     """The optimizer reads the weights itself: step a copy and subtract."""
 
@@ -52,77 +62,219 @@ def decay_of(name: str, arguments: Mapping[str, Any]) -> Decay:
     return decay
 
 
-class WaveOptimizer:
-    """Steps one stage's parameters. State persists over waves and barriers."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The parameters that share options."""
 
-    def __init__(self, name: str, arguments: Mapping[str, Any], rho: FlatBuffer) -> None:
-        self.decay = decay_of(name, arguments)
-        self._maximize = bool(arguments.get("maximize"))
-        # Born on memory of their own: a parameter keeps its birth's version counter, which must not be a buffer's.
-        self._parameters = {name: nn.Parameter(torch.empty_like(view)) for name, view in rho.views.items()}
-        self._rho = rho
-        self._lambda = 0.0
-        self.optimizer: torch.optim.Optimizer | None = None
-        if self._parameters:
-            self.optimizer = getattr(torch.optim, name)(list(self._parameters.values()), **arguments)
-            self._take_decay(self.optimizer)
-        self.rebind(rho)
+    options: dict[str, Any]
+    """Of the next update; torch's own dictionary, with its weight decay off unless the decay is `OWN`."""
+    decay: Decay
+    weight_decay: float
+    """λ, which may be the optimizer's own default; 0 where it decays nothing or by itself."""
 
-    def _take_decay(self, optimizer: torch.optim.Optimizer) -> None:
-        """Move the weight decay, which may be the optimizer's own default, from the optimizer to this class."""
-        group = optimizer.param_groups[0]
-        if self.decay is not Decay.OWN and "weight_decay" in group:
-            self._lambda = float(group["weight_decay"])
-            group["weight_decay"] = 0.0
-
-    def rebind(self, rho: FlatBuffer) -> None:
-        """Step on `rho` from now on."""
-        self._rho = rho
-        for name, parameter in self._parameters.items():
-            parameter.data = rho.views[name]
-
-    def step(self, gradients: dict[str, Tensor | None], weights: Mapping[str, Tensor]) -> None:
-        """Add one minibatch's update to ρ.
+    def decayed(self, target: Tensor, gradient: Tensor, weights: Tensor | None) -> Tensor:
+        """Decay before a step; returns the gradient that the optimizer shall see.
 
         Args:
-            gradients: parameter name → gradient, or None where the minibatch did not use it (no update, no decay).
-                They are taken out one by one, so that no gradient stays beside its sum with the decay.
-            weights: parameter name → the weights that the minibatch used.
+            target: what is stepped on; written if the decay is decoupled.
+            gradient: of this update; never written.
+            weights: what decays; None if that is the target.
+        """
+        if self.decay is Decay.COUPLED:
+            # A maximizing optimizer turns the gradient round, and decays towards zero all the same.
+            sign = -1.0 if self.options.get("maximize") else 1.0
+            return gradient.add(target if weights is None else weights, alpha=sign * self.weight_decay)
+        lost = self.options["lr"] * self.weight_decay
+        if weights is None:
+            target.mul_(1 - lost)  # rounds as torch does
+        else:
+            target.add_(weights, alpha=-lost)
+        return gradient
+
+
+class StageOptimizer:
+    """Steps one stage's parameters. State persists over waves and barriers. Not thread-safe."""
+
+    def __init__(
+        self,
+        spec: OptimizerSpec,
+        target: FlatBuffer,
+        schedule: LrScheduleSpec | None = None,
+        *,
+        predicts: bool = False,
+        include_decay: bool = True,
+        load: CallableLoader | None = None,
+    ) -> None:
+        """Step on `target`: ρ, or the newest weights.
+
+        Args:
+            spec: class, arguments and groups; checked already (`pipeline.optimizer_choice`).
+            target: its views, by the model's parameter names, are stepped on.
+            schedule: of the learning rate; None: it stays.
+            predicts: whether `predict_` will be called, so that what it needs is kept.
+            include_decay: whether a decoupled weight decay is part of the prediction.
+            load: finds what the schedule names by `module:callable`.
+
+        Raises:
+            JobError, CallableError: the schedule cannot be used, or the optimizer's updates cannot be predicted.
+        """
+        self._name = spec.name
+        self._rule = rule_of(spec.name) if predicts else None
+        self._includes_decay = include_decay
+        self._upcoming = GroupOptions(spec, schedule, load)
+        # Born on memory of their own: a parameter keeps its birth's version counter, which must not be a buffer's.
+        self._parameters = {name: nn.Parameter(torch.empty_like(view)) for name, view in target.views.items()}
+        self._groups: dict[int, _Group] = {}
+        self._group_of: dict[str, _Group] = {}
+        #: Parameter → its last gradient, for rules that need it.
+        self._last: dict[str, Tensor] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        if self._parameters:
+            self.optimizer = self._build(spec)
+            self._take_options()
+        self.rebind(target)
+
+    def _build(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
+        """The torch optimizer, with this stage's groups, and its decay moved to this class."""
+        members = members_of(spec, self._parameters)
+        overrides = overrides_of(spec)
+        groups = [
+            {"params": [self._parameters[name] for name in names], **overrides[index]}
+            for index, names in members.items()
+        ]
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, **spec.arguments)
+        for (index, names), options in zip(members.items(), optimizer.param_groups, strict=True):
+            decay, rate = decay_of(spec.name, options), 0.0
+            if decay is not Decay.OWN and "weight_decay" in options:
+                rate, options["weight_decay"] = float(options["weight_decay"]), 0.0
+            group = _Group(options, decay, rate)
+            self._groups[index] = group
+            self._group_of.update(dict.fromkeys(names, group))
+        return optimizer
+
+    def _take_options(self) -> None:
+        """Give torch what the next update is made with."""
+        if self._upcoming.is_scheduled:
+            for index, group in self._groups.items():
+                upcoming = self._upcoming.of(index)
+                group.options.update({k: v for k, v in upcoming.items() if k not in ("params", "weight_decay")})
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made; the next one has this number, counted from 0."""
+        return self._upcoming.num_updates
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the next update, in the group of parameters that no pattern matches; None without parameters."""
+        return float(self._upcoming.of(-1)["lr"]) if self._parameters else None
+
+    def rebind(self, target: FlatBuffer) -> None:
+        """Step on `target` from now on."""
+        self._target = target
+        for name, parameter in self._parameters.items():
+            parameter.data = target.views[name]
+
+    def step(self, gradients: dict[str, Tensor | None], weights: Mapping[str, Tensor] | None) -> None:
+        """Make one update.
+
+        Args:
+            gradients: parameter name → gradient, or None where nothing used it (no update, no decay). They are taken
+                out one by one, so that no gradient stays beside its sum with the decay, and are this object's then.
+            weights: parameter name → the weights that decay; None: those that are stepped on. A name is looked up only
+                where decay or the optimizer needs it, and once, so a mapping may compute them.
+
+        Raises:
+            JobError: the schedule has no rate for the next update.
+        """
+        used: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            gradient = gradients.pop(name, None)
+            group = self._group_of[name]
+            if gradient is not None and weights is not None and group.decay is Decay.OWN:
+                used[name] = weights[name].detach()
+                parameter.data = used[name].clone()
+            elif gradient is not None and group.weight_decay:
+                gradient = group.decayed(parameter.data, gradient, None if weights is None else weights[name].detach())
+            self._keep(name, gradient, group)
+            parameter.grad = gradient
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            if name in used:
+                target = self._target.views[name]
+                target.add_(parameter.data - used[name])
+                parameter.data = target
+        self._upcoming.advance()
+        self._take_options()
+
+    def _keep(self, name: str, gradient: Tensor | None, group: _Group) -> None:
+        if self._rule is None or gradient is None or not self._rule.needs_gradient(group.options):
+            return
+        # Torch's foreach step adds the momentum into the gradient under Nesterov.
+        self._last[name] = gradient.clone() if group.options.get("nesterov") else gradient
+
+    def predict_(self, weights: FlatBuffer, steps: int) -> None:
+        """Move `weights`, a copy of the newest ones, `steps` updates ahead, at the rate of the next update.
+
+        PipeOptim eq. (5): Ŵ = W − lr·s·ΔW, with ΔW by `prediction.RULES`. A parameter without an update so far stays.
+        """
+        assert self._rule is not None, "made without `predicts`"
+        if steps == 0 or self.optimizer is None:
+            return
+        for name, parameter in self._parameters.items():
+            group, view = self._group_of[name], weights.views[name]
+            has_own_term = self._includes_decay and group.decay is Decay.DECOUPLED
+            change = self._rule.change(
+                UpdateState(
+                    group=group.options,
+                    weight_decay=group.weight_decay if has_own_term else 0.0,
+                    state=self.optimizer.state.get(parameter, {}),
+                    gradient=self._last.get(name),
+                    weights=view,
+                )
+            )
+            if change is not None:
+                view.add_(change, alpha=-(group.options["lr"] * steps))
+
+    def state(self) -> dict[str, dict[str, Tensor | float | int]]:
+        """Parameter name → the optimizer's state for it (tensors are live, copy before keeping).
+
+        Beside torch's own keys: the number of updates, and the last gradient where a prediction needs it.
+        """
+        if self.optimizer is None:
+            return {}
+        state: dict[str, dict[str, Tensor | float | int]] = {}
+        for name, parameter in self._parameters.items():
+            state[name] = {**self.optimizer.state.get(parameter, {}), _NUM_UPDATES: self.num_updates}
+            if name in self._last:
+                state[name][_LAST_GRADIENT] = self._last[name]
+        return state
+
+    def load_state(self, state: Mapping[str, Mapping[str, Tensor | float | int]]) -> None:
+        """Take over what `state` returned, for every parameter that is in it; may be called for one after another.
+
+        Older checkpoints know no number of updates: their schedules begin anew.
         """
         if self.optimizer is None:
             return
-        for name, parameter in self._parameters.items():
-            gradient = gradients.pop(name, None)
-            if gradient is not None and self._lambda:
-                gradient = self._decayed(parameter, gradient, weights[name].detach())
-            parameter.grad = gradient
-            if self.decay is Decay.OWN:
-                parameter.data = weights[name].detach().clone()
-        self.optimizer.step()
-        for name, parameter in self._parameters.items():
-            parameter.grad = None
-            if self.decay is Decay.OWN:
-                rho = self._rho.views[name]
-                rho.add_(parameter.data - weights[name].detach())
-                parameter.data = rho
-
-    def _decayed(self, parameter: nn.Parameter, gradient: Tensor, weights: Tensor) -> Tensor:
-        if self.decay is Decay.DECOUPLED:
-            assert self.optimizer is not None
-            parameter.data.add_(weights, alpha=-self.optimizer.param_groups[0]["lr"] * self._lambda)
-            return gradient
-        return gradient.add(weights, alpha=-self._lambda if self._maximize else self._lambda)
-
-    def state(self) -> dict[str, dict[str, Tensor | float | int]]:
-        """Parameter name → the optimizer's state for it (tensors are live, copy before keeping)."""
-        if self.optimizer is None:
-            return {}
-        return {name: dict(self.optimizer.state.get(p, {})) for name, p in self._parameters.items()}
-
-    def load_state(self, state: Mapping[str, Mapping[str, Tensor | float | int]]) -> None:
-        """Take over what `state` returned, for every parameter that is in it."""
-        if self.optimizer is None:
-            return
         for name, entries in state.items():
-            if entries and name in self._parameters:
-                self.optimizer.state[self._parameters[name]] = dict(entries)
+            if not entries or name not in self._parameters:
+                continue
+            parameter, options = self._parameters[name], self._group_of[name].options
+            kept = {key: _placed(key, value, parameter, options) for key, value in entries.items()}
+            self._upcoming.go_to(int(kept.pop(_NUM_UPDATES, 0)))
+            last = kept.pop(_LAST_GRADIENT, None)
+            if isinstance(last, Tensor) and self._rule is not None and self._rule.needs_gradient(options):
+                self._last[name] = last
+            if kept:
+                self.optimizer.state[parameter] = kept
+        self._take_options()
+
+
+def _placed(key: str, value: Tensor | float, parameter: Tensor, options: Mapping[str, Any]) -> Tensor | float:
+    """`value` where torch wants it: with its parameter, but step counts in host memory unless the step is fused."""
+    if not isinstance(value, Tensor) or (key == "step" and not options.get("fused")):
+        return value
+    return value.to(parameter.device)

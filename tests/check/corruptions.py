@@ -1,37 +1,28 @@
-"""One corruption per kind of violation, each a small edit of the clean history.
-
-A corruption finds its line by what the line says, so that it survives another seed. `kinds` is everything the checker
-must report: the edit's own kind first, then what inevitably follows from it.
-"""
+"""One corruption per kind of violation under `wave`, each a small edit of the shipped clean history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from hetpipe.check import Kind
 
-from .scenario import Record, Scenario
+from .corruption import (
+    CLOCK_SHARD,
+    FIRST_STAGE,
+    LAST_STAGE,
+    OTHER_SHARD,
+    Corruption,
+    find,
+    move,
+    record,
+    register,
+    remove,
+)
+from .scenario import Scenario
 from .simulator import Histories, as_lines, simulate
 
-CLOCK_SHARD = "parameter_server-0.jsonl"
-OTHER_SHARD = "parameter_server-1.jsonl"
-FIRST_STAGE = "stage-0-0-0.jsonl"
-LAST_STAGE = "stage-0-0-1.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Corruption:
-    """An edit of the clean history and what it must be reported as."""
-
-    name: str
-    kinds: tuple[Kind, ...]
-    edit: Callable[[Histories], None]
-    shipped: bool
-    """Its files are committed under `corrupted/`."""
-
-
 CORRUPTIONS: dict[str, Corruption] = {}
+_corruption = partial(register, CORRUPTIONS, Scenario())
 
 
 def corrupted_lines(name: str) -> dict[str, list[str]]:
@@ -45,49 +36,11 @@ def corrupted_lines(name: str) -> dict[str, list[str]]:
     return lines
 
 
-def _corruption(
-    *kinds: Kind, shipped: bool = False
-) -> Callable[[Callable[[Histories], None]], Callable[[Histories], None]]:
-    def register(edit: Callable[[Histories], None]) -> Callable[[Histories], None]:
-        CORRUPTIONS[edit.__name__] = Corruption(edit.__name__, kinds, edit, shipped)
-        return edit
-
-    return register
-
-
-def _all(histories: Histories, file: str, **fields: object) -> list[int]:
-    """Positions of the lines of `file` that have these fields."""
-    return [
-        position
-        for position, record in enumerate(histories[file])
-        if all(record.get(key) == value for key, value in fields.items())
-    ]
-
-
-def _find(histories: Histories, file: str, **fields: object) -> int:
-    return _all(histories, file, **fields)[0]
-
-
-def _record(histories: Histories, file: str, **fields: object) -> Record:
-    return histories[file][_find(histories, file, **fields)]
-
-
-def _remove(histories: Histories, file: str, **fields: object) -> Record:
-    return histories[file].pop(_find(histories, file, **fields))
-
-
-def _move(histories: Histories, file: str, position: int, to: int) -> None:
-    """Move the line at `position` to stand before the one now at `to`."""
-    records = histories[file]
-    record = records.pop(position)
-    records.insert(to - (position < to), record)
-
-
 def _set_version(histories: Histories, p: int, **changes: object) -> None:
     """Change clock or local_through of every forward and backward of minibatch p of virtual worker 0."""
     for file in (FIRST_STAGE, LAST_STAGE):
         for event in ("forward", "backward"):
-            _record(histories, file, event=event, p=p).update(changes)
+            record(histories, file, event=event, p=p).update(changes)
 
 
 # -- which weights --
@@ -106,8 +59,8 @@ def below_barrier(histories: Histories) -> None:
 
 @_corruption(Kind.UNPUBLISHED_CLOCK, shipped=True)
 def unpublished_clock(histories: Histories) -> None:
-    publish = _record(histories, CLOCK_SHARD, event="publish", clock=1)
-    _record(histories, FIRST_STAGE, event="forward", p=6)["t"] = float(str(publish["t"])) - 0.001
+    publish = record(histories, CLOCK_SHARD, event="publish", clock=1)
+    record(histories, FIRST_STAGE, event="forward", p=6)["t"] = float(str(publish["t"])) - 0.001
 
 
 @_corruption(Kind.NOT_REQUIRED_CLOCK, Kind.CLOCK_SWITCH)
@@ -115,14 +68,14 @@ def clock_switch(histories: Histories) -> None:
     """Clock 1 from p = 5 on, one minibatch before the switch point."""
     _set_version(histories, 5, clock=1)
     for file in (FIRST_STAGE, LAST_STAGE):
-        _record(histories, file, event="forward", p=5)["t"] = 0.2
+        record(histories, file, event="forward", p=5)["t"] = 0.2
 
 
 @_corruption(Kind.NOT_REQUIRED_CLOCK, Kind.CLOCK_BEYOND_LOCAL)
 def clock_beyond_local(histories: Histories) -> None:
     _set_version(histories, 6, clock=3)
     for file in (FIRST_STAGE, LAST_STAGE):
-        _record(histories, file, event="forward", p=6)["t"] = 0.2
+        record(histories, file, event="forward", p=6)["t"] = 0.2
 
 
 @_corruption(Kind.WRONG_LOCAL_THROUGH, shipped=True)
@@ -133,18 +86,18 @@ def wrong_local_through(histories: Histories) -> None:
 @_corruption(Kind.MIXED_VERSIONS, shipped=True)
 def mixed_stages(histories: Histories) -> None:
     for event in ("forward", "backward"):
-        _record(histories, LAST_STAGE, event=event, p=6)["clock"] = 0
+        record(histories, LAST_STAGE, event=event, p=6)["clock"] = 0
 
 
 @_corruption(Kind.MIXED_VERSIONS, shipped=True)
 def mixed_directions(histories: Histories) -> None:
-    _record(histories, FIRST_STAGE, event="backward", p=6)["clock"] = 2
+    record(histories, FIRST_STAGE, event="backward", p=6)["clock"] = 2
 
 
 @_corruption(Kind.UNPUBLISHED_PULL)
 def unpublished_pull(histories: Histories) -> None:
-    publish = _record(histories, CLOCK_SHARD, event="publish", clock=3)
-    _record(histories, LAST_STAGE, event="pull", clock=3, shard=1)["t"] = float(str(publish["t"])) - 0.001
+    publish = record(histories, CLOCK_SHARD, event="publish", clock=3)
+    record(histories, LAST_STAGE, event="pull", clock=3, shard=1)["t"] = float(str(publish["t"])) - 0.001
 
 
 # -- the work of a stage --
@@ -152,54 +105,54 @@ def unpublished_pull(histories: Histories) -> None:
 
 @_corruption(Kind.MINIBATCH_MISSING)
 def minibatch_missing(histories: Histories) -> None:
-    _remove(histories, LAST_STAGE, event="backward", p=3)
+    remove(histories, LAST_STAGE, event="backward", p=3)
 
 
 @_corruption(Kind.MINIBATCH_MISSING)
 def minibatch_missing_on_stage(histories: Histories) -> None:
-    _remove(histories, LAST_STAGE, event="forward", p=8)
+    remove(histories, LAST_STAGE, event="forward", p=8)
 
 
 @_corruption(Kind.MINIBATCH_MISSING, Kind.SAMPLE_COUNT)
 def minibatch_never_started(histories: Histories) -> None:
     for file in (FIRST_STAGE, LAST_STAGE):
         for event in ("forward", "backward", "step"):
-            _remove(histories, file, event=event, p=7)
+            remove(histories, file, event=event, p=7)
 
 
 @_corruption(Kind.MINIBATCH_TWICE)
 def minibatch_twice(histories: Histories) -> None:
-    position = _find(histories, FIRST_STAGE, event="forward", p=3)
+    position = find(histories, FIRST_STAGE, event="forward", p=3)
     histories[FIRST_STAGE].insert(position, dict(histories[FIRST_STAGE][position]))
 
 
 @_corruption(Kind.MINIBATCH_ORDER)
 def minibatch_order(histories: Histories) -> None:
-    forward = _find(histories, LAST_STAGE, event="forward", p=7)
-    _move(histories, LAST_STAGE, forward, forward + 2)
+    forward = find(histories, LAST_STAGE, event="forward", p=7)
+    move(histories, LAST_STAGE, forward, forward + 2)
 
 
 @_corruption(Kind.STEP_MISSING, shipped=True)
 def step_missing(histories: Histories) -> None:
-    _remove(histories, FIRST_STAGE, event="step", p=3)
+    remove(histories, FIRST_STAGE, event="step", p=3)
 
 
 @_corruption(Kind.STEP_TWICE)
 def step_twice(histories: Histories) -> None:
-    position = _find(histories, FIRST_STAGE, event="step", p=3)
+    position = find(histories, FIRST_STAGE, event="step", p=3)
     histories[FIRST_STAGE].insert(position, dict(histories[FIRST_STAGE][position]))
 
 
 @_corruption(Kind.STEP_ORDER)
 def step_order(histories: Histories) -> None:
-    step = _find(histories, FIRST_STAGE, event="step", p=7)
-    _move(histories, FIRST_STAGE, step, _find(histories, FIRST_STAGE, event="step", p=8) + 1)
+    step = find(histories, FIRST_STAGE, event="step", p=7)
+    move(histories, FIRST_STAGE, step, find(histories, FIRST_STAGE, event="step", p=8) + 1)
 
 
 @_corruption(Kind.UPDATE_NOT_READY)
 def update_not_ready(histories: Histories) -> None:
-    forward = _find(histories, FIRST_STAGE, event="forward", p=6)
-    _move(histories, FIRST_STAGE, forward, _find(histories, FIRST_STAGE, event="step", p=4))
+    forward = find(histories, FIRST_STAGE, event="forward", p=3)
+    move(histories, FIRST_STAGE, forward, find(histories, FIRST_STAGE, event="step", p=1))
 
 
 # -- waves --
@@ -207,25 +160,25 @@ def update_not_ready(histories: Histories) -> None:
 
 @_corruption(Kind.WAVE_APPLIED_TWICE, shipped=True)
 def wave_applied_twice(histories: Histories) -> None:
-    position = _find(histories, OTHER_SHARD, event="apply", vw=0, wave=1)
+    position = find(histories, OTHER_SHARD, event="apply", vw=0, wave=1)
     histories[OTHER_SHARD].insert(position + 1, dict(histories[OTHER_SHARD][position]))
 
 
 @_corruption(Kind.TORN_WAVE, shipped=True)
 def torn_wave(histories: Histories) -> None:
-    _remove(histories, OTHER_SHARD, event="apply", vw=0, wave=1)
+    remove(histories, OTHER_SHARD, event="apply", vw=0, wave=1)
 
 
 @_corruption(Kind.NEVER_APPLIED)
 def never_applied(histories: Histories) -> None:
     for file in (CLOCK_SHARD, OTHER_SHARD):
-        _remove(histories, file, event="apply", vw=0, wave=1)
+        remove(histories, file, event="apply", vw=0, wave=1)
 
 
 @_corruption(Kind.APPLIED_UNCOMMITTED)
 def applied_uncommitted(histories: Histories) -> None:
-    record = _record(histories, OTHER_SHARD, event="apply", vw=0, wave=3)
-    histories[OTHER_SHARD].append({**record, "wave": 4})
+    line = record(histories, OTHER_SHARD, event="apply", vw=0, wave=3)
+    histories[OTHER_SHARD].append({**line, "wave": 4})
 
 
 @_corruption(
@@ -236,42 +189,42 @@ def applied_uncommitted(histories: Histories) -> None:
     shipped=True,
 )
 def never_committed(histories: Histories) -> None:
-    _remove(histories, CLOCK_SHARD, event="commit", vw=1, wave=3)
+    remove(histories, CLOCK_SHARD, event="commit", vw=1, wave=3)
 
 
 @_corruption(Kind.COMMITTED_UNSTAGED)
 def committed_unstaged(histories: Histories) -> None:
-    _remove(histories, OTHER_SHARD, event="staged", vw=1, wave=2, stage=1)
+    remove(histories, OTHER_SHARD, event="staged", vw=1, wave=2, stage=1)
 
 
 @_corruption(Kind.COMMIT_ORDER)
 def commit_order(histories: Histories) -> None:
     """Waves 1 and 2 of virtual worker 0 are committed the wrong way round."""
-    first = _record(histories, CLOCK_SHARD, event="commit", vw=0, wave=1)
-    second = _record(histories, CLOCK_SHARD, event="commit", vw=0, wave=2)
+    first = record(histories, CLOCK_SHARD, event="commit", vw=0, wave=1)
+    second = record(histories, CLOCK_SHARD, event="commit", vw=0, wave=2)
     first["wave"], second["wave"] = 2, 1
 
 
 @_corruption(Kind.COMMIT_EARLY)
 def commit_early(histories: Histories) -> None:
     """Three waves of virtual worker 0 before clock 1 is published, with virtual worker 1 only one wave behind that."""
-    publish = _find(histories, CLOCK_SHARD, event="publish", clock=1)
+    publish = find(histories, CLOCK_SHARD, event="publish", clock=1)
     for wave in (2, 1):
-        _move(histories, CLOCK_SHARD, _find(histories, CLOCK_SHARD, event="commit", vw=0, wave=wave), publish)
+        move(histories, CLOCK_SHARD, find(histories, CLOCK_SHARD, event="commit", vw=0, wave=wave), publish)
 
 
 @_corruption(Kind.CLOCK_DISTANCE, shipped=True)
 def clock_distance(histories: Histories) -> None:
     """Three waves of virtual worker 0 before the first one of virtual worker 1: a distance of 3 with D = 1."""
-    first = _find(histories, CLOCK_SHARD, event="commit", vw=1, wave=0)
+    first = find(histories, CLOCK_SHARD, event="commit", vw=1, wave=0)
     for wave in (2, 1, 0):
-        _move(histories, CLOCK_SHARD, _find(histories, CLOCK_SHARD, event="commit", vw=0, wave=wave), first)
+        move(histories, CLOCK_SHARD, find(histories, CLOCK_SHARD, event="commit", vw=0, wave=wave), first)
 
 
 @_corruption(Kind.COMMIT_PAST_BARRIER)
 def commit_past_barrier(histories: Histories) -> None:
-    commit = _find(histories, CLOCK_SHARD, event="commit", vw=0, wave=3)
-    _move(histories, CLOCK_SHARD, commit, _find(histories, CLOCK_SHARD, event="publish", clock=3))
+    commit = find(histories, CLOCK_SHARD, event="commit", vw=0, wave=3)
+    move(histories, CLOCK_SHARD, commit, find(histories, CLOCK_SHARD, event="publish", clock=3))
 
 
 # -- clocks --
@@ -279,39 +232,39 @@ def commit_past_barrier(histories: Histories) -> None:
 
 @_corruption(Kind.PUBLISH_EARLY, shipped=True)
 def published_before_commit(histories: Histories) -> None:
-    publish = _find(histories, CLOCK_SHARD, event="publish", clock=2)
-    _move(histories, CLOCK_SHARD, publish, _find(histories, CLOCK_SHARD, event="commit", vw=1, wave=1))
+    publish = find(histories, CLOCK_SHARD, event="publish", clock=2)
+    move(histories, CLOCK_SHARD, publish, find(histories, CLOCK_SHARD, event="commit", vw=1, wave=1))
 
 
 @_corruption(Kind.PUBLISH_EARLY)
 def published_before_apply(histories: Histories) -> None:
-    publish = _record(histories, CLOCK_SHARD, event="publish", clock=1)
-    apply = _record(histories, OTHER_SHARD, event="apply", vw=1, wave=0)
+    publish = record(histories, CLOCK_SHARD, event="publish", clock=1)
+    apply = record(histories, OTHER_SHARD, event="apply", vw=1, wave=0)
     apply["t"] = float(str(publish["t"])) + 0.001
 
 
 @_corruption(Kind.CLOCK_FELL, shipped=True)
 def clock_fell(histories: Histories) -> None:
-    position = _find(histories, CLOCK_SHARD, event="publish", clock=3)
+    position = find(histories, CLOCK_SHARD, event="publish", clock=3)
     histories[CLOCK_SHARD].insert(position + 1, {**histories[CLOCK_SHARD][position], "clock": 2})
 
 
 @_corruption(Kind.CLOCK_REPEATED)
 def clock_repeated(histories: Histories) -> None:
-    position = _find(histories, CLOCK_SHARD, event="publish", clock=3)
+    position = find(histories, CLOCK_SHARD, event="publish", clock=3)
     histories[CLOCK_SHARD].insert(position + 1, dict(histories[CLOCK_SHARD][position]))
 
 
 @_corruption(Kind.CLOCK_SKIPPED)
 def clock_skipped(histories: Histories) -> None:
-    _remove(histories, CLOCK_SHARD, event="publish", clock=2)
+    remove(histories, CLOCK_SHARD, event="publish", clock=2)
 
 
 @_corruption(Kind.BARRIER)
 def barrier_behind(histories: Histories) -> None:
-    record = _record(histories, CLOCK_SHARD, event="barrier", clock=4)
-    position = _find(histories, CLOCK_SHARD, event="publish", clock=3)
-    histories[CLOCK_SHARD].insert(position, {**record, "clock": 2, "reason": "stop"})
+    line = record(histories, CLOCK_SHARD, event="barrier", clock=4)
+    position = find(histories, CLOCK_SHARD, event="publish", clock=3)
+    histories[CLOCK_SHARD].insert(position, {**line, "clock": 2, "reason": "stop"})
 
 
 # -- samples --
@@ -319,8 +272,8 @@ def barrier_behind(histories: Histories) -> None:
 
 @_corruption(Kind.SAMPLE_TWICE, Kind.SAMPLE_NEVER, shipped=True)
 def sample_twice(histories: Histories) -> None:
-    source = _record(histories, CLOCK_SHARD, event="used", vw=0, wave=0)["indices"]
-    target = _record(histories, CLOCK_SHARD, event="used", vw=1, wave=2)["indices"]
+    source = record(histories, CLOCK_SHARD, event="used", vw=0, wave=0)["indices"]
+    target = record(histories, CLOCK_SHARD, event="used", vw=1, wave=2)["indices"]
     assert isinstance(source, list)
     assert isinstance(target, list)
     target[0] = source[0]
@@ -328,32 +281,32 @@ def sample_twice(histories: Histories) -> None:
 
 @_corruption(Kind.SAMPLE_NEVER, shipped=True)
 def sample_never(histories: Histories) -> None:
-    used = _record(histories, CLOCK_SHARD, event="used", vw=1, wave=2)
+    used = record(histories, CLOCK_SHARD, event="used", vw=1, wave=2)
     assert isinstance(used["indices"], list)
     used["indices"] = used["indices"][1:]
-    _record(histories, CLOCK_SHARD, event="commit", vw=1, wave=2)["samples"] = len(used["indices"])
+    record(histories, CLOCK_SHARD, event="commit", vw=1, wave=2)["samples"] = len(used["indices"])
 
 
 @_corruption(Kind.SAMPLE_COUNT)
 def sample_count(histories: Histories) -> None:
-    _record(histories, CLOCK_SHARD, event="commit", vw=1, wave=2)["samples"] = 3
+    record(histories, CLOCK_SHARD, event="commit", vw=1, wave=2)["samples"] = 3
 
 
 @_corruption(Kind.SAMPLE_UNKNOWN, Kind.SAMPLE_NEVER)
 def sample_of_other_epoch(histories: Histories) -> None:
-    _record(histories, CLOCK_SHARD, event="used", vw=1, wave=2)["epoch"] = 1
+    record(histories, CLOCK_SHARD, event="used", vw=1, wave=2)["epoch"] = 1
 
 
 @_corruption(Kind.WRONG_TOTAL)
 def wrong_total(histories: Histories) -> None:
-    _record(histories, CLOCK_SHARD, event="barrier", clock=4)["reason"] = "end"
+    record(histories, CLOCK_SHARD, event="barrier", clock=4)["reason"] = "end"
 
 
 @_corruption(Kind.PAST_END, Kind.WRONG_TOTAL)
 def past_end(histories: Histories) -> None:
     """The run is stopped at clock 3, and everybody goes on."""
-    _record(histories, CLOCK_SHARD, event="barrier", clock=3)["reason"] = "end"
-    _remove(histories, CLOCK_SHARD, event="barrier", clock=4)
+    record(histories, CLOCK_SHARD, event="barrier", clock=3)["reason"] = "end"
+    remove(histories, CLOCK_SHARD, event="barrier", clock=4)
 
 
 # -- membership and terms --
@@ -361,19 +314,19 @@ def past_end(histories: Histories) -> None:
 
 @_corruption(Kind.OLD_INCARNATION, shipped=True)
 def commit_after_eviction(histories: Histories) -> None:
-    position = _find(histories, CLOCK_SHARD, event="commit", vw=1, wave=3)
-    record = {key: histories[CLOCK_SHARD][position][key] for key in ("t", "host", "pid", "role", "term")}
-    histories[CLOCK_SHARD].insert(position, {**record, "event": "evict", "vw": 1, "incarnation": 0, "clock": 3})
+    position = find(histories, CLOCK_SHARD, event="commit", vw=1, wave=3)
+    line = {key: histories[CLOCK_SHARD][position][key] for key in ("t", "host", "pid", "role", "term")}
+    histories[CLOCK_SHARD].insert(position, {**line, "event": "evict", "vw": 1, "incarnation": 0, "clock": 3})
 
 
 @_corruption(Kind.OLD_TERM)
 def old_term(histories: Histories) -> None:
-    _record(histories, OTHER_SHARD, event="apply", vw=0, wave=2)["term"] = 0
+    record(histories, OTHER_SHARD, event="apply", vw=0, wave=2)["term"] = 0
 
 
 @_corruption(Kind.MEMBERSHIP)
 def stranger(histories: Histories) -> None:
-    _record(histories, FIRST_STAGE, event="pull", clock=3, shard=1)["vw"] = 7
+    record(histories, FIRST_STAGE, event="pull", clock=3, shard=1)["vw"] = 7
 
 
 @_corruption(Kind.MALFORMED_LINE, shipped=True)

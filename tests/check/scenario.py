@@ -32,8 +32,12 @@ class Scenario:
     minibatches_per_wave: int = 2
     staleness: int | None = 1
     """D, or None for D = ∞."""
+    sync: str = "wsp"
+    """`wsp` (with no D: `asp`), or `none` or `allreduce`, which have one shard without slices."""
     deterministic: bool = True
     weights: str = "wave"
+    schedule: str = "auto"
+    accumulate: int = 1
     num_samples: int = 29
     batch_size: int = 2
     epochs: int | None = 1
@@ -48,6 +52,16 @@ class Scenario:
     start: Resumed = field(default_factory=Resumed)
     seed: int = 7
 
+    @property
+    def has_shards(self) -> bool:
+        """Whether shards hold the weights."""
+        return self.sync == "wsp"
+
+    @property
+    def minibatches_per_update(self) -> int:
+        """A, or N for the policies that update once per wave."""
+        return self.minibatches_per_wave if self.weights in ("flush", "double_buffer") else self.accumulate
+
     def layers_of(self, vw: int, stage: int) -> range:
         """The layers of one stage: nearly equal cuts."""
         num_stages = self.num_stages[vw]
@@ -55,13 +69,12 @@ class Scenario:
 
     def slices_on(self, vw: int, stage: int, shard: int) -> int:
         """How many slices of a stage a shard holds."""
-        return sum(1 for layer in self.layers_of(vw, stage) if layer % self.num_shards == shard)
+        return sum(1 for layer in self.layers_of(vw, stage) if self.has_shards and layer % self.num_shards == shard)
 
     def files(self) -> dict[str, Record]:
         """job.json, plan.json and facts.json; keys that no checker needs are left out."""
-        kind = "asp" if self.staleness is None else "wsp"
         sync: Record = {
-            "kind": kind,
+            "kind": "asp" if self.has_shards and self.staleness is None else self.sync,
             "D": self.staleness,
             "minibatches_per_wave": self.minibatches_per_wave,
             "combine": "sum",
@@ -74,6 +87,8 @@ class Scenario:
             "minibatches": self.minibatches,
             "sync": sync,
             "weights": self.weights,
+            "schedule": self.schedule,
+            "gradients": {"accumulate": self.accumulate},
             "workers": {"count": len(self.num_stages)},
             "parameter_servers": {"count": self.num_shards},
         }
@@ -94,7 +109,8 @@ class Scenario:
             {"index": vw, "stages": [self._stage(vw, stage) for stage in range(num_stages)]}
             for vw, num_stages in enumerate(self.num_stages)
         ]
-        slices = [{"layer": layer, "shard": layer % self.num_shards} for layer in range(NUM_LAYERS)]
+        layers = range(NUM_LAYERS if self.has_shards else 0)
+        slices = [{"layer": layer, "shard": layer % self.num_shards} for layer in layers]
         return {
             "job_id": "j0",
             "term": 1,

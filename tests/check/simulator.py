@@ -1,7 +1,8 @@
-"""A tiny WSP machine that writes clean histories: random order of events, exact rules.
+"""A tiny training machine that writes clean histories: random order of events, exact rules.
 
-It is written from the paper's own definitions (s_local, s_global) rather than from the closed forms that the checker
-uses, so that the two judge each other. Nothing here is fast or general; every rule is as plain as `wsp.md` says it.
+It is written from the papers' own definitions (s_local, s_global; "the newest weights of the stage", in an order that
+stages really keep) rather than from the closed forms that the checker uses, so that the two judge each other. Nothing
+here is fast or general; every rule is as plain as `wsp.md` and `policies.md` say it.
 """
 
 from __future__ import annotations
@@ -40,18 +41,32 @@ class _Item:
 
     p: int
     clock: int
-    through: int
+    through: dict[int, int] = field(default_factory=dict)
+    """Stage → the last own minibatch in the weights of the forward there."""
     hop: int = 0
+
+
+@dataclass(slots=True)
+class _Stage:
+    forwarded: int
+    backwarded: int
+    updates: list[int]
+    """The last minibatch of every update made here, rising; the barrier's stands for all before it."""
+    owes: int | None = None
+    """The last minibatch of an update that waits for the gradients of the other replicas."""
 
 
 @dataclass(slots=True)
 class _Worker:
     vw: int
     num_stages: int
+    stages: list[_Stage] = field(default_factory=list)
     incarnation: int = 0
     next_p: int = 1
     complete: int = 0
-    """Every minibatch up to this one has stepped on every stage."""
+    """Every minibatch up to this one is through the whole pipeline."""
+    last_p: int = 0
+    """The last minibatch of what was dealt."""
     clock: int = 0
     blocks: deque[list[int]] = field(default_factory=deque)
     items: list[_Item] = field(default_factory=list)
@@ -60,10 +75,16 @@ class _Worker:
     staged: int = 0
     committed: int = 0
 
+    def stage_of(self, item: _Item) -> int:
+        """Where the item's next hop is."""
+        return min(item.hop, 2 * self.num_stages - 1 - item.hop)
+
 
 class _Machine:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
+        self.num = scenario.minibatches_per_wave
+        self.staleness = scenario.staleness if scenario.has_shards else None
         self.random = random.Random(scenario.seed)
         self.histories: Histories = {}
         self.t = 0.0
@@ -97,19 +118,22 @@ class _Machine:
         if self.may_start(worker):
             actions.append(partial(self.start, worker))
         for item, before in zip(worker.items, [None, *worker.items], strict=False):
-            if before is None or before.hop > item.hop:
+            if (before is None or before.hop > item.hop) and self.is_due(worker, item):
                 actions.append(partial(self.advance, worker, item))
+        for index, stage in enumerate(worker.stages):
+            if stage.owes is not None and self.replicas_are_through(index, stage.owes):
+                actions.append(partial(self.update, worker, index, stage.owes))
         if worker.staged < self.barrier and self.is_whole(worker):
             actions.append(partial(self.stage, worker))
-        staleness = self.scenario.staleness
-        if worker.committed < worker.staged and (staleness is None or self.published >= worker.committed - staleness):
+        in_time = self.staleness is None or self.published >= worker.committed - self.staleness
+        if worker.committed < worker.staged and in_time:
             actions.append(partial(self.commit, worker))
         return actions
 
     # -- formulas, from the definitions --
 
     def required_clock(self, p: int) -> int:
-        num, staleness = self.scenario.minibatches_per_wave, self.scenario.staleness
+        num, staleness = self.num, self.staleness
         if staleness is None:
             return self.floor
         wave = (p - 1) // num
@@ -124,60 +148,118 @@ class _Machine:
             clock += 1
         return clock
 
-    def local_through(self, p: int) -> int:
-        num = self.scenario.minibatches_per_wave
-        wave = (p - 1) // num
-        through = {"wave": p - num, "flush": wave * num, "double_buffer": (wave - 1) * num}[self.scenario.weights]
-        return max(through, self.floor * num)
+    def local_through(self, stage: _Stage, p: int) -> int:
+        """The last own minibatch in the weights with which `p` starts at a stage now."""
+        if self.scenario.weights == "wave":  # s_local = N - 1 of the newest are left out
+            return max((made for made in stage.updates if made <= p - self.num), default=stage.updates[0])
+        if self.scenario.weights == "double_buffer":  # W(t - 1): the wave before p's own is left out
+            before = ((p - 1) // self.num - 1) * self.num
+            return max((made for made in stage.updates if made <= before), default=stage.updates[0])
+        return stage.updates[-1]
 
     def choose_clock(self, worker: _Worker) -> int:
         """The clock that the next minibatch would use; may be one that is not published yet."""
-        p, num = worker.next_p, self.scenario.minibatches_per_wave
-        switch = p % num == 0 if self.scenario.weights == "wave" else (p - 1) % num == 0
+        p, num = worker.next_p, self.num
+        at_wave_start = self.scenario.weights in ("flush", "double_buffer")
+        switch = (p - 1) % num == 0 if at_wave_start else p % num == 0
         if p != self.floor * num + 1 and not switch:
             return worker.clock
         required = self.required_clock(p)
-        if self.scenario.deterministic:
+        if self.scenario.deterministic or not self.scenario.has_shards:
             return required
-        return max(required, min(self.published, self.local_through(p) // num))
+        return max(required, min(self.published, self.local_through(worker.stages[0], p) // num))
+
+    # -- the order of a stage --
+
+    def may_forward(self, worker: _Worker, index: int) -> bool:
+        stage = worker.stages[index]
+        return stage.owes is None and stage.forwarded - stage.backwarded < self.room(worker, index)
+
+    def may_backward(self, worker: _Worker, index: int) -> bool:
+        stage = worker.stages[index]
+        if stage.owes is not None:
+            return False
+        if stage.forwarded == worker.next_p - 1 and self.is_all_started(worker):
+            return True
+        if self.scenario.schedule == "gpipe":
+            return stage.forwarded % self.num == 0
+        if self.scenario.weights in ("wave", "flush"):
+            return True
+        return stage.forwarded - stage.backwarded == self.room(worker, index)
+
+    def room(self, worker: _Worker, index: int) -> int:
+        """How many minibatches may be in flight at a stage."""
+        if self.scenario.weights == "wave" or self.scenario.schedule == "gpipe":
+            return self.num
+        room = worker.num_stages - index
+        return min(room, self.num) if self.scenario.weights == "flush" else room
+
+    def is_all_started(self, worker: _Worker) -> bool:
+        return not worker.blocks or worker.next_p > self.barrier * self.num
+
+    def is_due(self, worker: _Worker, item: _Item) -> bool:
+        allowed = self.may_forward if item.hop < worker.num_stages else self.may_backward
+        return allowed(worker, worker.stage_of(item))
+
+    def replicas_are_through(self, index: int, p: int) -> bool:
+        """Whether every replica has the gradients of p's wave at a stage; some have a short wave, or none."""
+        end = -(-p // self.num) * self.num
+        return all(worker.stages[index].backwarded >= min(end, worker.last_p) for worker in self.workers.values())
 
     # -- one virtual worker --
 
     def may_start(self, worker: _Worker) -> bool:
-        if not worker.blocks or worker.next_p > self.barrier * self.scenario.minibatches_per_wave:
+        if self.is_all_started(worker) or not self.may_forward(worker, 0):
             return False
-        return worker.complete >= self.local_through(worker.next_p) and self.choose_clock(worker) <= self.published
+        p = worker.next_p
+        waits_for = {"wave": p - self.num, "flush": (p - 1) // self.num * self.num}.get(self.scenario.weights, 0)
+        return worker.complete >= waits_for and self.choose_clock(worker) <= self.published
 
     def start(self, worker: _Worker) -> None:
         p = worker.next_p
         clock = self.choose_clock(worker)
-        if clock != worker.clock or p == self.floor * self.scenario.minibatches_per_wave + 1:
+        if clock != worker.clock or p == self.floor * self.num + 1:
             self.pull(worker, clock)
         worker.clock = clock
         worker.next_p += 1
-        worker.samples.setdefault((p - 1) // self.scenario.minibatches_per_wave, []).extend(worker.blocks.popleft())
-        item = _Item(p, clock, self.local_through(p))
+        worker.samples.setdefault((p - 1) // self.num, []).extend(worker.blocks.popleft())
+        item = _Item(p, clock)
         worker.items.append(item)
         self.advance(worker, item)
 
     def advance(self, worker: _Worker, item: _Item) -> None:
-        last = 2 * worker.num_stages - 1
-        stage = min(item.hop, last - item.hop)
-        where: Record = {"vw": worker.vw, "incarnation": worker.incarnation, "stage": stage, "p": item.p}
-        event = "forward" if item.hop < worker.num_stages else "backward"
-        file = f"stage-{worker.vw}-{worker.incarnation}-{stage}.jsonl"
-        self.write(file, worker.vw, event, **where, clock=item.clock, local_through=item.through)
-        if event == "backward" and self.steps_after(worker, item.p):
-            self.write(file, worker.vw, "step", **where)
+        index = worker.stage_of(item)
+        stage = worker.stages[index]
+        if item.hop < worker.num_stages:
+            event = "forward"
+            stage.forwarded = item.p
+            # Vertical sync: every stage takes what the first stage had.
+            is_stamped = self.scenario.weights == "vertical" and index > 0
+            through = item.through[index] = item.through[0] if is_stamped else self.local_through(stage, item.p)
+        else:
+            event = "backward"
+            stage.backwarded = item.p
+            predicts = self.scenario.weights in ("predict", "spectrain")
+            through = stage.updates[-1] if predicts else item.through[index]
+        self.write_of(worker, index, event, p=item.p, clock=item.clock, local_through=through)
+        if event == "backward" and self.updates_after(worker, item.p):
+            if self.scenario.sync == "allreduce":
+                stage.owes = item.p
+            else:
+                self.update(worker, index, item.p)
         item.hop += 1
-        if item.hop > last:
+        if item.hop == 2 * worker.num_stages:
             worker.items.remove(item)
             worker.complete = item.p
 
-    def steps_after(self, worker: _Worker, p: int) -> bool:
-        num = self.scenario.minibatches_per_wave
-        is_last = p % num == 0 or (p == worker.next_p - 1 and not worker.blocks)
-        return self.scenario.weights == "wave" or is_last
+    def updates_after(self, worker: _Worker, p: int) -> bool:
+        is_last = p == worker.next_p - 1 and self.is_all_started(worker)
+        return p % self.scenario.minibatches_per_update == 0 or is_last
+
+    def update(self, worker: _Worker, index: int, p: int) -> None:
+        worker.stages[index].owes = None
+        worker.stages[index].updates.append(p)
+        self.write_of(worker, index, "step", p=p)
 
     def pull(self, worker: _Worker, clock: int) -> None:
         for stage in range(worker.num_stages):
@@ -188,7 +270,9 @@ class _Machine:
 
     def is_whole(self, worker: _Worker) -> bool:
         """The next wave to stage is done: full, or nothing is left to fill it."""
-        full = worker.complete >= (worker.staged + 1) * self.scenario.minibatches_per_wave
+        if any(stage.owes is not None for stage in worker.stages):
+            return False
+        full = worker.complete >= (worker.staged + 1) * self.num
         return full or (not worker.blocks and not worker.items)
 
     def stage(self, worker: _Worker) -> None:
@@ -254,9 +338,9 @@ class _Machine:
 
     def unplanned_clock(self) -> int:
         committed = max(worker.committed for worker in (*self.workers.values(), *self.absent))
-        if self.scenario.staleness is None:
+        if self.staleness is None:
             return self.barrier
-        ahead = self.scenario.staleness + (1 if self.scenario.weights == "flush" else 2)
+        ahead = self.staleness + (1 if self.scenario.weights == "flush" else 2)
         return min(self.barrier, max(committed, self.published + ahead))
 
     def set_barrier(self, clock: int, reason: str) -> None:
@@ -275,13 +359,14 @@ class _Machine:
         if "end" in self.words or "stop" in self.words:
             self.ended = True
             return
-        num = self.scenario.minibatches_per_wave
         self.floor = clock = self.published
+        done = clock * self.num
         for worker in self.workers.values():
-            worker.next_p, worker.complete, worker.staged, worker.committed = clock * num + 1, clock * num, clock, clock
+            worker.next_p, worker.complete, worker.staged, worker.committed = done + 1, done, clock, clock
             worker.clock, worker.items, worker.samples = clock, [], {}
+            worker.stages = [_Stage(done, done, [done]) for _ in range(worker.num_stages)]
         longest, words = self.deal()
-        barrier = clock + -(-longest // num)
+        barrier = clock + -(-longest // self.num)
         every = self.scenario.checkpoint_every
         checkpoint = barrier if every is None else (clock // every + 1) * every
         if checkpoint < barrier:
@@ -305,7 +390,9 @@ class _Machine:
             words += ["end"]
         members = sorted(self.workers)
         for turn, vw in enumerate(members):
-            self.workers[vw].blocks = deque(blocks[turn :: len(members)])
+            worker = self.workers[vw]
+            worker.blocks = deque(blocks[turn :: len(members)])
+            worker.last_p = self.published * self.num + len(worker.blocks)
         return -(-len(blocks) // len(members)), words
 
     def committed_minibatches(self) -> int:
@@ -317,6 +404,12 @@ class _Machine:
 
     def decide(self, event: str, **fields: object) -> None:
         self.write("parameter_server-0.jsonl", 0, event, **fields)
+
+    def write_of(self, worker: _Worker, index: int, event: str, **fields: object) -> None:
+        """A line of one stage."""
+        file = f"stage-{worker.vw}-{worker.incarnation}-{index}.jsonl"
+        who: Record = {"vw": worker.vw, "incarnation": worker.incarnation, "stage": index}
+        self.write(file, worker.vw, event, **who, **fields)
 
     def write(self, file: str, place: int, event: str, **fields: object) -> None:
         self.t += self.random.choice((0.0, 0.001, 0.002))

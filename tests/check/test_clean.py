@@ -13,26 +13,37 @@ from hetpipe.check import Report, check_run
 from .scenario import Resumed, Scenario, write_run
 from .simulator import Histories, as_lines, simulate
 
+#: Policies that keep the strict 1F1B order, which needs a whole pipeline of minibatches in a wave.
+STRICT = ("stash", "vertical", "double_buffer", "predict", "spectrain")
+ONE_UPDATE_PER_WAVE = ("double_buffer", "flush")
+
 
 def scenario_of(seed: int) -> Scenario:
     """A random small run."""
     draw = random.Random(seed)
-    num_workers = draw.choice([1, 2, 3])
+    sync = draw.choice(["wsp", "wsp", "wsp", "none", "allreduce"])
+    weights = draw.choice(["wave", "flush", *STRICT] if sync != "allreduce" else ONE_UPDATE_PER_WAVE)
+    num_workers = 1 if sync == "none" else draw.choice([1, 2, 3])
+    deepest = draw.choice([1, 2, 3, 4])
+    num_per_wave = draw.choice([n for n in (1, 2, 4, 6) if n >= deepest or weights not in STRICT])
     staleness = draw.choice([0, 1, 4, None])
     minibatches = draw.choice([None, None, 5])
     return Scenario(
-        num_stages=tuple(draw.choice([1, 2, 3]) for _ in range(num_workers)),
-        num_shards=draw.choice([1, 2, 3]),
-        minibatches_per_wave=draw.choice([1, 2, 4]),
+        num_stages=tuple(deepest if sync == "allreduce" else draw.randint(1, deepest) for _ in range(num_workers)),
+        num_shards=draw.choice([1, 2, 3]) if sync == "wsp" else 1,
+        minibatches_per_wave=num_per_wave,
         staleness=staleness,
+        sync=sync,
         deterministic=staleness is not None and draw.random() < 0.5,
-        weights=draw.choice(["wave", "wave", "flush", "double_buffer"]),
+        weights=weights,
+        schedule=draw.choice({"wave": ["auto", "fifo"], "flush": ["auto", "1f1b", "gpipe"]}.get(weights, ["auto"])),
+        accumulate=draw.choice([n for n in (1, 2, 3) if num_per_wave % n == 0]),
         num_samples=draw.choice([10, 29, 60]),
         batch_size=draw.choice([1, 2, 4]),
         epochs=None if minibatches else draw.choice([1, 2, 3]),
         minibatches=minibatches,
         checkpoint_every=draw.choice([None, 1, 2, 5]),
-        evict_at=draw.choice([None, 1, 2, 3]) if num_workers > 1 else None,
+        evict_at=draw.choice([None, 1, 2, 3]) if num_workers > 1 and sync == "wsp" else None,
         stop_at=draw.choice([None, None, 2]),
         hosts=draw.choice([("n0",), ("n0", "n1")]),
         seed=seed,
@@ -81,6 +92,15 @@ def test_some_random_runs_evict_and_stop() -> None:
         for record in simulate(scenario_of(seed))["parameter_server-0.jsonl"]
     }
     assert {"evict", "join", "checkpoint+stop", "checkpoint+epoch+end"} <= decided
+
+
+def test_random_runs_know_every_policy_alone_and_with_shards() -> None:
+    scenarios = [scenario_of(seed) for seed in range(100)]
+    alone, shared = ({s.weights for s in scenarios if s.sync == sync} for sync in ("none", "wsp"))
+    assert alone == shared == {"wave", "flush", *STRICT}
+    assert {s.weights for s in scenarios if s.sync == "allreduce" and len(s.num_stages) > 1} == {*ONE_UPDATE_PER_WAVE}
+    assert {s.weights for s in scenarios if s.accumulate > 1 and max(s.num_stages) > 1} == {"wave", "flush", *STRICT}
+    assert {s.schedule for s in scenarios} == {"auto", "1f1b", "fifo", "gpipe"}
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -10,6 +10,7 @@ from hetpipe.check import Kind, check_run
 
 from .corruptions import CORRUPTIONS, corrupted_lines
 from .generate import SHIPPED, shipped_names
+from .policy_corruptions import POLICY_CORRUPTIONS
 from .scenario import Scenario, write_run
 from .simulator import as_lines, simulate
 
@@ -51,7 +52,8 @@ def test_each_corruption_is_caught_and_nothing_else_is_reported(name: str, tmp_p
 
 def test_the_design_s_breaches_are_shipped_and_every_kind_has_a_corruption() -> None:
     assert set(shipped_names()) >= NAMED_BY_THE_DESIGN
-    caught = {kind for corruption in CORRUPTIONS.values() for kind in corruption.kinds}
+    corruptions = [*CORRUPTIONS.values(), *POLICY_CORRUPTIONS.values()]
+    caught = {kind for corruption in corruptions for kind in corruption.kinds}
     assert caught == set(Kind) - {Kind.INCOMPLETE}
 
 

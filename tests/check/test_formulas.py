@@ -7,7 +7,19 @@ import doctest
 import pytest
 
 from hetpipe.check import formulas
-from hetpipe.check.formulas import Rule, WeightRule, is_switch_point, local_through, required_clock
+from hetpipe.check.formulas import (
+    backward_through,
+    ends_update,
+    forward_through,
+    is_switch_point,
+    most_in_flight,
+    required_clock,
+)
+from hetpipe.check.rules import OrderRule, Place, Rule, WeightRule
+from hetpipe.schedule.in_flight import in_flight
+from hetpipe.schedule.versions import VersionTable
+from hetpipe.spec.policies import SCHEDULES_OF, WEIGHT_POLICIES, WeightPolicy
+from hetpipe.sync import gate
 
 
 @pytest.mark.parametrize(
@@ -54,13 +66,71 @@ def test_required_clock_follows_from_s_global(staleness: int, num: int) -> None:
 def test_other_policies(weights: WeightRule, clocks: list[int], through: list[int]) -> None:
     rule = Rule(2, 1, weights)
     assert [required_clock(rule, p, 0) for p in range(1, 7)] == clocks
-    assert [local_through(rule, p, 0) for p in range(1, 7)] == through
+    assert [forward_through(rule, p, 0, Place()) for p in range(1, 7)] == through
+
+
+@pytest.mark.parametrize(
+    ("weights", "forwards", "backwards"),
+    [
+        (WeightRule.STASH, [[0, 0, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6]], None),
+        (WeightRule.VERTICAL, [[0, 0, 0, 1, 2, 3, 4]] * 3, None),
+        (WeightRule.DOUBLE_BUFFER, [[0, 0, 0, 0, 0, 0, 3]] * 3, None),
+        (
+            WeightRule.PREDICT,
+            [[0, 0, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6]],
+            [[0, 1, 2, 3, 4, 5, 6]] * 3,
+        ),
+    ],
+)
+def test_versions_of_three_stages(weights: WeightRule, forwards: list[list[int]], backwards: list[list[int]]) -> None:
+    """The table of `policies.md`, by hand: K = N = 3, p = 1 … 7."""
+    rule = Rule(3, None, weights)
+    for stage, forward in enumerate(forwards):
+        place = Place(stage, 3)
+        assert [forward_through(rule, p, 0, place) for p in range(1, 8)] == forward
+        backward = forward if backwards is None else backwards[stage]
+        assert [backward_through(rule, p, 0, place) for p in range(1, 8)] == backward
+
+
+def test_an_update_of_several_minibatches_counts_when_it_is_whole() -> None:
+    rule = Rule(4, None, WeightRule.PREDICT, accumulate=2)
+    assert [forward_through(rule, p, 0, Place(0, 3)) for p in range(1, 8)] == [0, 0, 0, 0, 2, 2, 4]
+    assert [backward_through(rule, p, 0, Place(0, 3)) for p in range(1, 8)] == [0, 0, 2, 2, 4, 4, 6]
+    assert [forward_through(rule, p, 2, Place(0, 3)) for p in range(9, 14)] == [8, 8, 8, 8, 10]
+
+
+@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_two_writings_agree(weights: WeightPolicy, num_stages: int, accumulate: int) -> None:
+    num = 4
+    rule = Rule(num, 1, WeightRule(weights), accumulate=accumulate)
+    for stage in range(num_stages):
+        place, table = Place(stage, num_stages), VersionTable(weights, stage, num_stages, num, accumulate)
+        for floor in (0, 2):
+            for p in range(floor * num + 1, floor * num + 20):
+                assert forward_through(rule, p, floor, place) == table.forward_through(p, start=floor)
+                assert backward_through(rule, p, floor, place) == table.backward_through(p, start=floor)
+                assert ends_update(rule, p) == table.is_update(p)
+                required = gate.required_clock(p, minibatches_per_wave=num, staleness=1, start=floor, weights=weights)
+                assert required_clock(rule, p, floor) == required
+                switch = gate.is_switch_point(p, minibatches_per_wave=num, start=floor, weights=weights)
+                assert is_switch_point(rule, p, floor) == switch
+
+
+@pytest.mark.parametrize("weights", [weights for weights in WEIGHT_POLICIES if weights != "wave"])
+def test_the_two_bounds_on_what_is_in_flight_agree(weights: WeightPolicy) -> None:
+    for schedule in SCHEDULES_OF[weights]:
+        for stage in range(4):
+            rule = Rule(6, None, WeightRule(weights), order=OrderRule(schedule))
+            limit = in_flight(stage=stage, num_stages=4, minibatches_per_wave=6, weights=weights, schedule=schedule)
+            assert most_in_flight(rule, Place(stage, 4)) == limit
 
 
 def test_a_barrier_is_a_floor() -> None:
     rule = Rule(2, 1)
     assert [required_clock(rule, p, 3) for p in (7, 8, 9)] == [3, 3, 3]
-    assert [local_through(rule, p, 3) for p in (7, 8, 9)] == [6, 6, 7]
+    assert [forward_through(rule, p, 3, Place()) for p in (7, 8, 9)] == [6, 6, 7]
     assert [p for p in range(7, 13) if is_switch_point(rule, p, 3)] == [7, 8, 10, 12]
 
 

@@ -31,13 +31,14 @@ def test_lines_name_each_violation_and_end_with_the_verdict() -> None:
     assert lines[1].startswith("clock_fell: the published clock fell from 3 to 2 (history/parameter_server-0.jsonl:")
     assert lines[-1] == "verdict: 1 violation; 0 waves applied twice, 0 torn waves"
     clean = check_run(SHIPPED / "clean").lines()
-    assert clean[0].startswith("judged 185 events: 15 minibatches, 8 waves committed, clock 4 published")
+    judged = "judged 185 events by weights wave and schedule 1f1b: 15 minibatches, 8 waves committed, clock 4 published"
+    assert clean[0].startswith(judged)
     assert clean[-1] == "verdict: no violation"
 
 
 def test_many_violations_of_one_kind_are_summed_up() -> None:
     violations = tuple(Violation(Kind.STALE_CLOCK, f"number {n}", "history/a.jsonl:1") for n in range(30))
-    report = Report(30, violations, 0, 0, Counts())
+    report = Report("wave", "1f1b", 30, violations, 0, 0, Counts())
     assert len(report.to_json()["details"]) == 20
     assert report.to_json()["kinds"] == {"stale_clock": 30}
     assert "stale_clock: 10 more like these" in report.lines()
@@ -60,7 +61,10 @@ def test_a_missing_or_foreign_file_is_named(name: str, tmp_path: Path) -> None:
         check_run(tmp_path)
 
 
-@pytest.mark.parametrize(("old", "new"), [('"wave"', '"spectrain"'), ('"wsp"', '"allreduce"'), ('"D":1', '"D":null')])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"wave"', '"newest"'), ('"wsp"', '"gossip"'), ('"D":1', '"D":null'), ('"auto"', '"interleaved"')],
+)
 def test_what_cannot_be_checked_is_refused(old: str, new: str, tmp_path: Path) -> None:
     scenario = Scenario()
     write_run(tmp_path, scenario, as_lines(simulate(scenario)))

@@ -48,6 +48,17 @@ RESULT: dict[str, Any] = {
     "bytes": {"pushed": 9152, "pulled": 7744},
     "waiting_seconds": {"0": 0.1, "1": 0.2},
     "idle_seconds": {"0": 0.0, "1": 0.1},
+    "stages": [
+        {
+            "vw": vw,
+            "stage": 0,
+            "weight_bytes": 8192,
+            "activation_bytes": 1536,
+            "gradient_norm": None,
+            "learning_rate": 0.1,
+        }
+        for vw in (0, 1)
+    ],
 }
 
 

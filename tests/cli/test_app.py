@@ -150,7 +150,7 @@ def test_resume_begins_with_the_newest_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "has no complete checkpoint"), ("{}", "so the run cannot be resumed")]
+    ("content", "words"), [(None, "has no complete checkpoint"), ("{}", "so the size of the training set is not known")]
 )
 def test_what_cannot_be_resumed(content: str | None, words: str) -> None:
     assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0

@@ -75,7 +75,14 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "bytes",
         "waiting_seconds",
         "idle_seconds",
+        "stages",
     ]
     assert result.clocks == {0: 6, 1: 6}
     assert isinstance(result.eval["clock"], int)
     assert result.staleness.bound_clock_distance == 2
+    assert [(stage.vw, stage.weight_bytes) for stage in result.stages] == [(0, 8192), (1, 8192)]
+
+
+def test_results_of_before_stages_told_of_their_memory_are_still_read() -> None:
+    older = {key: value for key, value in RESULT.items() if key != "stages"}
+    assert TrainResult.from_json(older).stages == ()

@@ -194,6 +194,7 @@ def test_the_summary_says_what_came_of_it_and_what_to_do_next(folder: RunFolder,
         "finished after 0.5 s of training: 92 samples in 12 waves at 184 samples/s; clock of worker 0: 6, 1: 6",
         "loss: 1.2000 in the first wave, 1.1000 in the last",
         "evaluation: accuracy 0.9000, loss 1.0600 (46 samples)",
+        "memory: at most 8 KiB of weight copies and 1.5 KiB of activations, on stage 0 of worker 0",
         "clock distance: 1 at most seen, at most 2 allowed; the history was not checked",
         f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)",
         f"export:  hetpipe export {where} model.safetensors",
@@ -211,8 +212,8 @@ def test_the_summary_tells_of_the_history(violations: int, words: str, tmp_path:
 
 
 def small_result(violations: int) -> TrainResult:
-    without_evaluation = {**RESULT, "eval": {}, "staleness": {**RESULT["staleness"], "violations": violations}}
-    return TrainResult.from_json(without_evaluation)
+    staleness = {**RESULT["staleness"], "violations": violations}
+    return TrainResult.from_json({**RESULT, "eval": {}, "stages": [], "staleness": staleness})
 
 
 @pytest.mark.parametrize(

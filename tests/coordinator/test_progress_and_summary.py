@@ -94,6 +94,10 @@ def record(**values: Any) -> RunRecord:
             idle_seconds=float(10 * index),
             pushed_bytes=100,
             pulled_bytes=10,
+            weight_bytes=1000 * stage,
+            activation_bytes=7,
+            gradient_norm=0.5 if stage == 1 else None,
+            learning_rate=0.1,
         )
     defaults: dict[str, Any] = {
         "run_dir": "/runs/digits",
@@ -125,6 +129,18 @@ class TestResult:
             "bytes": {"pushed": 400, "pulled": 40},
             "waiting_seconds": {"0": 0.0, "1": 2.0},
             "idle_seconds": {"0": 5.0, "1": 25.0},
+            "stages": [
+                {
+                    "vw": vw,
+                    "stage": stage,
+                    "weight_bytes": 1000 * stage,
+                    "activation_bytes": 7,
+                    "gradient_norm": 0.5 if stage == 1 else None,
+                    "learning_rate": 0.1,
+                }
+                for vw in (0, 1)
+                for stage in (0, 1)
+            ],
         }
 
     def test_counts_are_of_this_run_alone(self) -> None:
@@ -137,13 +153,16 @@ class TestResult:
         assert result["clocks"] == {"0": 6, "1": 5}
 
     def test_numbers_json_does_not_have_become_null(self) -> None:
-        reports = {(Vw(0), StageIndex(1)): progress(loss=float("nan"), first_loss=float("inf"))}
+        nan, infinite = float("nan"), float("inf")
+        last = progress(loss=nan, first_loss=infinite, gradient_norm=nan, learning_rate=infinite)
+        reports = {(Vw(0), StageIndex(1)): last}
         evaluation = Evaluated(Clock(1), 0, 1, {"loss": float("nan")})
 
         result = result_object(record(reports=reports, evaluation=evaluation))
 
         assert result["loss"] == {"first": None, "last": None}
         assert result["eval"]["loss"] is None
+        assert (result["stages"][0]["gradient_norm"], result["stages"][0]["learning_rate"]) == (None, None)
         assert json.loads(json.dumps(result, allow_nan=False)) == result
 
     def test_asp_has_no_bound_and_an_empty_run_no_rate(self) -> None:

@@ -1,7 +1,8 @@
 """The tables of docs/job-file.md, made from the job's model: `python -m tests.docs.job_keys` rewrites them.
 
-A table stands behind a marker `<!-- keys: PATH -->`. Keys, types, defaults and meanings come from the model's fields
-and their docstrings, so that they are said once.
+A table of keys stands behind a marker `<!-- keys: PATH -->`. Keys, types, defaults and meanings come from the model's
+fields and their docstrings, so that they are said once. What goes together with each weight policy stands behind
+`<!-- policies -->`; it comes from `spec.policies`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpipe.spec.job import Job, OptimizerSpec
+from hetpipe.spec.job import Job
 from hetpipe.spec.job_sections import (
     CheckpointSection,
     ClusterSection,
@@ -25,8 +26,24 @@ from hetpipe.spec.job_sections import (
     LayerCounts,
     ParameterServersSection,
     Reference,
+    SyncKind,
     SyncSection,
     WorkersSection,
+)
+from hetpipe.spec.job_training import (
+    GradientsSection,
+    LrScheduleSpec,
+    OptimizerSpec,
+    ParameterGroup,
+    PredictionSection,
+)
+from hetpipe.spec.policies import (
+    CLIPS_GLOBALLY,
+    ONE_UPDATE_PER_WAVE,
+    SCHEDULES_OF,
+    WEIGHT_POLICIES,
+    WeightPolicy,
+    least_minibatches_per_wave,
 )
 from tests.docs.pages import ROOT
 
@@ -46,8 +63,12 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "job": Job,
     "data": DataSection,
     "optimizer": OptimizerSpec,
+    "optimizer.groups": ParameterGroup,
+    "lr_schedule": LrScheduleSpec,
+    "gradients": GradientsSection,
     "workers": WorkersSection,
     "sync": SyncSection,
+    "prediction": PredictionSection,
     "parameter_servers": ParameterServersSection,
     "cluster": ClusterSection,
     "cluster.devices": DeviceEmulation,
@@ -55,6 +76,10 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
+_POLICIES = re.compile(r"(<!-- policies -->\n)((?:\|.*\n)*)")
+
+#: Sections that the smallest job has none of.
+_LEFT_OUT = ("optimizer.groups", "lr_schedule", "cluster.devices")
 
 #: Exactly one of these is given.
 _EITHER = {"epochs": "one of `epochs` and `minibatches`", "minibatches": "one of `epochs` and `minibatches`"}
@@ -71,7 +96,26 @@ def table(path: str) -> str:
 
 def rewritten(text: str) -> str:
     """The page with fresh tables."""
+    text = _POLICIES.sub(lambda found: found[1] + policies_table(), text)
     return _TABLE.sub(lambda found: found[1] + table(found[2]), text)
+
+
+def policies_table() -> str:
+    """What goes together with each weight policy."""
+    titles = ("`weights`", "`schedule`, `auto` first", "least N", "`accumulate`", "`clip`", "`sync`")
+    rows = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    rows += ["| " + " | ".join([f"`{weights}`", *_goes_with(weights)]) + " |" for weights in WEIGHT_POLICIES]
+    return "\n".join(rows) + "\n"
+
+
+def _goes_with(weights: WeightPolicy) -> Iterator[str]:
+    whole_waves = weights in ONE_UPDATE_PER_WAVE
+    yield ", ".join(f"`{schedule}`" for schedule in SCHEDULES_OF[weights])
+    yield "K" if least_minibatches_per_wave(weights, 2) > 1 else "1"
+    yield "the whole wave" if whole_waves else "divides N"
+    yield "`global`, `stage`" if weights in CLIPS_GLOBALLY else "`stage`"
+    kinds = [kind for kind in typing.get_args(SyncKind) if kind != "allreduce" or whole_waves]
+    yield ", ".join(f"`{kind}`" for kind in kinds)
 
 
 def marked(text: str) -> list[str]:
@@ -91,7 +135,7 @@ def _default_text(path: str, name: str, field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True, validated_data={})
-    if path != "cluster.devices":
+    if path not in _LEFT_OUT:
         # Some defaults follow from other keys: as they are in the smallest job.
         default = getattr(_section(path), name)
     if isinstance(default, BaseModel):
@@ -113,52 +157,59 @@ def _value_text(value: object) -> str:
 
 
 def _type_text(field: FieldInfo) -> str:
-    least = next((entry.ge for entry in field.metadata if hasattr(entry, "ge")), None)
     if _is_reference(field.metadata):
         return "`module:callable`"
-    return _annotation_text(field.annotation, least)
+    return _annotation_text(field.annotation, _bound_text(field.metadata))
+
+
+def _bound_text(metadata: typing.Iterable[object]) -> str:
+    """The lower bound that `metadata` sets, as it follows a type, or nothing."""
+    for entry in metadata:
+        for attribute, sign in (("ge", "≥"), ("gt", ">")):
+            if getattr(entry, attribute, None) is not None:
+                return f" {sign} {getattr(entry, attribute)}"
+    return ""
 
 
 def _is_reference(metadata: typing.Iterable[object]) -> bool:
     return any(entry in typing.get_args(Reference)[1:] for entry in metadata)
 
 
-def _annotation_text(annotation: Any, least: int | None = None) -> str:
+def _annotation_text(annotation: Any, bound: str = "") -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        text = _annotated_text(annotation, least)
+        text = _annotated_text(annotation, bound)
     elif origin is typing.Literal:
         text = ", ".join(f"`{choice}`" for choice in arguments)
     elif origin in (typing.Union, types.UnionType):
-        text = ", or ".join(_annotation_text(entry, least) for entry in arguments if entry is not types.NoneType)
+        text = ", or ".join(_annotation_text(entry, bound) for entry in arguments if entry is not types.NoneType)
     elif origin is tuple:
         text = f"list of {_plural(_annotation_text(arguments[0]))}"
     elif origin is dict:
         text = f"name → {_annotation_text(arguments[1])}"
     else:
-        text = _plain_text(annotation, least)
+        text = _plain_text(annotation, bound)
     return text
 
 
-def _annotated_text(annotation: Any, least: int | None) -> str:
+def _annotated_text(annotation: Any, bound: str) -> str:
     inner, *metadata = typing.get_args(annotation)
     if annotation == LayerCounts:
         return "list of integers ≥ 1"
     if _is_reference(metadata):
         return "`module:callable`"
-    bounds = [getattr(entry, "ge", None) for entry in _flat(metadata)]
-    return _annotation_text(inner, next((bound for bound in bounds if bound is not None), least))
+    return _annotation_text(inner, _bound_text(_flat(metadata)) or bound)
 
 
 def _flat(metadata: typing.Iterable[object]) -> list[object]:
     return [part for entry in metadata for part in (entry, *getattr(entry, "metadata", ()))]
 
 
-def _plain_text(annotation: Any, least: float | None) -> str:
+def _plain_text(annotation: Any, bound: str) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
     names: Mapping[Any, str] = {int: "integer", float: "number", bool: "true or false", str: "text"}
-    return names[annotation] + (f" ≥ {least}" if least is not None else "")
+    return names[annotation] + bound
 
 
 def _plural(text: str) -> str:

@@ -18,7 +18,8 @@ cut, decision log, division, evict, frame, gate, history, hold, in flight, inspe
 local through, manifest, member, order, parameter server, placement, progress, publish, pull, push, record, reference
 executor, registration, required clock, retained, run, running sum, segment, service, staged, stage process, staleness
 bound, store, switch point, timeline, version, waiting, idle, wave update, weight policy, witness weights,
-catalogue, cluster, device type, plan document, profile, tick
+catalogue, cluster, device type, plan document, profile, tick,
+accumulation, anchored, direct, drain, flush, gradient norm, prediction, replica, through q, update, update number
 """
 
 

@@ -43,6 +43,7 @@ def leaves(kind: Any, prefix: str = "") -> Iterator[str]:
 def test_the_job_file_page_is_fresh() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert marked(text) == list(SECTIONS)
+    assert "<!-- policies -->" in text
     assert text == rewritten(text), "say: python -m tests.docs.job_keys"
 
 

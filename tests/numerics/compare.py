@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hetpipe.agent.inspection import inspect_job
 from hetpipe.check import check_run
 from hetpipe.pipeline.reference import ReferenceResult, ReferenceRun
+from hetpipe.planner.partition import plan_job
 from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.schedule.in_flight import weight_buffers
+from hetpipe.spec.ids import AgentId, JobId, Term
 from hetpipe.spec.job import Job
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.policies import PREDICTING, WeightPolicy
+from hetpipe.spec.run import AgentDevice, AgentInfo
 from hetpipe.testing.in_process import InProcessResult, InProcessRun, run_in_process
 from tests import models
 
@@ -45,16 +53,35 @@ class Case:
     kind: str = "wsp"
     loss: str = "loss"
     servers: int = 2
+    weights: WeightPolicy = "wave"
+    accumulate: int = 1
+    max_norm: float | None = None
+    clip: Literal["global", "stage"] = "global"
+    lr_schedule: dict[str, Any] | None = None
+    groups: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def has_shards(self) -> bool:
+        return self.kind not in ("none", "allreduce")
+
+    @property
+    def depths(self) -> tuple[tuple[int, ...], ...] | None:
+        """Layers of each stage, as the planner cuts the model."""
+        if isinstance(self.stages, list):
+            return tuple(tuple(counts) for counts in self.stages)
+        plan = plan_of(self.job())
+        return tuple(tuple(s.last_layer - s.first_layer for s in vw.stages) for vw in plan.virtual_workers)
 
     def job(self) -> Job:
-        sync: dict[str, Any] = {
-            "kind": self.kind,
-            "minibatches_per_wave": self.wave,
-            "combine": self.combine,
-            "deterministic": self.deterministic,
-        }
+        sync: dict[str, Any] = {"kind": self.kind, "minibatches_per_wave": self.wave}
+        if self.has_shards:
+            sync.update(combine=self.combine, deterministic=self.deterministic)
         if self.kind == "wsp":
             sync["D"] = self.staleness
+        gradients: dict[str, Any] = {} if self.accumulate == 1 else {"accumulate": self.accumulate}
+        if self.max_norm is not None:
+            gradients.update(max_norm=self.max_norm, clip=self.clip)
+        servers = {"count": self.servers, "placement": "round_robin"} if self.has_shards else {}
         return Job(
             name="case",
             model=f"tests.models:{self.model}",
@@ -64,11 +91,14 @@ class Case:
             epochs=self.epochs,
             minibatches=self.minibatches,
             seed=3,
-            optimizer=self.optimizer,
+            optimizer={**self.optimizer, **({"groups": self.groups} if self.groups else {})},
+            weights=self.weights,
+            gradients=gradients,
+            lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,
             schedule=self.schedule,
-            parameter_servers={"count": self.servers, "placement": "round_robin"},
+            parameter_servers=servers,
             checkpoint={"every_waves": self.every_waves, "keep": 3},
         )
 
@@ -88,6 +118,16 @@ class Case:
             "epochs": self.epochs,
             "total_minibatches": None if self.minibatches is None else self.minibatches * self.workers,
             "checkpoint_every_waves": self.every_waves,
+            "weights": self.weights,
+            "stages": self.depths,
+            "sync": self.kind if not self.has_shards else "wsp",
+            "accumulate": self.accumulate,
+            "max_norm": self.max_norm,
+            "clip": self.clip,
+            "groups": [
+                (group["parameters"], {k: v for k, v in group.items() if k != "parameters"}) for group in self.groups
+            ],
+            "lr_schedule": None if self.lr_schedule is None else partial(scheduled, self.lr_schedule),
         }
         values.update(changes)
         return ReferenceRun(**values)
@@ -100,8 +140,32 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
     result = run_in_process(InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, **values))
     report = check_run(folder, require_complete=True)
     assert report.ok, "\n".join(report.lines())
-    assert max(result.peak_buffers.values()) <= case.wave + 2
+    for (vw, stage), peak in result.peak_buffers_at_rest.items():
+        expected = weight_buffers(
+            stage=stage,
+            num_stages=len(result.plan.virtual_workers[vw].stages),
+            minibatches_per_wave=case.wave,
+            weights="wave" if case.weights in PREDICTING else case.weights,
+        )
+        expected = 1 if case.weights in PREDICTING else expected
+        assert peak <= expected + 2 * case.has_shards, (vw, stage, peak)
     return result
+
+
+def scheduled(schedule: dict[str, Any], optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """The schedule, as torch itself builds it."""
+    arguments = {key: value for key, value in schedule.items() if key != "name"}
+    built: torch.optim.lr_scheduler.LRScheduler = getattr(torch.optim.lr_scheduler, schedule["name"])(
+        optimizer, **arguments
+    )
+    return built
+
+
+def plan_of(job: Job) -> Plan:
+    """The plan of a job on local devices."""
+    devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, "cpu") for i in range(job.num_devices))
+    agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
+    return plan_job(job, inspect_job(job, ROOT), [agent], Term(1), JobId("case"))
 
 
 def trained(folder: Path) -> dict[str, Tensor]:

@@ -164,9 +164,9 @@ class TestCalls:
             begun.pull(0, 1)
 
     def test_join_tells_of_the_first_stage(self, job: Job) -> None:
-        assert job.clock.join(requester(1), "") == ("", (0,))
-        assert job.clock.join(requester(0), "h:1") == ("h:1", (0,))
-        assert job.clock.join(requester(0), "") == ("h:1", (0,))
+        assert job.clock.join(requester(1), "") == ("", (0,), "")
+        assert job.clock.join(requester(0), "h:1") == ("h:1", (0,), "h:1")
+        assert job.clock.join(requester(0), "") == ("h:1", (0,), "h:1")
 
     def test_resends_are_duplicates(self, begun: Job) -> None:
         update = WITNESS.update(0, 0, 1)

@@ -44,6 +44,7 @@ class Case:
     output_bytes: list[int]
     workers: list[list[CaseStage]]
     shards: list[str]
+    """The node of each; empty: the stages alone hold the weights."""
     shard_of_layer: list[int]
     apply_bytes_per_second: float
     n: int
@@ -65,6 +66,13 @@ class Case:
 
 KINDS = ("quick", "slow", "odd")
 
+#: Which schedules a policy may be run in.
+SCHEDULES = {
+    "wave": ["auto", "1f1b", "fifo"],
+    "flush": ["auto", "1f1b", "fifo", "gpipe", "gpipe"],
+    **{weights: ["auto", "1f1b"] for weights in ("stash", "vertical", "double_buffer", "predict", "spectrain")},
+}
+
 
 def random_case(seed: int) -> Case:
     """1 to 3 virtual workers of 1 to 4 stages, with everything else drawn, too."""
@@ -84,12 +92,12 @@ def random_case(seed: int) -> Case:
     names = list(nodes)
     for devices in nodes.values():
         devices.append("quick")  # no node is empty
-    weights = r.choice(["wave", "wave", "wave", "flush", "double_buffer", "vertical"])
+    weights = r.choice(["wave", "wave", "flush", "flush", *SCHEDULES])
     n = r.randint(1, 6)
-    if weights in {"double_buffer", "vertical"}:
+    if weights not in {"wave", "flush"}:
         n = max(n, *num_stages)
     staleness = r.choice([0, 1, 4, None])
-    num_shards = r.randint(1, 2)
+    num_shards = r.randint(1 if len(workers) > 1 else 0, 2)
     speeds = (1e6, 1e7, 1e8)
     is_regular = r.random() < 0.4  # much ends in the same instant
 
@@ -108,13 +116,13 @@ def random_case(seed: int) -> Case:
         output_bytes=[r.choice([0, 10_000, r.randint(0, 20_000)]) for _ in range(num_layers)],
         workers=workers,
         shards=[r.choice(names) for _ in range(num_shards)],
-        shard_of_layer=[r.randrange(num_shards) for _ in range(num_layers)],
+        shard_of_layer=[r.randrange(num_shards) for _ in range(num_layers if num_shards else 0)],
         apply_bytes_per_second=r.choice([1e6, 1e8]),
         n=n,
         staleness=staleness,
         minibatches=r.randint(1, 7 * n),
         weights=weights,
-        schedule=r.choice(["1f1b", "fifo"]),
+        schedule=r.choice(SCHEDULES[weights]),
         deterministic=staleness is not None and r.random() < 0.5,
         contention=r.random() < 0.6,
         staggered=r.random() < 0.5,

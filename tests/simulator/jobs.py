@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hetpipe.planner.costs import Costs
+from hetpipe.planner.options import SCHEDULE_CHOICES
 from hetpipe.planner.shard_bytes import Piece, PlacedParameters
 from hetpipe.simulator.documents import weight_policy
 from hetpipe.simulator.options import SimulationOptions
@@ -32,14 +33,14 @@ def plan_of(case: Case) -> tuple[SimulatedPlan, Costs, SimulationOptions]:
                 for layer, shard in enumerate(case.shard_of_layer)
             ],
             case.shards,
-            len(case.shard_of_layer),
+            len(case.parameter_bytes),
         ),
     )
     options = SimulationOptions(
         staleness=case.staleness,
         minibatches=case.minibatches,
         weights=weight_policy(case.weights),
-        schedule=case.schedule,
+        schedule=next(choice for choice in SCHEDULE_CHOICES if choice == case.schedule),
         deterministic=case.deterministic,
         staggered=case.staggered,
         contention=case.contention,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import simpy
 
 from tests.simulator.case import Case
-from tests.simulator.oracle_formulas import is_switch, most_in_flight, newest, picoseconds, required
+from tests.simulator.oracle_formulas import ends_filling, is_switch, most_in_flight, newest, picoseconds, required
 from tests.simulator.oracle_network import Flow, Happening, Instants, Network, Process
 
 SETTLE, DECIDE = 2, 3
@@ -104,7 +104,7 @@ class ClockShard:
             self.changed = self.env.event()
             yield self.env.at_priority(SETTLE)
             self.commit()
-            while min(self.applied) >= (self.published + 1) * num_workers:
+            while self.updates_there() >= (self.published + 1) * num_workers:
                 self.published += 1
                 now = self.env.instant
                 self.job.happened.append(("publish", -1, -1, -1, self.published, now, now))
@@ -127,6 +127,10 @@ class ClockShard:
                 self.applied[shard] += 1
             if not bell.triggered:
                 bell.succeed()
+
+    def updates_there(self) -> int:
+        """Updates that all shards have added; without shards those that are committed, wave after wave."""
+        return min(self.applied, default=min(self.committed) * len(self.committed))
 
     def has_due(self, shard: int) -> bool:
         wave, vw = divmod(self.applied[shard], len(self.committed))
@@ -274,9 +278,25 @@ class Stage:
         forward, backward = self.forward_ready(), self.backward_ready()
         if self.in_flight >= self.limit:
             forward = None
-        if forward is not None and (backward is None or self.case.schedule == "1f1b" or forward < backward):
+        if self.keeps_order:
+            kind = "forward" if self.forward_is_next() else "backward"
+            return kind if (forward if kind == "forward" else backward) is not None else None
+        if forward is not None and (backward is None or self.case.schedule != "fifo" or forward < backward):
             return "forward"
         return None if backward is None else "backward"
+
+    @property
+    def keeps_order(self) -> bool:
+        """GPipe, and the policies whose versions the strict 1F1B order defines."""
+        return self.case.schedule == "gpipe" or self.case.weights not in {"wave", "flush"}
+
+    def forward_is_next(self) -> bool:
+        """Of a fixed order: whether a forward is next, here or not."""
+        done = self.done["forward"]
+        if self.in_flight == 0:
+            return True
+        filled = done == ends_filling(self.case, done)
+        return not filled and self.in_flight < self.limit
 
     # -- computing
 

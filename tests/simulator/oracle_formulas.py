@@ -17,12 +17,18 @@ def most_in_flight(case: Case, i: int, k: int) -> int:
     """S_i."""
     n = case.n
     if case.weights == "flush":
-        return min(n, k - i)
+        return n if case.schedule == "gpipe" else min(n, k - i)
     if case.weights != "wave":
         return k - i
     if k == 1:
         return 1
     return min(n, k - i) if n <= k else (k - i) + ((n - k) * (k - 1 - i)) // (k - 1)
+
+
+def ends_filling(case: Case, p: int) -> int:
+    """The last minibatch that enters together with p, before the pipeline is empty again."""
+    wave_end = ((p - 1) // case.n + 1) * case.n
+    return min(wave_end, case.minibatches) if case.weights == "flush" else case.minibatches
 
 
 def required(case: Case, p: int) -> int:

@@ -10,13 +10,21 @@ from hypothesis import strategies as st
 
 from hetpipe.errors import PlanError
 from hetpipe.planner.costs import MemoryModel, minibatches_per_tick, ticks
-from hetpipe.schedule.in_flight import WeightPolicy
+from hetpipe.planner.shard_bytes import PlacedParameters
 from hetpipe.simulator.options import SimulationOptions
+from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.result import ActivityKind
 from hetpipe.simulator.simulate import simulate
 from hetpipe.simulator.traffic import cross_node_bytes_per_minibatch
 from hetpipe.spec.cluster import node_of
 from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.policies import (
+    SCHEDULES_OF,
+    WEIGHT_POLICIES,
+    Schedule,
+    WeightPolicy,
+    least_minibatches_per_wave,
+)
 from tests.simulator.case import random_case
 from tests.simulator.jobs import plan_of
 from tests.simulator.regular import BATCH, Regular
@@ -26,10 +34,19 @@ FREE = SimulationOptions(staleness=None, minibatches=200)
 _MOVES = {ActivityKind.ACTIVATIONS, ActivityKind.GRADIENTS, ActivityKind.PUSH, ActivityKind.PULL}
 
 
-def _rate(forward_ms: list[float], backward_ms: list[float], n: int, weights: WeightPolicy) -> float:
+#: What can be run, `flush` under each of its schedules.
+POLICIES: list[tuple[WeightPolicy, Schedule]] = [(w, s) for w in WEIGHT_POLICIES for s in SCHEDULES_OF[w]]
+
+#: Those whose pipeline never drains.
+RUNNING_ON: list[WeightPolicy] = [weights for weights in WEIGHT_POLICIES if weights != "flush"]
+
+
+def _rate(
+    forward_ms: list[float], backward_ms: list[float], n: int, weights: WeightPolicy, schedule: Schedule
+) -> float:
     """Samples per second by the planner's closed form."""
     stage_ticks = [ticks(f) + ticks(b) for f, b in zip(forward_ms, backward_ms, strict=True)]
-    memory = MemoryModel(weights=weights, minibatches_per_wave=n)
+    memory = MemoryModel(weights=weights, schedule=schedule, minibatches_per_wave=n)
     return BATCH * 1e12 * minibatches_per_tick(stage_ticks, memory)
 
 
@@ -43,35 +60,72 @@ def test_one_device_computes_all_the_time() -> None:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("weights", ["wave", "flush", "stash", "double_buffer"])
-def test_equal_stages(num_stages: int, n: int, weights: WeightPolicy) -> None:
+@pytest.mark.parametrize(("weights", "schedule"), POLICIES)
+def test_equal_stages(num_stages: int, n: int, weights: WeightPolicy, schedule: Schedule) -> None:
+    """Nothing is lost to the strict order; `flush` loses its bubble, (K − 1) of N + K − 1, in every order."""
     forward, backward = [2.0] * num_stages, [4.0] * num_stages
-    options = SimulationOptions(staleness=None, minibatches=30 * n, weights=weights)
+    options = SimulationOptions(staleness=None, minibatches=30 * n, weights=weights, schedule=schedule)
     job = Regular(forward_ms=forward, backward_ms=backward, n=n)
-    if weights in {"stash", "double_buffer"} and n < num_stages:
+    if n < least_minibatches_per_wave(weights, num_stages):
         with pytest.raises(PlanError, match=f"at least {num_stages}"):
             job.run(options)
         return
-    assert job.run(options).samples_per_second == pytest.approx(_rate(forward, backward, n, weights), rel=1e-9)
+    rate = _rate(forward, backward, n, weights, schedule)
+    assert job.run(options).samples_per_second == pytest.approx(rate, rel=1e-9)
 
 
-@given(
-    times=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 20)), min_size=1, max_size=4),
-    n=st.integers(1, 8),
-    weights=st.sampled_from(["wave", "vertical"]),
-)
-@settings(deadline=None, max_examples=40)
+TIMES = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 20)), min_size=1, max_size=4)
+
+
+@given(times=TIMES, n=st.integers(1, 8), weights=st.sampled_from(RUNNING_ON))
+@settings(deadline=None, max_examples=60)
 def test_never_faster_than_the_closed_form(times: list[tuple[float, float]], n: int, weights: WeightPolicy) -> None:
-    """`flush` may be: its formula has one slowest stage, while the slowest forward and backward may be of two."""
-    if weights == "vertical":
-        n = max(n, len(times))
+    """`flush` may be: its formula lets nobody compute while the slowest stage waits for those behind it."""
+    n = max(n, least_minibatches_per_wave(weights, len(times)))
     forward, backward = [f for f, _ in times], [b for _, b in times]
     options = SimulationOptions(staleness=None, minibatches=24 * n, weights=weights)
     result = Regular(forward_ms=forward, backward_ms=backward, n=n).run(options)
-    bound = _rate(forward, backward, n, weights)
+    bound = _rate(forward, backward, n, weights, "1f1b")
     assert result.samples_per_second <= bound * (1 + 1e-9)
     if n == 1:
         assert result.samples_per_second == pytest.approx(bound, rel=1e-9)
+
+
+@given(times=TIMES, n=st.integers(1, 6))
+@settings(deadline=None, max_examples=40)
+def test_gpipe_is_two_flow_shops(times: list[tuple[float, float]], n: int) -> None:
+    """N equal minibatches through machines of times f take Σ f + (N − 1)·max f; then the same backwards."""
+    forward, backward = [f for f, _ in times], [b for _, b in times]
+    options = SimulationOptions(staleness=None, minibatches=10 * n, weights="flush", schedule="gpipe")
+    wave_ms = sum(forward) + sum(backward) + (n - 1) * (max(forward) + max(backward))
+    result = Regular(forward_ms=forward, backward_ms=backward, n=n).run(options)
+    assert result.samples_per_second == pytest.approx(BATCH * 1000 * n / wave_ms, rel=1e-9)
+
+
+def test_a_short_last_wave_of_gpipe_goes_back_too() -> None:
+    options = SimulationOptions(staleness=None, minibatches=5, weights="flush", schedule="gpipe")
+    result = Regular(forward_ms=[1, 1], backward_ms=[2, 2], n=3).run(options)
+    first = [a for a in result.activities if a.stage == 0 and a.kind in {ActivityKind.FORWARD, ActivityKind.BACKWARD}]
+    assert [f"{a.kind.value[0].upper()}{a.number}" for a in first] == [
+        *("F1", "F2", "F3", "B1", "B2", "B3"),
+        *("F4", "F5", "B4", "B5"),
+    ]
+
+
+@pytest.mark.parametrize(("weights", "schedule"), POLICIES)
+def test_without_shards_nothing_is_waited_for(weights: WeightPolicy, schedule: Schedule) -> None:
+    """D, and what is deterministic, are about virtual workers, of which there is one."""
+    job = Regular(forward_ms=[1, 2, 1], backward_ms=[2, 3, 1], n=3, parameter_bytes=1 << 20)
+    plan = SimulatedPlan(job.plan.workers, job.n, PlacedParameters((), (), 3))
+    bounded, unbounded = (
+        simulate(plan, job.costs, SimulationOptions(staleness=d, minibatches=60, weights=weights, schedule=schedule))
+        for d in (0, None)
+    )
+    assert bounded == unbounded
+    assert bounded.waiting_seconds == (0.0,)
+    assert bounded.cross_node_bytes_per_minibatch == 0.0
+    with_shards = job.run(SimulationOptions(staleness=0, minibatches=60, weights=weights, schedule=schedule))
+    assert with_shards.seconds > bounded.seconds
 
 
 def test_bounded_staleness_holds_everyone_to_the_slowest() -> None:

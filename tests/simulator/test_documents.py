@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hetpipe.errors import PlanError
-from hetpipe.simulator.documents import placed_parameters, simulated_plan, weight_policy
+from hetpipe.simulator.documents import placed_parameters, schedule_in, simulated_plan, weight_policy
 from hetpipe.simulator.options import SimulationOptions, check_options
 from hetpipe.simulator.plan import SimulatedStage
 from hetpipe.spec.document import document_of
@@ -100,6 +100,21 @@ def test_a_plan_of_another_profile_or_cluster(document: PlanDocument, said: str)
         simulated_plan(document, JOB.costs)
 
 
+def test_a_plan_without_shards() -> None:
+    plan = simulated_plan(plan_file(has_shards=False, shards=[], placement={}), JOB.costs)
+    assert plan.placed.shards == ()
+    assert plan.placed.pieces == ()
+
+
+def test_the_schedule_of_a_plan_file() -> None:
+    assert schedule_in(plan_file()) == schedule_in(plan_file(schedule="1f1b")) == "1f1b"
+    assert schedule_in(plan_file(schedule="gpipe", weights="flush")) == "gpipe"
+    with pytest.raises(PlanError, match="did you mean `gpipe`"):
+        schedule_in(plan_file(schedule="g-pipe"))
+    with pytest.raises(PlanError, match=r"the schedule is gpipe, but .* use auto, 1f1b"):
+        schedule_in(plan_file(schedule="gpipe"))
+
+
 def test_weight_policies_by_name() -> None:
     assert weight_policy("flush") == "flush"
     with pytest.raises(PlanError, match="did you mean `flush`"):
@@ -115,6 +130,8 @@ def test_weight_policies_by_name() -> None:
         ({"jitter_cv": -0.1}, "jitter"),
         ({"apply_bytes_per_second": 0.0}, "faster than 0"),
         ({"schedule": "1f2b"}, "did you mean `1f1b`"),
+        ({"schedule": "gpipe"}, "the schedule is gpipe, but `gpipe` drains .*; use auto, 1f1b"),
+        ({"schedule": "fifo", "weights": "stash"}, "versions of `stash` are defined by the strict 1F1B order"),
         ({"weights": "stash"}, "stash with 3 stages needs N of at least 3, not 1"),
         ({"stragglers": {"n9/9": 2.0}}, "no device 'n9/9'"),
         ({"stragglers": {"n0/1": 0.0}}, "above 0"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.schedule.in_flight import WeightPolicy
 from hetpipe.simulator.rules import Rules
+from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
 from hetpipe.sync.gate import is_switch_point, required_clock
 
 
@@ -42,6 +42,17 @@ def test_a_minibatch_uses_what_it_needs_and_no_update_of_its_own_twice(weights: 
                 assert chosen is not None
                 assert rules.required(p) <= chosen <= rules.newest_usable(p)
                 assert _rules(weights, n, 1, deterministic=True).chosen(p, published) == rules.required(p)
+
+
+@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("last", [1, 5, 6])
+def test_the_pipeline_drains_where_the_next_minibatch_starts_drained(weights: WeightPolicy, n: int, last: int) -> None:
+    rules = _rules(weights, n, 0)
+    for p in range(1, last + 1):
+        found = rules.drains_after(p, last)
+        assert found == last or rules.starts_drained(found + 1)
+        assert not any(rules.starts_drained(q) for q in range(p + 1, found + 1))
 
 
 def test_a_stage_fetches_ahead_what_it_will_use() -> None:

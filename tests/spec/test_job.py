@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from hetpipe.errors import JobError, UserError
-from hetpipe.spec import job_sections
+from hetpipe.spec import job_sections, job_training
 from hetpipe.spec.ids import VirtualWorkerIndex
 from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.run import DeviceConfig
@@ -129,7 +129,10 @@ class TestGoodJobs:
 
     def test_every_key_has_a_contract(self) -> None:
         models: list[type[BaseModel]] = [
-            value for value in vars(job_sections).values() if isinstance(value, type) and issubclass(value, BaseModel)
+            value
+            for module in (job_sections, job_training)
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, BaseModel)
         ]
         models.append(Job)
         for section in models:
@@ -215,7 +218,8 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"metrics": {"loss": "a:b"}}, "metrics.loss: a metric's name is"),
     ({"metrics": ["a:b"]}, "metrics: must be a mapping, not a list"),
     ({"optimizer": {"name": "SGD", "lr": math.inf}}, "optimizer.lr: must be a finite number, not inf"),
-    ({"optimizer": {"name": "SGD", "lr": {"a": 1}}}, "optimizer.lr: an optimizer argument is a number"),
+    ({"optimizer": {"name": "SGD", "lr": {"a": 1}}}, "optimizer.lr: an argument is a number, text, true, false or a"),
+    ({"optimizer": {"name": "SGD", "betas": [[1]]}}, "optimizer.betas: an argument is a number, text, true, false or "),
     ({"optimizer": {"name": 5}}, "optimizer.name: must be text, not 5; put it in quotes"),
     ({"workers": {"count": 0}}, "workers.count: must be at least 1, not 0"),
     ({"workers": {"stages": 0}}, "workers.stages: must be at least 1, not 0"),
@@ -228,7 +232,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
         {"workers": {"count": 3, "stages": [[2], [2]]}},
         "workers.count: is 3, but `stages` lists 2 virtual workers; give one list per virtual worker",
     ),
-    ({"sync": {"kind": "bps"}}, "sync.kind: must be wsp, bsp or asp (did you mean `bsp`?), not the text 'bps'"),
+    ({"sync": {"kind": "bps"}}, "sync.kind: must be wsp, bsp, asp, none or allreduce (did you mean `bsp`?), "),
     ({"sync": {"D": -1}}, "sync.D: must be at least 0, not -1"),
     ({"sync": {"D": 1.5}}, "sync.D: must be a whole number, not 1.5"),
     ({"sync": {"kind": "asp", "D": 2}}, "sync.D: is 2, but `asp` has no staleness bound; remove D or use kind: wsp"),
@@ -238,8 +242,8 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"sync": {"deterministic": "yes"}}, "sync.deterministic: must be true or false, not the text 'yes'"),
     ({"sync": {"minibatches_per_wave": 0}}, "sync.minibatches_per_wave: must be at least 1, not 0"),
     ({"sync": {"combine": "avg"}}, "sync.combine: must be sum or mean, not the text 'avg'"),
-    ({"weights": "stash"}, "weights: must be wave, not the text 'stash'"),
-    ({"schedule": "1f1"}, "schedule: must be auto, 1f1b or fifo (did you mean `1f1b`?), not the text '1f1'"),
+    ({"weights": "stashed"}, "weights: must be wave, stash, vertical, double_buffer, flush, predict or spectrain (did"),
+    ({"schedule": "1f1"}, "schedule: must be auto, 1f1b, fifo or gpipe (did you mean `1f1b`?), not the text '1f1'"),
     ({"parameter_servers": {"count": 0}}, "parameter_servers.count: must be at least 1, not 0"),
     (
         {"parameter_servers": {"placement": "even"}},

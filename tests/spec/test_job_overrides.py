@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -43,6 +43,9 @@ class TestParseSet:
             ("metrics.f1=metrics:f1", ("metrics.f1", "metrics:f1")),
             ("cluster={slowdown: 2.0}", ("cluster", {"slowdown": 2.0})),
             ("cluster.emulate_as=T4", ("cluster.emulate_as", "T4")),
+            ("sync=none", ("sync", "none")),
+            ("lr_schedule.T_max=9", ("lr_schedule.T_max", 9)),
+            ("gradients.max_norm=1", ("gradients.max_norm", 1)),
         ],
     )
     def test_good(self, text: str, expected: tuple[str, object]) -> None:
@@ -61,6 +64,8 @@ class TestParseSet:
             ("cluster.devices.0=4", "cluster.devices.0: `devices` has no keys inside; set it as a whole"),
             ("cluster.slow=4", "cluster.slow: unknown key"),
             ("optimizer.betas.x=1", "optimizer.betas.x: `betas` has no keys inside; set it as a whole"),
+            ("optimizer.groups.0=1", "optimizer.groups.0: `groups` has no keys inside; set it as a whole"),
+            ("lr_schedule.T_max.x=1", "lr_schedule.T_max.x: `T_max` has no keys inside; set it as a whole"),
             ("sync.D=[4", "sync.D: the value '[4' is not valid YAML"),
             ("sync={D: 1, D: 2}", "sync: D: is given twice"),
         ],
@@ -122,6 +127,40 @@ class TestMerging:
             load_job(FILE, {"epocs": 4})
 
 
+class TestKindOfSynchronisation:
+    ALONE: ClassVar = with_changes(workers={"stages": 2})
+
+    @pytest.mark.parametrize("overrides", [["sync=none"], {"sync": "none"}, ["sync.kind=none"], {"sync.kind": "none"}])
+    def test_a_word_is_the_kind_and_leaves_the_wave_alone(self, overrides: Any) -> None:
+        source = {**self.ALONE, "sync": {"D": 2, "combine": "mean", "minibatches_per_wave": 6}}
+        sync = load_job(source, overrides).sync
+        assert (sync.kind, sync.D, sync.combine, sync.minibatches_per_wave) == ("none", None, None, 6)
+
+    def test_without_shards_there_is_nothing_to_say_of_them(self) -> None:
+        source = with_changes(parameter_servers={"count": 2, "placement": "balanced"}, weights="flush")
+        assert load_job(source, ["sync=allreduce"]).parameter_servers.count == 1
+        assert load_job(load_job(source), ["sync=allreduce"]).parameter_servers.placement == "round_robin"
+        with pytest.raises(JobError, match=r"parameter_servers\.count: is 2, but under `allreduce`"):
+            load_job(source, ["sync=allreduce", "parameter_servers.count=2"])
+
+    def test_and_back(self) -> None:
+        alone = load_job(self.ALONE, ["sync=none"])
+        assert load_job(alone, ["sync=wsp"]) == load_job({**self.ALONE, "sync": {"minibatches_per_wave": 4}})
+
+    def test_a_word_in_the_file_stays_when_another_key_is_set(self) -> None:
+        sync = load_job({**self.ALONE, "sync": "none"}, ["sync.minibatches_per_wave=3"]).sync
+        assert (sync.kind, sync.minibatches_per_wave) == ("none", 3)
+        assert load_job({**self.ALONE, "sync": "none"}, ["sync.D=3"]).sync.kind == "wsp"
+
+    def test_several_virtual_workers_are_not_quietly_given_up(self) -> None:
+        with pytest.raises(JobError, match=r"sync\.kind: is none, .* `workers.count` says 2; use wsp or allreduce"):
+            load_job(FILE, ["sync=none"])
+
+    def test_no_kind(self) -> None:
+        with pytest.raises(JobError, match=r"sync\.kind: must be wsp, .*, not a list"):
+            load_job(FILE, ["sync.kind=[none]"])
+
+
 class TestKeysThatExcludeEachOther:
     def test_epochs_and_minibatches_replace_each_other(self) -> None:
         assert load_job(FILE, ["minibatches=9"]).epochs is None
@@ -155,6 +194,35 @@ class TestKeysThatExcludeEachOther:
     def test_asp_does_not_quietly_give_up_determinism(self) -> None:
         with pytest.raises(JobError, match=r"sync\.deterministic"):
             load_job(with_changes(sync={"deterministic": True}), ["sync.kind=asp"])
+
+    def test_a_policy_alone_picks_its_own_schedule(self) -> None:
+        assert load_job(FILE, ["weights=stash"]).order == "1f1b"
+        with pytest.raises(JobError, match=r"schedule: is fifo, but .* strict 1F1B order; use auto or 1f1b"):
+            load_job(with_changes(schedule="fifo"), ["weights=stash"])
+        assert load_job(with_changes(schedule="fifo"), ["weights=stash", "schedule=auto"]).order == "1f1b"
+
+    def test_another_policy_drops_the_prediction_of_the_file(self) -> None:
+        source = with_changes(weights="predict", prediction={"include_decay": False})
+        assert load_job(source, ["weights=stash"]).prediction.include_decay
+        assert load_job(source, ["weights=null"]).weights == "wave"
+        assert not load_job(source, ["weights=predict"]).prediction.include_decay
+        with pytest.raises(JobError, match="prediction: is about weights: predict, but `weights` is stash"):
+            load_job(source, ["weights=stash", "prediction.include_decay=false"])
+
+    def test_another_schedule_of_the_rate_does_not_inherit_arguments(self) -> None:
+        source = with_changes(lr_schedule={"name": "CosineAnnealingLR", "T_max": 9})
+        other = load_job(source, ["lr_schedule.name=StepLR", "lr_schedule.step_size=3"]).lr_schedule
+        assert other is not None
+        assert (other.name, other.arguments) == ("StepLR", {"step_size": 3})
+        assert load_job(source, ["lr_schedule.T_max=5"]).lr_schedule != load_job(source).lr_schedule
+        assert load_job(source, ["lr_schedule=null"]).lr_schedule is None
+
+    def test_groups_are_replaced_as_a_whole(self) -> None:
+        source = with_changes(optimizer={**FILE["optimizer"], "groups": [{"parameters": ["a"], "lr": 1.0}]})
+        groups = load_job(source, ["optimizer.groups=[{parameters: [b, c], lr: 0.5}]"]).optimizer.groups
+        assert [(group.parameters, group.arguments) for group in groups] == [(("b", "c"), {"lr": 0.5})]
+        assert load_job(source, ["optimizer.groups=[]"]).optimizer.groups == ()
+        assert load_job(source, ["optimizer.lr=0.2"]).optimizer.groups == load_job(source).optimizer.groups
 
     def test_explicit_stages_replace_the_count(self) -> None:
         assert load_job(FILE, ["workers.stages=[[1, 3], [2, 2], [4]]"]).workers.count == 3

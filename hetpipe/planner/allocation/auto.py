@@ -7,6 +7,9 @@ whatever a smaller cluster can do is among the groupings of the larger one. With
   plan is at least as good as those;
 * where that stays well below what devices could compute, the network is likely to blame, and fewer nodes may do more:
   each node by itself, with every grouping where these are few, and packings of the best two nodes, the best four, ….
+
+Without parameter servers there is one virtual worker: with few devices the best there is, with many all of them (the
+first `LONGEST`), or a node's.
 """
 
 from __future__ import annotations
@@ -44,7 +47,11 @@ def auto(jobs: Jobs) -> JobPlan:
 
 
 def _groupings(jobs: Jobs) -> Iterator[Groups]:
-    if len(jobs.devices) <= min(LONGEST, jobs.costs.num_layers):
+    longest = min(LONGEST, jobs.costs.num_layers)
+    if jobs.most_workers is not None:
+        yield [tuple(jobs.devices)[:longest]]
+        return
+    if len(jobs.devices) <= longest:
         yield [tuple(jobs.devices)]  # first, since it has most memory: if nothing fits, this one's refusal tells most
     yield node_partition.groups(jobs)
     yield from equal_distribution.groupings(jobs)

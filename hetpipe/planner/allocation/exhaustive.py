@@ -35,7 +35,7 @@ def exhaustive(jobs: Jobs, devices: Mapping[DeviceId, str]) -> JobPlan | None:
     Returns:
         None if there are more than `MOST_GROUPINGS` of them, or if none is feasible.
     """
-    found = list(islice(every_grouping(devices), MOST_GROUPINGS + 1))
+    found = list(islice(every_grouping(devices, jobs.most_workers), MOST_GROUPINGS + 1))
     if len(found) > MOST_GROUPINGS:
         return None
     bounds = _Bounds(jobs)

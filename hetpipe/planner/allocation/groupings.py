@@ -13,11 +13,12 @@ from hetpipe.spec.ids import DeviceId
 _Taken = tuple[int, ...]
 
 
-def every_grouping(devices: Mapping[DeviceId, str]) -> Iterator[Groups]:
+def every_grouping(devices: Mapping[DeviceId, str], most_workers: int | None = None) -> Iterator[Groups]:
     """Groupings that differ in more than which of several equal devices of one node is where.
 
     Args:
         devices: device → type.
+        most_workers: how many groups a grouping has at most; None: any number.
 
     >>> cluster = {DeviceId("n0/0"): "V", DeviceId("n0/1"): "V"}
     >>> [[list(group) for group in groups] for groups in every_grouping(cluster)]
@@ -29,16 +30,17 @@ def every_grouping(devices: Mapping[DeviceId, str]) -> Iterator[Groups]:
     members = list(classes.values())
     everything = tuple(len(alike) for alike in members)
 
-    def divide(left: _Taken, most: _Taken) -> Iterator[list[_Taken]]:
+    def divide(left: _Taken, most: _Taken, num_groups: int) -> Iterator[list[_Taken]]:
         """Groups in descending order, none above `most`, so that each set of groups comes once."""
         for group in product(*(range(count, -1, -1) for count in left)):
             if any(group) and group <= most:
-                rest = tuple(count - taken for count, taken in zip(left, group, strict=True))
                 yield [group]
-                for others in divide(rest, group):
-                    yield [group, *others]
+                if num_groups > 1:
+                    rest = tuple(count - taken for count, taken in zip(left, group, strict=True))
+                    for others in divide(rest, group, num_groups - 1):
+                        yield [group, *others]
 
-    for grouping in divide(everything, everything):
+    for grouping in divide(everything, everything, most_workers or len(devices)):
         yield _with_devices(grouping, members)
 
 

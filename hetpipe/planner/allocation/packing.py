@@ -24,8 +24,8 @@ from hetpipe.planner.allocation.device_pool import Counts, DevicePool
 from hetpipe.planner.job_rate import samples_per_second
 from hetpipe.planner.jobs import Groups, Jobs
 from hetpipe.planner.waves import SEARCHED_PER_STAGE
-from hetpipe.schedule.in_flight import least_minibatches_per_wave
 from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.policies import least_minibatches_per_wave
 
 #: Mixes of more devices are not listed in full.
 MOST_STAGES = 8

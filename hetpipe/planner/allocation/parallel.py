@@ -129,6 +129,7 @@ def parallel(jobs: Jobs) -> JobPlan:
         chosen
         for chosen in configurations(len(jobs.devices), jobs.costs.num_layers, options.max_batch)
         if options.recompute in ("auto", _switch(chosen))
+        and (jobs.most_workers is None or chosen.width <= jobs.most_workers)
         and options.minibatches_per_wave in (None, chosen.minibatches_per_wave)
         and device_bytes(blocks, chosen) <= memory_bytes - options.reserve_bytes
     ]

@@ -97,12 +97,14 @@ class JoinRequest(_message.Message):
     def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., link_address: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("link_address", "joined")
+    __slots__ = ("link_address", "joined", "first_link_address")
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     link_address: str
     joined: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, link_address: _Optional[str] = ..., joined: _Optional[_Iterable[int]] = ...) -> None: ...
+    first_link_address: str
+    def __init__(self, link_address: _Optional[str] = ..., joined: _Optional[_Iterable[int]] = ..., first_link_address: _Optional[str] = ...) -> None: ...
 
 class ReportInitializedRequest(_message.Message):
     __slots__ = ("requester",)

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hetpipe.errors import NonFiniteUpdate
+from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Minibatch, Wave
+from hetpipe.spec.job import OptimizerSpec
+from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
-from hetpipe.weights.optimizer import WaveOptimizer
-from hetpipe.weights.wave import WaveWeights
+from hetpipe.weights.optimizer import StageOptimizer
+from hetpipe.weights.policy import Version
 
 LAYOUT = FlatLayout([("a", (3,), "float32"), ("b", (2, 2), "float32"), ("c", (), "float64")])
 LEARNING_RATE = 0.25
@@ -71,14 +74,19 @@ class Naive:
 
 
 class Stage:
-    """`WaveWeights` and its naive twin, driven in step. Every answer is compared at once, bit for bit."""
+    """`AnchoredWeights` and its naive twin, driven in step. Every answer is compared at once, bit for bit."""
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self.n = n
         self.generator = torch.Generator().manual_seed(seed)
         self.pool = BufferPool(LAYOUT, torch.device("cpu"))
         rho = self.pool.take().zero_()
-        self.weights = WaveWeights(self.pool, WaveOptimizer("SGD", {"lr": LEARNING_RATE}, rho), rho, n)
+        self.weights = AnchoredWeights(
+            self.pool,
+            StageOptimizer(OptimizerSpec(name="SGD", lr=LEARNING_RATE), rho),
+            rho,
+            VersionTable("wave", 0, 1, n),
+        )
         self.naive = Naive(n)
         self.clocks: dict[int, int] = {}
         self.started = self.completed = 0
@@ -98,25 +106,25 @@ class Stage:
         self.weights.start(Clock(clock), self.pool.to_device(buffer))
         self.naive.begin(clock, self.naive.published[clock])
         self.started = self.completed = clock * self.n
-        self.compare(self.weights.anchor.views, self.naive.published[clock])
+        self.compare(self.weights.at_barrier.views, self.naive.published[clock])
 
     def forward(self, clock: int | None = None) -> None:
         """Start the next minibatch; at a switch point with w^(clock), or with the one in use."""
         p = self.started + 1
         if p % self.n == 0 and p >= (self.naive.start + 1) * self.n:
             wanted = self.naive.clock if clock is None else clock
-            buffer = None if wanted == self.naive.clock else self.pool.to_device(self.published(wanted))
-            self.weights.switch(Minibatch(p), Clock(wanted), buffer)
+            if wanted != self.naive.clock:
+                self.weights.switch(Minibatch(p), Clock(wanted), self.pool.to_device(self.published(wanted)))
             self.naive.clock = wanted
         self.clocks[p] = self.naive.clock
         self.started = p
-        self.check(p)
+        self.check(p, self.weights.forward(Minibatch(p)))
+        self.weights.forwarded(Minibatch(p))
 
-    def check(self, p: int) -> None:
+    def check(self, p: int, version: Version) -> None:
         """Whether minibatch p's weights are what the formula says."""
-        version = self.weights.version(Minibatch(p))
-        assert all(tensor.requires_grad and tensor.is_leaf for tensor in version.values())
-        self.compare(version, self.naive.weights(p, self.clocks[p]))
+        assert all(tensor.requires_grad and tensor.is_leaf for tensor in version.weights.values())
+        self.compare(version.weights, self.naive.weights(p, self.clocks[p]))
 
     @staticmethod
     def compare(found: object, expected: Tensors) -> None:
@@ -127,7 +135,8 @@ class Stage:
     def backward(self, *, poison: str | None = None, value: float = float("nan"), is_last: bool = False) -> None:
         """Complete the oldest minibatch; closes the wave where one ends."""
         p = self.completed + 1
-        self.check(p)  # it never changes while it is used
+        self.check(p, self.weights.backward(Minibatch(p)))  # it never changes while it is used
+        self.weights.backwarded(Minibatch(p))
         gradients = draw_tensors(self.generator)
         if poison is not None:
             gradients[poison].view(-1)[-1] = value
@@ -217,9 +226,9 @@ def test_a_barrier_that_finds_minibatches_under_way() -> None:
 def test_nothing_before_the_first_segment() -> None:
     stage = Stage(2)
     with pytest.raises(AssertionError, match="no segment"):
-        stage.weights.version(Minibatch(1))
+        stage.weights.forward(Minibatch(1))
     with pytest.raises(AssertionError, match="no segment"):
-        _ = stage.weights.anchor
+        _ = stage.weights.at_barrier
 
 
 class TestBlame:
@@ -248,9 +257,7 @@ class TestBlame:
     def start_unchecked(stage: Stage) -> None:
         """NaN equals nothing, so the twin stays out."""
         p = stage.started + 1
-        if p % stage.n == 0 and p >= stage.n:
-            stage.weights.switch(Minibatch(p), Clock(0), None)
-        stage.weights.version(Minibatch(p))
+        stage.weights.forward(Minibatch(p))
         stage.started = p
 
     @staticmethod

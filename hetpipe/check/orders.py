@@ -1,0 +1,117 @@
+"""Judges in which order each stage computes (`policies.md`, Schedules; `wsp.md` §5).
+
+Every stage takes its forwards and its backwards in the order of p and is drained at barriers. Where the table of the
+weight policy needs more, more is asked: strict 1F1B, at most S_i in flight, under `flush` a drain after each wave, and
+under `gpipe` all forwards of a wave before its backwards. That a backward came too early shows only once it is known
+which minibatches were still to come, so it is judged at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetpipe.check.events import Backward, Forward, Pass
+from hetpipe.check.facts import Facts
+from hetpipe.check.formulas import drained_since, most_in_flight, wave_of
+from hetpipe.check.report import Findings, Kind
+from hetpipe.check.rules import OrderRule, Place
+from hetpipe.check.timeline import Timeline
+
+
+@dataclass(slots=True)
+class _Lane:
+    """How far one stage of one life is."""
+
+    limit: int | None
+    """S_i, or None."""
+    forwarded: int = 0
+    """The last minibatch whose forward began."""
+    backwarded: int = 0
+    drained_since: int = 0
+    """The clock before whose minibatches it was drained when that forward began."""
+    early: list[tuple[Backward, int]] = field(default_factory=list)
+    """Backwards with room for another forward, and the last forward before each."""
+
+
+@dataclass(slots=True)
+class _Life:
+    lanes: list[_Lane]
+    last: dict[int, int] = field(default_factory=dict)
+    """Clock at which the pipeline was drained → the last minibatch that any stage forwarded before the next drain."""
+
+
+class OrderJudge:
+    """Feeds on forwards and backwards, each once; those of one stage must come in the order of their file."""
+
+    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
+        self._rule = facts.rule
+        self._layout = facts.layout
+        self._timeline = timeline
+        self._findings = findings
+        self._lives: dict[tuple[int, int], _Life] = {}
+
+    def see(self, event: Pass) -> None:
+        """Judge one pass of a life and stage that the plan knows."""
+        key = (event.vw, event.incarnation)
+        life = self._lives.get(key)
+        if life is None:
+            life = self._lives[key] = _Life([self._lane(place) for place in self._layout.places(event.vw)])
+        lane = life.lanes[event.stage]
+        since = self._since(event.p)
+        if isinstance(event, Forward):
+            life.last[since] = max(life.last.get(since, 0), event.p)
+            self._see_forward(lane, event, since)
+        elif isinstance(event, Backward):
+            self._see_backward(lane, event, since)
+
+    def finish(self) -> None:
+        """Judge backwards by what was forwarded after them."""
+        for life in self._lives.values():
+            for lane in life.lanes:
+                for backward, forwarded in lane.early:
+                    if forwarded < life.last.get(self._since(backward.p), 0):
+                        message = f"{_name(backward)} comes before the forward of p = {forwarded + 1}, which is due"
+                        self._findings.add(Kind.BACKWARD_EARLY, message, backward.origin)
+
+    def _lane(self, place: Place) -> _Lane:
+        return _Lane(most_in_flight(self._rule, place))
+
+    def _since(self, p: int) -> int:
+        return drained_since(self._rule, p, self._timeline.floor_clock(wave_of(self._rule, p)))
+
+    def _see_forward(self, lane: _Lane, event: Forward, since: int) -> None:
+        if event.p < lane.forwarded:
+            message = f"{_name(event)} comes after the one of p = {lane.forwarded}"
+            self._findings.add(Kind.OUT_OF_ORDER, message, event.origin)
+            return
+        if since > lane.drained_since and lane.backwarded < lane.forwarded:
+            message = f"{_name(event)} comes before the backward of p = {lane.forwarded}: the pipeline is not drained"
+            self._findings.add(Kind.NOT_DRAINED, message, event.origin)
+        lane.forwarded, lane.drained_since = event.p, since
+        in_flight = self._in_flight(lane, since)
+        if lane.limit is not None and in_flight > lane.limit:
+            message = f"{_name(event)} puts {in_flight} minibatches in flight, more than {lane.limit}"
+            self._findings.add(Kind.IN_FLIGHT, message, event.origin)
+
+    def _see_backward(self, lane: _Lane, event: Backward, since: int) -> None:
+        if event.p < lane.backwarded:
+            message = f"{_name(event)} comes after the one of p = {lane.backwarded}"
+            self._findings.add(Kind.OUT_OF_ORDER, message, event.origin)
+            return
+        if event.p <= lane.forwarded and self._may_be_early(lane, since):
+            lane.early.append((event, lane.forwarded))
+        lane.backwarded = event.p
+
+    def _may_be_early(self, lane: _Lane, since: int) -> bool:
+        """Whether another forward is due before a backward, if one is left."""
+        if self._rule.order is OrderRule.GPIPE:
+            return lane.forwarded % self._rule.minibatches_per_wave != 0
+        return self._rule.is_strict and lane.limit is not None and self._in_flight(lane, since) < lane.limit
+
+    def _in_flight(self, lane: _Lane, since: int) -> int:
+        return lane.forwarded - max(lane.backwarded, since * self._rule.minibatches_per_wave)
+
+
+def _name(event: Pass) -> str:
+    what = type(event).__name__.lower()
+    return f"{what} of p = {event.p} on stage {event.stage} of virtual worker {event.vw}"

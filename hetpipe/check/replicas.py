@@ -1,0 +1,52 @@
+"""Judges that under `allreduce` every replica's gradients go into every update: no replica updates before the others.
+
+A stage writes `backward` when that begins and `step` after the all-reduce, so on one host the step of a wave comes
+after the last backward of this wave at the same stage of every replica.
+"""
+
+from __future__ import annotations
+
+from hetpipe.check.events import Backward, Pass, Step
+from hetpipe.check.facts import Facts
+from hetpipe.check.formulas import wave_of
+from hetpipe.check.report import Findings, Kind
+from hetpipe.check.rules import SyncRule
+
+#: A stage index and a wave: what is averaged at once.
+_Group = tuple[int, int]
+
+
+class ReplicaJudge:
+    """Feeds on backwards and steps in any order; of other kinds of synchronisation it keeps nothing."""
+
+    def __init__(self, facts: Facts, findings: Findings) -> None:
+        self._rule = facts.rule
+        self._findings = findings
+        #: Group → virtual worker → its last backward.
+        self._backwards: dict[_Group, dict[int, Backward]] = {}
+        self._steps: dict[_Group, list[Step]] = {}
+
+    def see(self, event: Pass | Step) -> None:
+        """Keep what one stage did."""
+        if self._rule.sync is not SyncRule.ALLREDUCE:
+            return
+        group = (event.stage, wave_of(self._rule, event.p))
+        if isinstance(event, Step):
+            self._steps.setdefault(group, []).append(event)
+        elif isinstance(event, Backward):
+            found = self._backwards.setdefault(group, {})
+            if event.vw not in found or found[event.vw].p < event.p:
+                found[event.vw] = event
+
+    def finish(self) -> None:
+        """Judge every update by the backwards of the other replicas."""
+        for group, steps in self._steps.items():
+            backwards = self._backwards.get(group, {}).values()
+            for step in steps:
+                for backward in backwards:
+                    if backward.vw != step.vw and not backward.origin.may_precede(step.origin):
+                        message = (
+                            f"stage {step.stage} of virtual worker {step.vw} makes the update of p = {step.p} "
+                            f"before virtual worker {backward.vw} begins the backward of p = {backward.p}"
+                        )
+                        self._findings.add(Kind.REPLICA_AHEAD, message, step.origin)

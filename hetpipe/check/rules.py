@@ -1,0 +1,106 @@
+"""What a run promised: the words of its job file that decide which formulas judge it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class WeightRule(StrEnum):
+    """Which weights a minibatch sees (`policies.md`)."""
+
+    WAVE = "wave"
+    STASH = "stash"
+    VERTICAL = "vertical"
+    DOUBLE_BUFFER = "double_buffer"
+    FLUSH = "flush"
+    PREDICT = "predict"
+    SPECTRAIN = "spectrain"
+
+
+class OrderRule(StrEnum):
+    """In which order a stage computes."""
+
+    ONE_F_ONE_B = "1f1b"
+    FIFO = "fifo"
+    GPIPE = "gpipe"
+
+
+class SyncRule(StrEnum):
+    """How virtual workers share their weights."""
+
+    WSP = "wsp"
+    BSP = "bsp"
+    ASP = "asp"
+    NONE = "none"
+    ALLREDUCE = "allreduce"
+
+
+_PREDICTING = (WeightRule.PREDICT, WeightRule.SPECTRAIN)
+_ANY_ORDER = (WeightRule.WAVE, WeightRule.FLUSH)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One stage of a pipeline."""
+
+    stage: int = 0
+    """i, 0-based."""
+    num_stages: int = 1
+    """K."""
+
+    @property
+    def from_end(self) -> int:
+        """K − i: 1 on the last stage."""
+        return self.num_stages - self.stage
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a run promised about its clocks, its weights and its order."""
+
+    minibatches_per_wave: int
+    """N ≥ 1."""
+    staleness: int | None
+    """D ≥ 0, or None for D = ∞."""
+    weights: WeightRule = WeightRule.WAVE
+    deterministic: bool = False
+    order: OrderRule = OrderRule.ONE_F_ONE_B
+    sync: SyncRule = SyncRule.WSP
+    accumulate: int = 1
+    """A ≥ 1; of no meaning where a policy makes one update per wave."""
+
+    @property
+    def bound_clock_distance(self) -> int | None:
+        """D + 1, the largest legal c_v - c_g; None where there is no bound."""
+        return None if self.staleness is None else self.staleness + 1
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether weights are pushed and pulled at all."""
+        return self.sync not in (SyncRule.NONE, SyncRule.ALLREDUCE)
+
+    @property
+    def takes_required_clock(self) -> bool:
+        """Whether W* is the required clock exactly. Without shards it is the barrier's: nothing newer is published."""
+        return self.deterministic or not self.has_shards
+
+    @property
+    def updates_per_wave(self) -> bool:
+        """One update per wave, whatever `accumulate` says."""
+        return self.weights in (WeightRule.DOUBLE_BUFFER, WeightRule.FLUSH)
+
+    @property
+    def minibatches_per_update(self) -> int:
+        """Minibatches whose gradients make one update together; fewer only before a barrier."""
+        return self.minibatches_per_wave if self.updates_per_wave else self.accumulate
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the backward of a minibatch sees newer weights than its forward."""
+        return self.weights in _PREDICTING
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether stages keep the strict 1F1B order, by which the table's versions are defined."""
+        return self.weights not in _ANY_ORDER

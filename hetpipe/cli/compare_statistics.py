@@ -1,0 +1,123 @@
+"""Means and spreads over seeds, and curves of several runs on one grid. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean, stdev
+from typing import Literal
+
+from hetpipe.cli.compare_record import Point
+
+#: What a curve runs over.
+Axis = Literal["minibatches", "seconds"]
+
+#: Points of a curve.
+MOST_POINTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A quantity over several runs."""
+
+    mean: float
+    deviation: float | None
+    """Standard deviation of the sample (divided by n − 1); None of one run."""
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A curve over several runs at one place."""
+
+    x: float
+    mean: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """What one wave of one virtual worker did."""
+
+    seconds: float
+    minibatches: int
+    samples: int
+    loss: float | None
+
+
+def spread_of(values: Iterable[float | None]) -> Spread | None:
+    """Mean and spread of those values that are there and finite; None of none.
+
+    >>> spread_of([1.0, 3.0, None])
+    Spread(mean=2.0, deviation=1.4142135623730951, least=1.0, most=3.0)
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, min(known), max(known))
+
+
+def training_curve(waves: Iterable[Wave]) -> tuple[Point, ...]:
+    """The training loss of a run: waves of all virtual workers in their order in time, put together to few points.
+
+    A point stands at the end of its waves; its loss is their mean over samples.
+    """
+    ordered = sorted(waves, key=lambda wave: wave.seconds)
+    counts = list(accumulate(wave.minibatches for wave in ordered))
+    points = []
+    for chunk in _chunks(len(ordered), MOST_POINTS):
+        known = [(wave.loss, wave.samples) for wave in ordered[chunk] if wave.loss is not None and wave.samples]
+        if known:
+            samples = sum(weight for _, weight in known)
+            loss = sum(loss * weight for loss, weight in known) / samples
+            points.append(Point(counts[chunk.stop - 1], ordered[chunk.stop - 1].seconds, {"loss": loss}))
+    return tuple(points)
+
+
+def _chunks(number: int, most: int) -> Iterator[slice]:
+    """`number` things in at most `most` runs of almost equal length, none empty."""
+    parts = min(number, most)
+    for part in range(parts):
+        yield slice(part * number // parts, (part + 1) * number // parts)
+
+
+def common_curve(runs: Sequence[Sequence[Point]], name: str, axis: Axis) -> tuple[CurvePoint, ...]:
+    """The value `name` of several runs against `axis`: their mean, and the least and the most of them.
+
+    Runs that were measured at the same places are compared there. Else each is read off between its points, at
+    `MOST_POINTS` even places in the range that all of them have. Runs without the value are left out.
+    """
+    curves = [curve for run in runs if (curve := _curve(run, name, axis))]
+    if not curves:
+        return ()
+    places = [x for x, _ in curves[0]]
+    if any([x for x, _ in curve] != places for curve in curves):
+        first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+        if first > last:
+            return ()
+        places = [first + (last - first) * step / (MOST_POINTS - 1) for step in range(MOST_POINTS)]
+    found = []
+    for x in places:
+        values = [_read_off(curve, x) for curve in curves]
+        found.append(CurvePoint(x, fmean(values), min(values), max(values)))
+    return tuple(found)
+
+
+def _curve(run: Sequence[Point], name: str, axis: Axis) -> list[tuple[float, float]]:
+    return [(getattr(point, axis), point.values[name]) for point in run if name in point.values]
+
+
+def _read_off(curve: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at `x`, on the straight line between the points around it; beyond the ends, that of the end."""
+    right = bisect_left(curve, x, key=lambda point: point[0])
+    if right == 0:
+        return curve[0][1]
+    if right == len(curve):
+        return curve[-1][1]
+    (x0, y0), (x1, y1) = curve[right - 1], curve[right]
+    return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)

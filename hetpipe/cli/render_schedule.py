@@ -1,0 +1,179 @@
+"""`hetpipe render schedule`: the timeline of a policy, as the papers draw them, from the runtime's own rules."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hetpipe.cli.outcome import ExitStatus, Output
+from hetpipe.cli.schedule_picture import picture_lines
+from hetpipe.cli.schedule_svg import draw_schedule
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.text import shown_path
+from hetpipe.errors import UserError
+from hetpipe.schedule.policy import Kind
+from hetpipe.schedule.timeline import Box, Pipeline, StageTimeline, Timeline, play
+from hetpipe.spec.policies import (
+    ONE_UPDATE_PER_WAVE,
+    SCHEDULES,
+    WEIGHT_POLICIES,
+    Schedule,
+    WeightPolicy,
+    least_minibatches_per_wave,
+    schedule_of,
+)
+from hetpipe.spec.suggest import did_you_mean
+
+#: Larger pictures are of no use to anyone, and take long to make.
+_MOST_STAGES = 64
+_MOST_MINIBATCHES = 1000
+_MOST_UNITS = 100
+
+#: N as in a job that does not say it, where the policy allows it.
+_MINIBATCHES_PER_WAVE = 4
+
+_WEIGHTS: Mapping[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
+
+_AUTO = "auto"
+
+_DIRECTIONS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderOptions:
+    """The options of the command."""
+
+    stages: int
+    minibatches: int
+    weights: str
+    schedule: str
+    """`auto`: the policy's own."""
+    minibatches_per_wave: int | None = None
+    """None: as many as a job has by default, or more where the policy needs them."""
+    accumulate: int | None = None
+    """None: 1."""
+    backward_time: int = 2
+    """Units of time; a forward takes one."""
+    svg: Path | None = None
+
+
+def run(options: RenderOptions, output: Output, shell: Shell) -> ExitStatus:
+    """Play the pipeline, and draw it.
+
+    Raises:
+        UserError: options that cannot be used, or a file that cannot be written.
+    """
+    timeline = play(pipeline_of(options))
+    if options.svg is not None:
+        _write_svg(timeline, options.svg)
+        output.say(f"the picture is in {shown_path(options.svg.absolute(), shell.current)}")
+    if output.machine is None:
+        output.say(*picture_lines(timeline, shutil.get_terminal_size().columns))
+    else:
+        output.answer(to_json(timeline))
+    return ExitStatus.OK
+
+
+def pipeline_of(options: RenderOptions) -> Pipeline:
+    """What the options ask for, with the defaults filled in.
+
+    Raises:
+        UserError: an option means nothing, or is too large for a picture.
+
+    >>> asked = RenderOptions(stages=6, minibatches=9, weights="stash", schedule="auto", accumulate=4)
+    >>> pipeline_of(asked).minibatches_per_wave
+    8
+    """
+    if options.weights not in _WEIGHTS:
+        raise UserError(f"--weights knows no {options.weights!r}; {did_you_mean(options.weights, WEIGHT_POLICIES)}")
+    weights = _WEIGHTS[options.weights]
+    schedule = _schedule(weights, options.schedule)
+    _check_sizes(options)
+    if options.accumulate is not None and weights in ONE_UPDATE_PER_WAVE:
+        raise UserError(
+            f"--accumulate is {options.accumulate}, but {weights} makes one update per wave; leave it out, and give "
+            "--minibatches-per-wave instead"
+        )
+    accumulate = 1 if options.accumulate is None else options.accumulate
+    return Pipeline(
+        num_stages=options.stages,
+        num_minibatches=options.minibatches,
+        weights=weights,
+        schedule=schedule,
+        minibatches_per_wave=options.minibatches_per_wave or _least_whole(weights, options.stages, accumulate),
+        accumulate=accumulate,
+        backward_units=options.backward_time,
+    )
+
+
+def to_json(timeline: Timeline) -> dict[str, Any]:
+    """What `--json` prints. Times are in units, the first forward begins at 0."""
+    return {
+        "pipeline": asdict(timeline.pipeline),
+        "minibatches_per_update": timeline.pipeline.minibatches_per_update,
+        "end": timeline.end,
+        "bubble": timeline.bubble,
+        "steady_utilisation": timeline.pipeline.steady_utilisation,
+        "stages": [_stage_json(timeline, stage) for stage in timeline.stages],
+    }
+
+
+def _stage_json(timeline: Timeline, stage: StageTimeline) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "utilisation": stage.busy_units / timeline.end,
+        "most_in_flight": stage.most_in_flight,
+        "weight_buffers": stage.weight_buffers,
+        "boxes": [_box_json(box) for box in stage.boxes],
+        "updates": [asdict(update) for update in stage.updates],
+    }
+
+
+def _box_json(box: Box) -> dict[str, Any]:
+    return {
+        "kind": _DIRECTIONS[box.action.kind],
+        "p": box.action.p,
+        "start": box.start,
+        "end": box.end,
+        "through": box.through,
+        "steps_ahead": box.steps_ahead,
+    }
+
+
+def _schedule(weights: WeightPolicy, text: str) -> Schedule:
+    if text not in (_AUTO, *SCHEDULES):
+        raise UserError(f"--schedule knows no {text!r}; {did_you_mean(text, (_AUTO, *SCHEDULES))}")
+    try:
+        return schedule_of(weights, text)
+    except ValueError as error:
+        raise UserError(f"--schedule {error}") from error
+
+
+def _check_sizes(options: RenderOptions) -> None:
+    for option, number, most in (
+        ("--stages", options.stages, _MOST_STAGES),
+        ("--minibatches", options.minibatches, _MOST_MINIBATCHES),
+        ("--minibatches-per-wave", options.minibatches_per_wave, _MOST_MINIBATCHES),
+        ("--accumulate", options.accumulate, _MOST_MINIBATCHES),
+        ("--backward-time", options.backward_time, _MOST_UNITS),
+    ):
+        if number is not None and number < 1:
+            raise UserError(f"{option} is {number}; give at least 1")
+        if number is not None and number > most:
+            raise UserError(f"{option} is {number}, which makes a picture too large to read; give at most {most}")
+
+
+def _least_whole(weights: WeightPolicy, num_stages: int, accumulate: int) -> int:
+    """The least N that the policy allows, no less than a job's default, in whole updates."""
+    least = max(_MINIBATCHES_PER_WAVE, least_minibatches_per_wave(weights, num_stages))
+    return -(-least // accumulate) * accumulate
+
+
+def _write_svg(timeline: Timeline, path: Path) -> None:
+    try:
+        path.write_text(draw_schedule(timeline), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; give --svg a file in a folder that exists") from error

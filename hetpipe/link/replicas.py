@@ -1,0 +1,119 @@
+"""Gradients of equal replicas, added up by torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+The process group is made directly, so that nothing of `torch.distributed`'s global state is touched. All tensors of a
+call travel as one flat tensor per dtype: one collective costs less than many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.errors import DeadlineExceeded, PeerUnreachable, UserError
+
+if TYPE_CHECKING:  # torch.distributed has these names, but only its C++ module has their types
+    from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
+else:
+    from torch.distributed import PrefixStore, ProcessGroupGloo
+
+
+class DistributedReplicas:
+    """The same stage of all virtual workers, over one process group; see `pipeline.replicas.Replicas`."""
+
+    def __init__(self, group: ProcessGroup, who: str) -> None:
+        self._group = group
+        self._who = who
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """See `Replicas.sum_`."""
+        self._on_flat(tensors, lambda flat: self._group.allreduce([flat]), "to add up gradients")
+
+    def copy_first_(self, tensors: Sequence[Tensor]) -> None:
+        """See `Replicas.copy_first_`."""
+        self._on_flat(tensors, lambda flat: self._group.broadcast(flat, 0), "to begin from the same weights")
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group.shutdown()
+
+    def _on_flat(self, tensors: Sequence[Tensor], work: Callable[[Tensor], Work], why: str) -> None:
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            same = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in same])
+            began = SYSTEM_CLOCK.monotonic()
+            try:
+                work(flat).wait()
+            except RuntimeError as error:
+                raise _lost(error, f"{self._who} waited {SYSTEM_CLOCK.monotonic() - began:.1f} s", why) from error
+            for tensor, part in zip(same, torch.split(flat, [tensor.numel() for tensor in same]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+
+def connect_replicas(
+    store: Store,
+    *,
+    stage: int,
+    vw: int,
+    num_workers: int,
+    host: str,
+    device: torch.device,
+    stall_seconds: float,
+) -> DistributedReplicas:
+    """Join the group of `stage` of all virtual workers; each of them calls this with the same store.
+
+    Args:
+        store: the rendezvous of virtual worker 0.
+        stage: own index in the pipeline.
+        vw: own index among the replicas.
+        num_workers: V.
+        host: own address, under which the others reach this process.
+        device: where the gradients are.
+        stall_seconds: longest wait for another replica, now and in every call.
+
+    Raises:
+        DeadlineExceeded: another replica did not come in time.
+        PeerUnreachable: the rendezvous or a replica went away meanwhile.
+        UserError: `host` is no address of this machine.
+    """
+    who = f"stage {stage} of virtual worker {vw}"
+    shared = PrefixStore(f"replicas/stage-{stage}", store)
+    timeout = timedelta(seconds=stall_seconds)
+    began = SYSTEM_CLOCK.monotonic()
+    try:
+        group = _nccl(shared, vw, num_workers, timeout) if device.type == "cuda" else None
+        return DistributedReplicas(group or _gloo(shared, vw, num_workers, timeout, host), who)
+    except RuntimeError as error:
+        elapsed = SYSTEM_CLOCK.monotonic() - began
+        raise _lost(error, f"{who} waited {elapsed:.1f} s", "to connect") from error
+
+
+def _gloo(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> ProcessGroup:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - the stub lacks it
+    options._timeout = timeout  # noqa: SLF001 - so named in Python
+    try:
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
+    except RuntimeError as error:
+        raise UserError(f"cannot use the address {host} ({error}); give an address of this machine") from error
+    options._threads = 1  # noqa: SLF001
+    return cast("ProcessGroup", ProcessGroupGloo(store, rank, size, options))
+
+
+def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+    from torch.distributed import ProcessGroupNCCL  # not in CPU builds
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout  # noqa: SLF001 - so named in Python
+    return cast("ProcessGroup", ProcessGroupNCCL(store, rank, size, options))
+
+
+def _lost(error: RuntimeError, waited: str, why: str) -> DeadlineExceeded | PeerUnreachable:
+    text = str(error).split("\n", maxsplit=1)[0][:200]
+    if isinstance(error, dist.DistStoreError) or "timed out" in text.lower():
+        return DeadlineExceeded(f"{waited} for its replicas {why} ({text})")
+    return PeerUnreachable(f"{waited} for its replicas {why}, and lost one ({text})")

@@ -1,0 +1,131 @@
+"""How training went, wave by wave: `RUN_DIR/metrics/vw-V.jsonl`, one JSON object per line.
+
+The last stage of a virtual worker writes, because the losses are there. A line is what one wave did; whoever draws a
+curve adds up minibatches and samples. Numbers that are not finite, which JSON does not have, become null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveMetrics:
+    """One wave of one virtual worker."""
+
+    wave: int
+    p: int
+    """Its last minibatch."""
+    minibatches: int
+    """In this wave."""
+    samples: int
+    loss: float | None
+    """Mean over the samples; None if it is not finite."""
+    learning_rate: float | None
+    """Of the next update; None on a stage without parameters."""
+    gradient_norm: float | None
+    """Of the last gradient that was stepped, before it was clipped; None without clipping."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWave:
+    """A line of the file."""
+
+    t: float
+    """Monotonic seconds at the end of the wave on the last stage; comparable between processes of one host only."""
+    wave: WaveMetrics
+
+
+class MetricsWriter(Protocol):
+    """Takes the waves of one virtual worker in their order. Used by one thread."""
+
+    def write(self, wave: WaveMetrics) -> None:
+        """Record one wave."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+class NullMetrics(MetricsWriter):
+    """Writes nothing."""
+
+    def write(self, wave: WaveMetrics) -> None:
+        """Forget it."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Metrics(MetricsWriter):
+    """Appends to a file, one unbuffered write per wave, so that a killed process leaves whole lines only."""
+
+    def __init__(self, path: Path, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Open or make `path` and its folder.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._clock = clock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, wave: WaveMetrics) -> None:
+        """See `MetricsWriter.write`.
+
+        Raises:
+            OSError: the line could not be written.
+        """
+        assert self._descriptor is not None, "the metrics are closed"
+        values = {"t": round(self._clock.monotonic(), 6), **{k: _finite(v) for k, v in asdict(wave).items()}}
+        os.write(self._descriptor, f"{_encode(values)}\n".encode())
+
+    def close(self) -> None:
+        """See `MetricsWriter.close`."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def metrics_path(run_dir: Path, vw: int) -> Path:
+    """The file of one virtual worker."""
+    return run_dir / "metrics" / f"vw-{vw}.jsonl"
+
+
+def read_metrics(path: Path) -> list[TimedWave]:
+    """The waves of a file, in its order; lines that are torn or of another kind are passed over.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict) and values.keys() >= _NAMES:
+            found.append(_revived(values))
+    return found
+
+
+def _revived(values: Mapping[str, Any]) -> TimedWave:
+    return TimedWave(values["t"], WaveMetrics(**{name: values[name] for name in _NAMES - {"t"}}))
+
+
+_NAMES = {"t", *(field.name for field in fields(WaveMetrics))}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None

@@ -1,0 +1,148 @@
+"""Which published clock does a stage compute with, and are its weights here? (`wsp.md` §2, §3)
+
+The first stage chooses the clock of each switch point; the others find it in the frames. Where no parameter servers
+hold weights the clock in use never changes within a segment, but the first stage asks all the same: the answer says
+where the next barrier is, and keeps it from being set behind minibatches that have begun.
+"""
+
+from __future__ import annotations
+
+from hetpipe.errors import ClockNotPublished
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.setup import StageParts
+from hetpipe.spec.ids import Clock, Minibatch
+from hetpipe.sync.gate import (
+    is_switch_point,
+    newest_usable_clock,
+    required_clock,
+    switch_minibatch,
+    switch_number,
+)
+
+
+class ClockUse:
+    """The clock in use in one segment, which starts at `start`. The inbox's bell is held by who calls.
+
+    Attributes:
+        in_use: W*.
+        wait_reason: why the last question was answered with no, and whether a clock must be published first.
+    """
+
+    def __init__(self, parts: StageParts, inbox: Inbox, start: Clock) -> None:
+        self._parts = parts
+        self._inbox = inbox
+        self._start = start
+        self.in_use = start
+        self.wait_reason: tuple[str, bool] = ("", False)
+        #: First stage: the latest switch point that has a clock, and that clock.
+        self._chosen: tuple[int, Clock] | None = None
+        #: Clocks that were asked for, and those of them of which nothing was heard.
+        self._asked: set[Clock] = set()
+        self._under_way: set[Clock] = set()
+
+    def opens(self, p: Minibatch) -> bool:
+        """First stage: whether the clock of `p` is chosen, and its weights are here."""
+        if not self._may_change_at(p):
+            return True
+        if self._chosen is None or self._chosen[0] != p:
+            clock = self._choose(p)
+            if clock is None:
+                return False
+            self._chosen = (p, clock)
+        return self.is_here(self._chosen[1])
+
+    def chosen(self, p: Minibatch) -> Clock:
+        """First stage: the clock of `p`, which `opens` has let in."""
+        return self._chosen[1] if self._chosen is not None and self._chosen[0] == p else self.in_use
+
+    def is_here(self, clock: Clock) -> bool:
+        """Whether w^(clock) is here; asks for it if nobody did."""
+        if clock == self.in_use or clock in self._inbox.fetched:
+            return True
+        if clock in self._inbox.lost:
+            self._inbox.lost.discard(clock)
+            self._asked.discard(clock)
+        self._ask(clock, ahead=False)
+        self.wait_reason = (f"w^({clock}) from the parameter servers", False)
+        return False
+
+    def fetch_ahead(self, begun: int) -> None:
+        """Ask for the weights of the next switch point above minibatch `begun` as soon as they are published.
+
+        A publish is heard in the middle of a computation, too: the weights then arrive while it lasts. One clock is
+        fetched at a time, so that of several that are published close together only the newest is.
+        """
+        if not self._parts.has_shards:
+            return
+        self._under_way -= self._inbox.fetched.keys() | self._inbox.lost
+        if self._under_way:
+            return
+        sync = self._parts.sync
+        switch = self._next_switch(begun)
+        newest = min(self._inbox.log.published, self._newest_usable(switch))
+        clock = self._required(switch) if sync.deterministic else newest
+        if self.in_use < clock <= newest:
+            self._ask(Clock(clock), ahead=True)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _may_change_at(self, p: Minibatch) -> bool:
+        sync = self._parts.sync
+        is_switch = is_switch_point(
+            p, minibatches_per_wave=sync.minibatches_per_wave, start=self._start, weights=sync.weights
+        )
+        return is_switch and self._newest_usable(p) > self._start
+
+    def _choose(self, p: Minibatch) -> Clock | None:
+        """W*(p): the required clock, or the newest published one; None and a reason if it is not published yet."""
+        sync, log = self._parts.sync, self._inbox.log
+        required = self._required(p)
+        if log.published < required:
+            behind = ", ".join(str(vw) for vw in log.behind(required)) or "the parameter servers"
+            who = f"virtual worker {behind}" if behind[0].isdigit() else behind
+            self.wait_reason = (
+                f"clock {required}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
+                True,
+            )
+            return None
+        if sync.deterministic:
+            return required
+        number = switch_number(p, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
+        try:
+            clock, barrier = self._parts.synchroniser.hold(number)
+        except ClockNotPublished:
+            return None
+        if log.barrier is None or log.barrier.clock != barrier:
+            # The answer is ahead of what was read of the log: minibatches after `p` must know this barrier, too.
+            self.wait_reason = (f"the record of the barrier at clock {barrier}", True)
+            return None
+        if p > barrier * sync.minibatches_per_wave:
+            return None
+        return clock if self._parts.has_shards else self._start
+
+    def _ask(self, clock: Clock, *, ahead: bool) -> None:
+        if clock not in self._asked:
+            self._asked.add(clock)
+            self._under_way.add(clock)
+            self._parts.synchroniser.fetch(clock, ahead=ahead)
+
+    def _next_switch(self, begun: int) -> Minibatch:
+        sync = self._parts.sync
+        number = switch_number(begun, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights) + 1
+        return switch_minibatch(number, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
+
+    def _newest_usable(self, p: int) -> Clock:
+        sync = self._parts.sync
+        return newest_usable_clock(
+            p, minibatches_per_wave=sync.minibatches_per_wave, start=self._start, weights=sync.weights
+        )
+
+    def _required(self, p: int) -> Clock:
+        sync = self._parts.sync
+        return required_clock(
+            p,
+            minibatches_per_wave=sync.minibatches_per_wave,
+            staleness=sync.staleness,
+            start=self._start,
+            weights=sync.weights,
+        )

@@ -1,0 +1,167 @@
+"""From the gradients of minibatches to updates of a stage's weights.
+
+gradients of a minibatch ─► average over an update ─► sum over replicas ─► clip ─► step
+
+Clipping by the norm over all stages takes two trips: the squared norms travel upstream, from stage to stage, and the
+norm comes back downstream. Until then the gradient waits, and so do the minibatches that need its update.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hetpipe.link.policy import Frame, FrameKind
+from hetpipe.observe.timeline import Activity
+from hetpipe.pipeline.clipping import clip_factor, norm_of, scaled, squared_norms
+from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
+from hetpipe.pipeline.tally import Tally
+from hetpipe.spec.ids import Minibatch
+from hetpipe.weights.averaging import Gradients, GradientSum, divided
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A gradient that waits for its norm."""
+
+    p: Minibatch
+    gradients: Gradients
+    squares: list[float]
+    """Of this stage and, once they came, all behind it."""
+    is_own: bool
+    """This replica has a minibatch in it."""
+
+
+class Updates:
+    """Makes the updates of one stage in one segment."""
+
+    def __init__(self, parts: StageParts, tally: Tally, made: Callable[[Minibatch], None], start: int) -> None:
+        """Begin after minibatch `start`.
+
+        Args:
+            parts: the stage.
+            tally: hears of norms and of time.
+            made: is called after each update, with the last minibatch in it.
+            start: the last minibatch before the segment.
+        """
+        self._parts = parts
+        self._tally = tally
+        self._made = made
+        self._names = tuple(name for layer in parts.layers for name in layer.parameters.values())
+        self._gathered = GradientSum()
+        self._latest = Minibatch(start)
+        self._waiting: deque[_Waiting] = deque()
+        #: The last minibatch whose gradient is in an update that was made.
+        self.through = Minibatch(start)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every gradient that came in is in an update."""
+        return not self._gathered.minibatches and not self._waiting
+
+    def add(self, p: Minibatch, gradients: Gradients, samples: int) -> None:
+        """Take in the gradients of minibatch `p`; makes an update if it is the last of one."""
+        self._gathered.add(gradients, samples)
+        self._latest = p
+        if self._parts.versions.is_update(p):
+            self._finish(p)
+
+    def flush(self) -> None:
+        """No more minibatches come: make an update of what is gathered."""
+        if self._gathered.minibatches:
+            self._finish(self._latest)
+
+    def join_empty_wave(self, last: Minibatch) -> None:
+        """This replica has no minibatch in a wave that ends at `last`; the others may."""
+        if self._parts.replicas is not None:
+            self._finish(last)
+
+    def hear_squares(self, frame: Frame) -> None:
+        """The squared norms of the stages behind have come."""
+        waiting = next(entry for entry in self._waiting if entry.p == frame.minibatch)
+        (behind,) = frame.tensors
+        assert behind is not None, "squared norms are a tensor"
+        waiting.squares += behind.tolist()
+        self._pass_on(waiting)
+
+    def hear_norm(self, frame: Frame) -> None:
+        """The norm over all stages has come."""
+        (norm,) = frame.tensors
+        assert norm is not None, "a norm is a tensor"
+        self._send_norm(frame.minibatch, norm)
+        self._step_clipped(float(norm))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, p: Minibatch) -> None:
+        is_own = self._gathered.minibatches > 0
+        gradients = self._averaged()
+        clipping = self._parts.clipping
+        if gradients is None:
+            return
+        if clipping is None:
+            self._step(p, gradients, is_own=is_own)
+            return
+        waiting = _Waiting(p, gradients, squared_norms(gradients, self._names), is_own)
+        self._waiting.append(waiting)
+        if not clipping.over_stages:
+            self._step_clipped(norm_of(waiting.squares))
+            return
+        self._parts.weights.pin(p)
+        if self._parts.identity.is_last:
+            self._pass_on(waiting)
+
+    def _averaged(self) -> Gradients | None:
+        """The gradient of the update, or None if no replica has a sample in it."""
+        replicas = self._parts.replicas
+        if replicas is None:
+            return self._gathered.take_average()
+        own, samples = self._gathered.take_sum()
+        counted = torch.tensor([float(samples)], dtype=torch.float64, device=self._parts.pool.device)
+        # A replica that did not use a parameter, or had no minibatch, adds zero.
+        like = self._parts.weights.at_barrier.views
+        summed = {name: torch.zeros_like(like[name]) if (g := own.get(name)) is None else g for name in self._names}
+        with self._parts.timeline.span(Activity.REDUCE, p=self._latest):
+            replicas.sum_([counted, *summed.values()])
+        total = int(counted.item())
+        return divided(dict(summed), total) if total else None
+
+    def _pass_on(self, waiting: _Waiting) -> None:
+        """Send squared norms upstream, or, on the first stage, the norm downstream."""
+        upstream = self._parts.upstream
+        if upstream is None:
+            norm = norm_of(waiting.squares)
+            self._send_norm(waiting.p, torch.tensor([norm], dtype=torch.float64))
+            self._step_clipped(norm)
+            return
+        squares = torch.tensor(waiting.squares, dtype=torch.float64)
+        upstream.send(Frame(FrameKind.SQUARES, waiting.p, 0, 0, (squares,)), deadline_seconds=SEND_SECONDS)
+
+    def _send_norm(self, p: int, norm: Tensor) -> None:
+        if self._parts.downstream is not None:
+            frame = Frame(FrameKind.NORM, p, 0, 0, (norm,))
+            self._parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
+
+    def _step_clipped(self, norm: float) -> None:
+        """Step the gradient that has waited longest, whose norm this is."""
+        clipping = self._parts.clipping
+        assert clipping is not None, "only clipping makes a gradient wait"
+        waiting = self._waiting.popleft()
+        self._tally.gradient_norm = norm
+        factor = clip_factor(norm, clipping.max_norm)
+        gradients = waiting.gradients if factor == 1.0 else scaled(waiting.gradients, factor)
+        self._step(waiting.p, gradients, is_own=waiting.is_own)
+
+    def _step(self, p: Minibatch, gradients: Gradients, *, is_own: bool) -> None:
+        parts, identity = self._parts, self._parts.identity
+        started = parts.clock.monotonic()
+        parts.weights.step(p, gradients)
+        if is_own:
+            parts.history.step(vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=p)
+        self._tally.computed(Activity.STEP, p, started)
+        self.through = p
+        self._made(p)

@@ -1,0 +1,356 @@
+"""The versions of a stage under parameter servers: an anchor and running sums (`wsp.md` §3, Arithmetic).
+
+Names as in the formula: anchor B, running sum ρ, update ũ of a wave, w through v = B + ρ_v. B is w^(W*) plus the
+stage's own whole waves up to v; where v ends a wave the weights are B itself. A version never changes once used. The
+optimizer steps in place on ρ, which starts at zero with each wave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from hetpipe.errors import NonFiniteUpdate
+from hetpipe.schedule.versions import VersionTable
+from hetpipe.spec.ids import Clock, Minibatch, Wave
+from hetpipe.weights.flat import BufferPool, FlatBuffer
+from hetpipe.weights.optimizer import StageOptimizer
+from hetpipe.weights.policy import Version, leaves_of
+
+
+class AnchoredWeights:
+    """Holds B, ρ, the sums not yet due, the versions in use and the stage's own ũ that anchors still need.
+
+    The ũ are in host memory, on their way to the shards and until no anchor needs them; all others are on the device.
+    See `StageWeights`.
+    """
+
+    def __init__(self, pool: BufferPool, optimizer: StageOptimizer, rho: FlatBuffer, table: VersionTable) -> None:
+        """Step on `rho`, which is zero; its one holder is this object."""
+        self._pool = pool
+        self.optimizer = optimizer
+        self._table = table
+        self._n = table.minibatches_per_wave
+        self._start = Clock(0)
+        #: ρ of the wave under way, and the last minibatch whose update is in it; None: none is.
+        self._rho = rho
+        self._rho_through: int | None = None
+        #: B + ρ, while more minibatches are to use just that.
+        self._shared: FlatBuffer | None = None
+        #: B, its published clock, and the own whole waves that it contains (exclusive).
+        self._anchor: FlatBuffer | None = None
+        self._anchor_clock = Clock(0)
+        self._anchor_through = Wave(0)
+        #: Waves closed here.
+        self._closed = Wave(0)
+        #: The last minibatch whose forward began.
+        self._forwarded = 0
+        #: The last one whose backward ended, where used weights stay on for their decay.
+        self._backwarded = 0
+        #: q → ρ as it stood after q, before later updates, or already B + ρ: minibatches to come will use it.
+        self._sums: dict[int, FlatBuffer] = {}
+        self._ready: set[int] = set()
+        #: B + ρ, kept up to date where a policy predicts from it.
+        self._newest: FlatBuffer | None = None
+        #: Minibatches between forward and their update, with their weights.
+        self._used: dict[int, Version] = {}
+        #: The newest weights at the end of a gradient that waits for its norm, for their decay.
+        self._pinned: dict[int, NewestWeights] = {}
+        #: Own ũ of the waves since the clock in use, in host memory: at most D + 2.
+        self._updates: dict[Wave, FlatBuffer] = {}
+        self.peak_at_rest = 0
+
+    def start(self, clock: Clock, published: FlatBuffer | None) -> None:
+        """See `StageWeights.start`: everything is w^(clock), ρ = 0."""
+        assert published is not None, "the parameter servers have the weights of a barrier"
+        assert not self._used, "a barrier finds the pipeline drained"
+        for buffer in (*self._sums.values(), *self._updates.values()):
+            self._pool.release(buffer)
+        self._sums.clear()
+        self._ready.clear()
+        self._updates.clear()
+        self._set_newest(None)
+        self._set_shared(None)
+        if self._anchor is not None:
+            self._pool.release(self._anchor)
+        self._anchor, self._anchor_clock, self._anchor_through = self._pool.to_device(published), clock, Wave(clock)
+        self._start, self._closed, self._forwarded = clock, Wave(clock), clock * self._n
+        self._rho.zero_()
+        self._rho_through = None
+        if self._table.is_predicting:
+            self._set_newest(self._anchor)
+
+    def switch(self, p: Minibatch, clock: Clock, published: FlatBuffer) -> None:
+        """See `StageWeights.switch`."""
+        assert self._anchor is not None, "no segment was started"
+        self._set_newest(None)
+        self._set_shared(None)
+        self._pool.release(self._anchor)
+        self._anchor, self._anchor_clock, self._anchor_through = self._pool.to_device(published), clock, Wave(clock)
+        self._grow(self._closed if self._table.is_predicting else self._waves_of(p))
+        if self._table.is_predicting:
+            self._follow()
+
+    def forward(self, p: Minibatch) -> Version:
+        """See `StageWeights.forward`."""
+        self._forwarded = p
+        self._let_go_before(p)
+        if self._table.is_predicting:
+            version = self._predicted(self._table.forward_steps_ahead(p, start=self._start))
+        else:
+            version = leaves_of(self._version(p))
+        self._used[p] = version
+        return version
+
+    def forwarded(self, p: Minibatch) -> None:
+        """See `StageWeights.forwarded`."""
+        if self._table.is_predicting:
+            self._let_go(p)
+        self._note()
+
+    def backward(self, p: Minibatch) -> Version:
+        """See `StageWeights.backward`."""
+        if self._table.is_predicting:
+            self._used[p] = self._predicted(self._table.backward_steps_ahead())
+        return self._used[p]
+
+    def backwarded(self, p: Minibatch) -> None:
+        """See `StageWeights.backwarded`; weights that decay stay until the step."""
+        if not self._decays_what_was_used:
+            self._let_go(p)
+            return
+        self._backwarded = p
+        self._let_go_before(p)
+
+    def pin(self, p: Minibatch) -> None:
+        """See `StageWeights.pin`."""
+        if not self._decays_what_was_used and not self._table.is_predicting:
+            self._pinned[p] = self._newest_weights(pool=self._pool)
+
+    def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
+        """See `StageWeights.step`."""
+        self._save_sum()
+        self.optimizer.step(gradients, self._decayed_from(p))
+        self._rho_through = p
+        self._unpin(p)
+        for done in [q for q in self._used if q <= p and self._decays_what_was_used]:
+            self._let_go(done)
+        if self._table.is_predicting and p % self._n:
+            self._follow()
+        self._note()
+
+    def close_wave(self, wave: Wave, last: Minibatch) -> FlatBuffer:
+        """See `StageWeights.close_wave`: ρ starts again at zero."""
+        if not self._rho.is_finite():
+            raise NonFiniteUpdate(self._blame(wave, last))
+        update = self._pool.to_host(self._rho)
+        self._updates[wave] = self._pool.hold(update)
+        for pinned in self._pinned.values():
+            pinned.add(update)
+        self._closed = Wave(wave + 1)
+        self._rho = self._pool.take().zero_()
+        self._rho_through = None
+        self.optimizer.rebind(self._rho)
+        if self._table.is_predicting:
+            self._set_newest(None)
+            self._grow(self._closed)
+            self._follow()
+        self._note()
+        return update
+
+    @property
+    def at_barrier(self) -> FlatBuffer:
+        """See `StageWeights.at_barrier`."""
+        assert self._anchor is not None, "no segment was started"
+        return self._anchor
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    def _waves_of(self, p: Minibatch) -> Wave:
+        """Own whole waves in the weights of `p`."""
+        return Wave(self._table.forward_through(p, start=self._start) // self._n)
+
+    def _version(self, p: Minibatch) -> FlatBuffer:
+        """The weights of `p`, with a holder of its own."""
+        v = self._table.forward_through(p, start=self._start)
+        self._grow(Wave(v // self._n))
+        assert self._anchor is not None, "no segment was started"
+        if v % self._n == 0:
+            return self._pool.hold(self._anchor)
+        is_last = self._table.last_user(v) == p
+        if v == self._rho_through:
+            return self._newest_version(self._anchor, is_last=is_last)
+        buffer = self._sums.pop(v) if is_last else self._sums[v]
+        if v not in self._ready:
+            if not is_last and self._changes_before(self._table.last_user(v)):
+                return self._pool.take().set_sum_(self._anchor, buffer)
+            buffer.add_(self._anchor)
+            self._ready.add(v)
+        if is_last:
+            self._ready.discard(v)
+            return buffer
+        return self._pool.hold(buffer)
+
+    def _newest_version(self, anchor: FlatBuffer, *, is_last: bool) -> FlatBuffer:
+        """B + ρ as it stands, with a holder of its own."""
+        buffer = self._shared
+        if buffer is None:
+            buffer = self._pool.take().set_sum_(anchor, self._rho)
+            if not is_last:
+                self._set_shared(buffer)
+            return buffer
+        self._pool.hold(buffer)
+        if is_last:
+            self._set_shared(None)
+        return buffer
+
+    def _save_sum(self) -> None:
+        """Before ρ changes: keep it for minibatches to come, with B added at once if it is theirs already."""
+        v, shared = self._rho_through, self._shared
+        if v is not None and not self._table.is_predicting and self._table.last_user(v) > self._forwarded:
+            assert self._anchor is not None, "no segment was started"
+            if v // self._n != self._anchor_through or self._changes_before(self._table.last_user(v)):
+                self._sums[v] = self._pool.take().copy_(self._rho)
+            elif shared is not None:
+                self._sums[v] = self._pool.hold(shared)
+                self._ready.add(v)
+            else:
+                self._sums[v] = self._pool.take().set_sum_(self._anchor, self._rho)
+                self._ready.add(v)
+        self._set_shared(None)
+
+    def _changes_before(self, p: int) -> bool:
+        """Whether another clock may come into use between now and minibatch `p`, included."""
+        return p // self._n != self._forwarded // self._n
+
+    def _grow(self, through: Wave) -> None:
+        """Add own whole waves to B, up to `through` (exclusive); a B that is in use stays as it is."""
+        assert self._anchor is not None, "no segment was started"
+        if through > self._anchor_through:
+            self._set_shared(None)
+        for wave in range(self._anchor_through, through):
+            if self._anchor.references > 1:
+                copy = self._pool.take().copy_(self._anchor)
+                self._pool.release(self._anchor)
+                self._anchor = copy
+            self._anchor.add_(self._updates[Wave(wave)])
+        self._anchor_through = Wave(max(through, self._anchor_through))
+        for wave in [w for w in self._updates if w <= self._anchor_clock and w < self._anchor_through]:
+            self._pool.release(self._updates.pop(wave))
+
+    # -- predictions -------------------------------------------------------------------------------------------------
+
+    def _predicted(self, steps: int) -> Version:
+        assert self._newest is not None, "no segment was started"
+        if steps == 0:
+            return leaves_of(self._pool.hold(self._newest))
+        ahead = self._pool.take().copy_(self._newest)
+        self.optimizer.predict_(ahead, steps)
+        return leaves_of(ahead)
+
+    def _follow(self) -> None:
+        """Bring the newest weights up to date."""
+        assert self._anchor is not None, "no segment was started"
+        if self._rho_through is None:
+            self._set_newest(self._anchor)
+            return
+        if self._newest is None or self._newest is self._anchor:
+            self._set_newest(None)
+            self._newest = self._pool.take()
+        self._newest.set_sum_(self._anchor, self._rho)
+
+    def _set_newest(self, buffer: FlatBuffer | None) -> None:
+        if self._newest is not None:
+            self._pool.release(self._newest)
+        self._newest = None if buffer is None else self._pool.hold(buffer)
+
+    def _set_shared(self, buffer: FlatBuffer | None) -> None:
+        if self._shared is not None:
+            self._pool.release(self._shared)
+        self._shared = None if buffer is None else self._pool.hold(buffer)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _decays_what_was_used(self) -> bool:
+        return self._table.weights in ("wave", "vertical")
+
+    def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor]:
+        """The weights whose decay is part of the update after `p`."""
+        if self._decays_what_was_used:
+            return self._used[p].weights
+        if self._newest is not None:
+            return self._newest.views
+        return self._pinned.get(p) or self._newest_weights()
+
+    def _newest_weights(self, pool: BufferPool | None = None) -> NewestWeights:
+        """B plus all own updates; held in `pool`, if that is given."""
+        assert self._anchor is not None, "no segment was started"
+        waves = [self._updates[Wave(wave)] for wave in range(self._anchor_through, self._closed)]
+        terms = waves if self._rho_through is None else [*waves, self._rho]
+        return NewestWeights([self._anchor, *terms], pool)
+
+    def _unpin(self, p: Minibatch) -> None:
+        pinned = self._pinned.pop(p, None)
+        if pinned is not None:
+            pinned.release()
+
+    def _let_go_before(self, p: int) -> None:
+        """In the update that `p` belongs to, only the weights of the last minibatch decay."""
+        group = self._table.minibatches_per_update
+        for q in [q for q in self._used if q < p and q <= self._backwarded and (q - 1) // group == (p - 1) // group]:
+            self._let_go(q)
+
+    def _let_go(self, p: int) -> None:
+        self._pool.release(self._used.pop(p).buffer)
+
+    def _note(self) -> None:
+        held = {id(version.buffer) for version in self._used.values()} | {id(buffer) for buffer in self._sums.values()}
+        held |= {id(buffer) for buffer in (self._anchor, self._rho, self._newest, self._shared) if buffer is not None}
+        self.peak_at_rest = max(self.peak_at_rest, len(held))
+
+    def _blame(self, wave: Wave, last: Minibatch) -> str:
+        """The first minibatch whose update is not finite, if the sums after each one of the wave are still here."""
+        used: dict[int, FlatBuffer] = {
+            self._table.forward_through(p, start=self._start): v.buffer for p, v in self._used.items()
+        }
+        for q in range(wave * self._n + 1, last):
+            after = self._sums.get(q) or used.get(q)
+            name = after.first_non_finite() if after else None
+            if name is not None:
+                return f"the update of minibatch {q} is not finite in parameter {name}"
+        return f"the update of minibatch {last} is not finite in parameter {self._rho.first_non_finite()}"
+
+
+class NewestWeights(Mapping[str, Tensor]):
+    """B plus the own waves that it does not contain yet plus ρ, summed up only for who asks for a tensor."""
+
+    def __init__(self, terms: list[FlatBuffer], pool: BufferPool | None) -> None:
+        """Add `terms` in their order, B first; with a pool, hold them until `release`."""
+        self._terms: list[FlatBuffer] = []
+        self._pool = pool
+        for term in terms:
+            self.add(term)
+
+    def add(self, term: FlatBuffer) -> None:
+        """Add one more own wave."""
+        self._terms.append(term if self._pool is None else self._pool.hold(term))
+
+    def release(self) -> None:
+        """Let go of what is held."""
+        if self._pool is not None:
+            for term in self._terms:
+                self._pool.release(term)
+
+    def __getitem__(self, name: str) -> Tensor:
+        total = self._terms[0].views[name]
+        for term in self._terms[1:]:
+            total = total + term.views[name].to(total.device)
+        return total
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._terms[0].views)
+
+    def __len__(self) -> int:
+        return len(self._terms[0].views)

@@ -1,0 +1,74 @@
+"""Several minibatches, one update: the average of their gradients as if they had been one batch (`wsp.md` §3).
+
+G = Σ n_j·g_j in the order of the minibatches, then G / Σ n_j, where n_j are samples and g_j is the gradient of the mean
+loss of minibatch j. A single minibatch's gradient stays as it is.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+Gradients = dict[str, Tensor | None]
+
+
+class GradientSum:
+    """Gathers the gradients of one update after the other."""
+
+    def __init__(self) -> None:
+        self._sum: Gradients = {}
+        #: Whether the sum is still the first minibatch's gradient, without its weight.
+        self._is_plain = True
+        #: Samples and minibatches gathered since the last update.
+        self.samples = 0
+        self.minibatches = 0
+
+    def add(self, gradients: Gradients, samples: int) -> None:
+        """Take in one minibatch's gradients (parameter name → gradient, None where it was not used)."""
+        if self.minibatches == 0:
+            self._sum, self._is_plain = gradients, True
+        else:
+            self._weigh()
+            for name, gradient in gradients.items():
+                if gradient is None:
+                    continue
+                before = self._sum.get(name)
+                if before is None:
+                    self._sum[name] = gradient.mul(samples)
+                else:
+                    before.add_(gradient, alpha=samples)
+        self.samples += samples
+        self.minibatches += 1
+
+    def take_sum(self) -> tuple[Gradients, int]:
+        """Σ n_j·g_j and Σ n_j; the next update begins."""
+        self._weigh()
+        return self._taken(), self._taken_samples()
+
+    def take_average(self) -> Gradients:
+        """The gradient of the update; the next one begins."""
+        is_plain, samples = self._is_plain, self._taken_samples()
+        found = self._taken()
+        return found if is_plain else divided(found, samples)
+
+    def _weigh(self) -> None:
+        if not self._is_plain:
+            return
+        # A new tensor: autograd may hand out one for two parameters, or a broadcast one.
+        self._sum = {name: None if g is None else g.mul(self.samples) for name, g in self._sum.items()}
+        self._is_plain = False
+
+    def _taken(self) -> Gradients:
+        found, self._sum, self._is_plain = self._sum, {}, True
+        return found
+
+    def _taken_samples(self) -> int:
+        samples, self.samples, self.minibatches = self.samples, 0, 0
+        return samples
+
+
+def divided(gradients: Gradients, samples: int) -> Gradients:
+    """`gradients`, each divided in place."""
+    for gradient in gradients.values():
+        if gradient is not None:
+            gradient.div_(samples)
+    return gradients

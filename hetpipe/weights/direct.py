@@ -1,0 +1,133 @@
+"""The versions of a stage whose weights are its own: the optimizer steps on the newest ones (`policies.md`).
+
+An update is made in place, or in a copy where some minibatch still needs the version that it would overwrite. So the
+buffers at rest are the versions in use and those not yet due, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hetpipe.errors import NonFiniteUpdate
+from hetpipe.schedule.versions import VersionTable
+from hetpipe.spec.ids import Clock, Minibatch, Wave
+from hetpipe.weights.flat import BufferPool, FlatBuffer
+from hetpipe.weights.optimizer import StageOptimizer
+from hetpipe.weights.policy import Version, leaves_of
+
+
+class DirectWeights:
+    """Holds the newest weights and the older versions that the table says are needed. See `StageWeights`."""
+
+    def __init__(self, pool: BufferPool, optimizer: StageOptimizer, first: FlatBuffer, table: VersionTable) -> None:
+        """Begin from the weights `first`, which the optimizer steps on; their one holder is this object."""
+        self._pool = pool
+        self.optimizer = optimizer
+        self._table = table
+        self._start = Clock(0)
+        self._newest = first
+        #: The last minibatch whose update is in the newest weights.
+        self._through = 0
+        #: Through which minibatch → older version that is still needed.
+        self._older: dict[int, FlatBuffer] = {}
+        #: Minibatches between forward and the end of their backward, with their weights.
+        self._used: dict[int, Version] = {}
+        self.peak_at_rest = 1
+
+    def start(self, clock: Clock, published: FlatBuffer | None) -> None:
+        """See `StageWeights.start`; nothing is ever published here."""
+        assert published is None, "nobody else has these weights"
+        assert not self._used, "a barrier finds the pipeline drained"
+        for through in list(self._older):
+            self._pool.release(self._older.pop(through))
+        self._start = clock
+        self._through = clock * self._table.minibatches_per_wave
+
+    def switch(self, p: Minibatch, clock: Clock, published: FlatBuffer) -> None:
+        """Never called: no clock is ever fetched."""
+        raise AssertionError(clock)
+
+    def forward(self, p: Minibatch) -> Version:
+        """See `StageWeights.forward`."""
+        through = self._table.forward_through(p, start=self._start)
+        if self._table.is_predicting:
+            assert through == self._through, f"minibatch {p} wants the weights through {through}, not {self._through}"
+            version = self._predicted(self._table.forward_steps_ahead(p, start=self._start))
+        else:
+            version = leaves_of(self._pool.hold(self._buffer(through)))
+        self._used[p] = version
+        return version
+
+    def forwarded(self, p: Minibatch) -> None:
+        """See `StageWeights.forwarded`."""
+        if self._table.is_predicting:
+            self._let_go(p)
+        self._note()
+
+    def backward(self, p: Minibatch) -> Version:
+        """See `StageWeights.backward`."""
+        if self._table.is_predicting:
+            self._used[p] = self._predicted(self._table.backward_steps_ahead())
+        return self._used[p]
+
+    def backwarded(self, p: Minibatch) -> None:
+        """See `StageWeights.backwarded`."""
+        self._let_go(p)
+
+    def pin(self, p: Minibatch) -> None:
+        """See `StageWeights.pin`: without other workers, nothing but the stage's own updates changes its weights."""
+
+    def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
+        """See `StageWeights.step`."""
+        table, before, through = self._table, self._newest, self._through
+        used = self._decayed_from(p)
+        done = -(-p // table.minibatches_per_update) * table.minibatches_per_update  # after a short one, none follow
+        if not table.is_predicting and table.last_user(through) > done:
+            self._older[through] = before
+            self._newest = self._pool.take().copy_(before)
+        self.optimizer.rebind(self._newest)
+        self.optimizer.step(gradients, used)
+        self._through = p
+        for old in [t for t in self._older if table.last_user(t) <= done]:
+            self._pool.release(self._older.pop(old))
+        self._note()
+
+    def close_wave(self, wave: Wave, last: Minibatch) -> None:
+        """See `StageWeights.close_wave`; nothing is pushed."""
+        name = None if self._newest.is_finite() else self._newest.first_non_finite()
+        if name is not None:
+            first = wave * self._table.minibatches_per_wave + 1
+            minibatches = f"minibatch {last}" if last == first else f"one of the minibatches {first} to {last}"
+            raise NonFiniteUpdate(f"the update of {minibatches} is not finite in parameter {name}")
+
+    @property
+    def at_barrier(self) -> FlatBuffer:
+        """See `StageWeights.at_barrier`."""
+        return self._newest
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _buffer(self, through: int) -> FlatBuffer:
+        return self._newest if through == self._through else self._older[through]
+
+    def _predicted(self, steps: int) -> Version:
+        if steps == 0:
+            return leaves_of(self._pool.hold(self._newest))
+        ahead = self._pool.take().copy_(self._newest)
+        self.optimizer.predict_(ahead, steps)
+        return leaves_of(ahead)
+
+    def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor] | None:
+        """The weights whose decay is part of the update after `p`; None: those it is made on."""
+        if self._table.weights not in ("wave", "vertical"):
+            return None
+        through = self._table.forward_through(p, start=self._start)
+        return None if through == self._through else self._buffer(through).views
+
+    def _let_go(self, p: Minibatch) -> None:
+        self._pool.release(self._used.pop(p).buffer)
+
+    def _note(self) -> None:
+        self.peak_at_rest = max(self.peak_at_rest, 1 + len(self._older))

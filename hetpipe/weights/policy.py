@@ -1,0 +1,100 @@
+"""Which tensors hold the weight versions of a stage, and how does an update change them?
+
+Two answers: `anchored` where parameter servers publish weights (`wsp.md` §3), `direct` where only the stages hold them
+(`sync: none`, `sync: allreduce`). Both are told by a `VersionTable` which version a minibatch uses; they differ in what
+the optimizer steps on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from hetpipe.spec.ids import Clock, Minibatch, Wave
+from hetpipe.weights.flat import FlatBuffer
+from hetpipe.weights.optimizer import StageOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The weights of one minibatch in one direction."""
+
+    buffer: FlatBuffer
+    weights: Mapping[str, Tensor]
+    """Leaves by parameter name: views of `buffer` that require gradients."""
+
+
+def leaves_of(buffer: FlatBuffer) -> Version:
+    """A version whose weights are the tensors of `buffer`."""
+    return Version(buffer, {name: view.detach().requires_grad_() for name, view in buffer.views.items()})
+
+
+class StageWeights(Protocol):
+    """The versions of one stage. Not thread-safe: one compute thread uses it.
+
+    Per minibatch: `forward`, `forwarded`, later `backward`, `backwarded`; `step` after the last minibatch of an update.
+    Buffers handed out (`close_wave`) or in (`start`, `switch`) carry one holder, which changes hands.
+    """
+
+    optimizer: StageOptimizer
+    #: Buffers held between two actions, at most at once so far.
+    peak_at_rest: int
+
+    def start(self, clock: Clock, published: FlatBuffer | None) -> None:
+        """Begin a segment at the barrier at `clock`, from w^(clock), or from the newest weights if that is None."""
+        ...
+
+    def switch(self, p: Minibatch, clock: Clock, published: FlatBuffer) -> None:
+        """From minibatch `p` on, build on w^(clock)."""
+        ...
+
+    def forward(self, p: Minibatch) -> Version:
+        """The weights of the forward of `p`."""
+        ...
+
+    def forwarded(self, p: Minibatch) -> None:
+        """The forward of `p` has ended."""
+        ...
+
+    def backward(self, p: Minibatch) -> Version:
+        """The weights of the backward of `p`; other ones than of its forward if the policy predicts."""
+        ...
+
+    def backwarded(self, p: Minibatch) -> None:
+        """The backward of `p` has ended."""
+        ...
+
+    def pin(self, p: Minibatch) -> None:
+        """The gradient of the update after minibatch `p` is complete, but its step must wait.
+
+        What decays in it are the weights of now: when the step comes is a matter of timing.
+        """
+        ...
+
+    def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
+        """Make the update after minibatch `p`.
+
+        Args:
+            p: the last minibatch whose gradient is in it.
+            gradients: parameter name → gradient or None; they are taken out, and freed with the step.
+        """
+        ...
+
+    def close_wave(self, wave: Wave, last: Minibatch) -> FlatBuffer | None:
+        """All updates of a wave are made, the last one after minibatch `last`.
+
+        Returns:
+            ũ in host memory, whose one holder is the caller; None where nothing is pushed.
+
+        Raises:
+            NonFiniteUpdate: naming parameter and minibatch.
+        """
+        ...
+
+    @property
+    def at_barrier(self) -> FlatBuffer:
+        """Right after `start`: the weights of the barrier."""
+        ...

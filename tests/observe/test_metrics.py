@@ -1,0 +1,54 @@
+"""Waves as lines of a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from hetpipe.observe.metrics import Metrics, NullMetrics, WaveMetrics, metrics_path, read_metrics
+from hetpipe.testing.fake_clock import FakeClock
+
+WAVE = WaveMetrics(wave=2, p=12, minibatches=4, samples=60, loss=0.25, learning_rate=0.1, gradient_norm=None)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    clock, path = FakeClock(monotonic=5.0), metrics_path(tmp_path, 1)
+    metrics = Metrics(path, clock=clock)
+    metrics.write(WAVE)
+    clock.advance(0.5)
+    metrics.write(replace(WAVE, wave=3, p=16))
+    metrics.close()
+    metrics.close()
+    assert path == tmp_path / "metrics" / "vw-1.jsonl"
+    assert [(one.t, one.wave.wave, one.wave.p) for one in read_metrics(path)] == [(5.0, 2, 12), (5.5, 3, 16)]
+    assert read_metrics(path)[0].wave == WAVE
+
+
+def test_the_keys_of_a_line(tmp_path: Path) -> None:
+    path = metrics_path(tmp_path, 0)
+    Metrics(path, clock=FakeClock()).write(WAVE)
+    keys = ["t", "wave", "p", "minibatches", "samples", "loss", "learning_rate", "gradient_norm"]
+    assert list(json.loads(path.read_text())) == keys
+
+
+def test_numbers_json_does_not_have_become_null(tmp_path: Path) -> None:
+    path = metrics_path(tmp_path, 0)
+    Metrics(path, clock=FakeClock()).write(replace(WAVE, loss=float("nan"), gradient_norm=float("inf")))
+    assert json.loads(path.read_text())["loss"] is None
+    assert read_metrics(path)[0].wave.gradient_norm is None
+
+
+def test_a_later_process_goes_on_and_torn_lines_are_passed_over(tmp_path: Path) -> None:
+    path = metrics_path(tmp_path, 0)
+    for _ in range(2):
+        Metrics(path, clock=FakeClock()).write(WAVE)
+    with path.open("a") as file:
+        file.write('{"t":1.0,"wa')
+    assert [one.wave for one in read_metrics(path)] == [WAVE, WAVE]
+
+
+def test_nothing_is_written_where_nobody_asks() -> None:
+    metrics = NullMetrics()
+    metrics.write(WAVE)
+    metrics.close()
