@@ -1,8 +1,8 @@
-"""Scikit-learn's bundled digits, each drawn anew at another place, angle and size.
+"""Scikit-learn's bundled digits, each drawn anew several times at another place, angle and size.
 
-The images of 8 × 8 become 16 × 16. How a sample is moved follows from its number alone, so every process and every run
-sees the same samples. The originals are divided as in `examples/digits`: nothing that is evaluated on was ever trained
-on, moved or not.
+The images of 8 × 8 become 16 × 16. How a sample is moved is drawn from a fixed seed, so every process and every run has
+the same samples. The originals are divided as in `examples/digits`: nothing that is evaluated on was ever trained on,
+moved or not.
 
 Shape suffixes: B images, H and W pixels, R rows and C columns of an affine map.
 """
@@ -17,9 +17,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from examples.digits import model as digits
-
-SIZE = 16
-"""Pixels of an edge."""
+from examples.moved_digits.model import SIZE
 
 TRAIN_VARIANTS = 3
 """Samples made of each original."""
@@ -49,7 +47,7 @@ def _moved(originals: TensorDataset, num_variants: int, *, seed: int) -> TensorD
     """Sample i is variant i // len(originals) of original i % len(originals)."""
     pixels_BP, labels_B = originals.tensors
     pixels_BP, labels_B = pixels_BP.repeat(num_variants, 1), labels_B.repeat(num_variants)
-    images_BHW = pixels_BP.unflatten(1, (_ORIGINAL_SIZE, _ORIGINAL_SIZE))
+    images_BHW = pixels_BP.reshape(-1, _ORIGINAL_SIZE, _ORIGINAL_SIZE)
     maps_BRC = affine_maps(len(labels_B), seed=seed)
     return TensorDataset(draw(images_BHW, maps_BRC), labels_B)
 
@@ -62,7 +60,7 @@ def affine_maps(num_samples: int, *, seed: int) -> Tensor:
     # The edge is 2 long in these coordinates.
     shifts_B2 = (2 * draws_B4[:, 2:] - 1) * 2 * MOST_MOVED_SHARE
     cosines_B, sines_B = angles_B.cos() / scales_B, angles_B.sin() / scales_B
-    turns_BRR = torch.stack([cosines_B, sines_B, -sines_B, cosines_B], dim=1).unflatten(1, (2, 2))
+    turns_BRR = torch.stack([cosines_B, sines_B, -sines_B, cosines_B], dim=1).reshape(-1, 2, 2)
     # The digit's middle comes to `shifts`, so that point maps back to the original's middle.
     return torch.cat([turns_BRR, -turns_BRR @ shifts_B2.unsqueeze(2)], dim=2)
 

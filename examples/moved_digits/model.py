@@ -1,7 +1,7 @@
-"""A small convolutional network as a chain of eight layers that four stages can share evenly.
+"""A small convolutional network as a chain of eight layers that four stages share about evenly, two layers each.
 
-GroupNorm rather than BatchNorm: it needs no statistics of earlier minibatches, so weight policies differ in the weights
-they use and in nothing else. Shape suffixes: B images, C channels (at the end: classes), H and W pixels.
+Its norms are GroupNorm rather than BatchNorm: they keep no statistics of earlier minibatches, so weight policies differ
+in the weights they use and in nothing else. Shape suffixes: B images, C channels (at the end: classes), H and W pixels.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 SIZE = 16
-"""Pixels of an edge."""
+"""Pixels of an image's edge."""
 NUM_CLASSES = 10
 CHANNELS = (32, 64, 128)
 CHANNELS_PER_GROUP = 16
@@ -31,7 +31,7 @@ def build() -> nn.Sequential:
 
 
 class Shortcut(nn.Module):
-    """A convolution of 3 × 3 pixels around a shortcut, [B C H W] → [B C H W]."""
+    """A convolution of 3 × 3 pixels behind a norm and around a shortcut, [B C H W] → [B C H W]."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
@@ -39,14 +39,16 @@ class Shortcut(nn.Module):
         self.convolution = nn.Conv2d(num_channels, num_channels, kernel_size=3, padding=1)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Images to images of the same shape."""
         convolved: Tensor = self.convolution(self.norm(images_BCHW))
         return images_BCHW + convolved
 
 
 def halving(num_in: int, num_out: int) -> nn.Sequential:
-    """Half as many pixels each way."""
+    """Half as many pixels each way, and more channels: [B in H W] → [B out H/2 W/2]."""
     return nn.Sequential(norm(num_in), nn.Conv2d(num_in, num_out, kernel_size=3, stride=2, padding=1))
 
 
 def norm(num_channels: int) -> nn.Sequential:
+    """A norm over groups of channels, and a ReLU; [B C H W] → [B C H W]."""
     return nn.Sequential(nn.GroupNorm(num_channels // CHANNELS_PER_GROUP, num_channels), nn.ReLU())

@@ -50,6 +50,12 @@ class StageEvent(Event):
     stage: int
     p: int
 
+    @property
+    def name(self) -> str:
+        """`forward of p = 3 on stage 0 of virtual worker 1`."""
+        what = type(self).__name__.lower()
+        return f"{what} of p = {self.p} on stage {self.stage} of virtual worker {self.vw}"
+
 
 @dataclass(frozen=True, slots=True)
 class Step(StageEvent):

@@ -83,7 +83,7 @@ class LaneJudge:
 
     def _see_forward(self, lane: _Lane, event: Forward) -> None:
         if event.p in lane.forwards:
-            self._findings.add(Kind.MINIBATCH_TWICE, f"a second {_name(event)}", event.origin)
+            self._findings.add(Kind.MINIBATCH_TWICE, f"a second {event.name}", event.origin)
             return
         lane.forwards[event.p] = event
         self._orders.see(event)
@@ -95,7 +95,7 @@ class LaneJudge:
 
     def _see_backward(self, lane: _Lane, event: Backward) -> None:
         if event.p in lane.backwards:
-            self._findings.add(Kind.MINIBATCH_TWICE, f"a second {_name(event)}", event.origin)
+            self._findings.add(Kind.MINIBATCH_TWICE, f"a second {event.name}", event.origin)
             return
         lane.backwards[event.p] = event
         self._orders.see(event)
@@ -110,16 +110,16 @@ class LaneJudge:
         if event.local_through > newest:
             lane.too_early.append((event, newest))
         elif must_be and event.local_through < newest:
-            message = f"{_name(event)} has own updates through {event.local_through}, but its stage has {newest}"
+            message = f"{event.name} has own updates through {event.local_through}, but its stage has {newest}"
             self._findings.add(Kind.NOT_NEWEST, message, event.origin)
 
     def _see_step(self, lane: _Lane, event: Step) -> None:
         if event.p in lane.steps:
-            self._findings.add(Kind.STEP_TWICE, f"a second {_name(event)}", event.origin)
+            self._findings.add(Kind.STEP_TWICE, f"a second {event.name}", event.origin)
             return
         lane.steps[event.p] = event
         if event.p < lane.last_step:
-            message = f"{_name(event)} comes after the step of p = {lane.last_step}"
+            message = f"{event.name} comes after the step of p = {lane.last_step}"
             self._findings.add(Kind.STEP_ORDER, message, event.origin)
         lane.last_step = max(lane.last_step, event.p)
         if event.p not in lane.backwards:
@@ -146,7 +146,7 @@ class LaneJudge:
             expected = previous + 1 if floor == previous_floor else first
             if p != expected:
                 skipped = f"p = {expected}" if expected == p - 1 else f"p = {expected} … {p - 1}"
-                message = f"{skipped} of virtual worker {event.vw} never started, but the {_name(event)} did"
+                message = f"{skipped} of virtual worker {event.vw} never started, but the {event.name} did"
                 self._findings.add(Kind.MINIBATCH_MISSING, message, event.origin)
             previous, previous_floor = p, floor
 
@@ -155,19 +155,19 @@ class LaneJudge:
         for event in lane.disordered:
             before = lane.forwards if isinstance(event, Backward) else lane.backwards
             if event.p in before:
-                message = f"{_name(event)} comes before the {_name(before[event.p])}"
+                message = f"{event.name} comes before the {before[event.p].name}"
                 self._findings.add(Kind.MINIBATCH_ORDER, message, event.origin)
 
     def _judge_steps(self, lane: _Lane, stepping: set[int]) -> None:
         """Report steps that should not be there, and passes that name updates which came later or never."""
         for p, step in lane.steps.items():
             if p not in stepping:
-                message = f"{_name(step)}, whose gradient goes into the update of a later minibatch"
+                message = f"{step.name}, whose gradient goes into the update of a later minibatch"
                 self._findings.add(Kind.STEP_UNDUE, message, step.origin)
         for event, newest in lane.too_early:
             through = event.local_through
             if through in lane.steps or through not in stepping:  # else that step is missing, and reported so
-                message = f"{_name(event)} has own updates through {through}, but its stage has made those to {newest}"
+                message = f"{event.name} has own updates through {through}, but its stage has made those to {newest}"
                 self._findings.add(Kind.UPDATE_NOT_READY, message, event.origin)
 
     def _judge_missing(self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: set[int]) -> None:
@@ -208,8 +208,3 @@ def _started(lanes: list[_Lane]) -> dict[int, StageEvent]:
             for p, event in events.items():
                 found.setdefault(p, event)
     return dict(sorted(found.items()))
-
-
-def _name(event: StageEvent) -> str:
-    what = type(event).__name__.lower()
-    return f"{what} of p = {event.p} on stage {event.stage} of virtual worker {event.vw}"

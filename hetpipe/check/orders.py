@@ -14,7 +14,7 @@ from hetpipe.check.events import Backward, Forward, Pass
 from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import drained_since, most_in_flight, wave_of
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import OrderRule, Place
+from hetpipe.check.rules import OrderRule
 from hetpipe.check.timeline import Timeline
 
 
@@ -55,7 +55,9 @@ class OrderJudge:
         key = (event.vw, event.incarnation)
         life = self._lives.get(key)
         if life is None:
-            life = self._lives[key] = _Life([self._lane(place) for place in self._layout.places(event.vw)])
+            life = self._lives[key] = _Life(
+                [_Lane(most_in_flight(self._rule, place)) for place in self._layout.places(event.vw)]
+            )
         lane = life.lanes[event.stage]
         since = self._since(event.p)
         if isinstance(event, Forward):
@@ -70,32 +72,29 @@ class OrderJudge:
             for lane in life.lanes:
                 for backward, forwarded in lane.early:
                     if forwarded < life.last.get(self._since(backward.p), 0):
-                        message = f"{_name(backward)} comes before the forward of p = {forwarded + 1}, which is due"
+                        message = f"{backward.name} comes before the forward of p = {forwarded + 1}, which is due"
                         self._findings.add(Kind.BACKWARD_EARLY, message, backward.origin)
-
-    def _lane(self, place: Place) -> _Lane:
-        return _Lane(most_in_flight(self._rule, place))
 
     def _since(self, p: int) -> int:
         return drained_since(self._rule, p, self._timeline.floor_clock(wave_of(self._rule, p)))
 
     def _see_forward(self, lane: _Lane, event: Forward, since: int) -> None:
         if event.p < lane.forwarded:
-            message = f"{_name(event)} comes after the one of p = {lane.forwarded}"
+            message = f"{event.name} comes after the one of p = {lane.forwarded}"
             self._findings.add(Kind.OUT_OF_ORDER, message, event.origin)
             return
         if since > lane.drained_since and lane.backwarded < lane.forwarded:
-            message = f"{_name(event)} comes before the backward of p = {lane.forwarded}: the pipeline is not drained"
+            message = f"{event.name} comes before the backward of p = {lane.forwarded}: the pipeline is not drained"
             self._findings.add(Kind.NOT_DRAINED, message, event.origin)
         lane.forwarded, lane.drained_since = event.p, since
         in_flight = self._in_flight(lane, since)
         if lane.limit is not None and in_flight > lane.limit:
-            message = f"{_name(event)} puts {in_flight} minibatches in flight, more than {lane.limit}"
+            message = f"{event.name} puts {in_flight} minibatches in flight, more than {lane.limit}"
             self._findings.add(Kind.IN_FLIGHT, message, event.origin)
 
     def _see_backward(self, lane: _Lane, event: Backward, since: int) -> None:
         if event.p < lane.backwarded:
-            message = f"{_name(event)} comes after the one of p = {lane.backwarded}"
+            message = f"{event.name} comes after the one of p = {lane.backwarded}"
             self._findings.add(Kind.OUT_OF_ORDER, message, event.origin)
             return
         if event.p <= lane.forwarded and self._may_be_early(lane, since):
@@ -110,8 +109,3 @@ class OrderJudge:
 
     def _in_flight(self, lane: _Lane, since: int) -> int:
         return lane.forwarded - max(lane.backwarded, since * self._rule.minibatches_per_wave)
-
-
-def _name(event: Pass) -> str:
-    what = type(event).__name__.lower()
-    return f"{what} of p = {event.p} on stage {event.stage} of virtual worker {event.vw}"

@@ -57,7 +57,7 @@ class VersionJudge:
             self._judge_clock(event, floor)
             self._judge_life(event, seen.life)
         elif first.clock != event.clock:
-            message = f"{_name(event)} uses clock {event.clock}, but {_name(first)} uses clock {first.clock}"
+            message = f"{event.name} uses clock {event.clock}, but {first.name} uses clock {first.clock}"
             self._findings.add(Kind.MIXED_VERSIONS, message, event.origin)
         self._judge_through(event, floor)
         if isinstance(event, Forward):
@@ -80,17 +80,17 @@ class VersionJudge:
     def _judge_clock(self, event: Pass, floor: int) -> None:
         required = required_clock(self._rule, event.p, floor)
         if event.clock < required:
-            message = f"{_name(event)} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
+            message = f"{event.name} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
             self._findings.add(Kind.STALE_CLOCK, message, event.origin)
         elif self._rule.takes_required_clock and event.clock != required:
             why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
-            message = f"{_name(event)} starts with clock {event.clock}, but {why} takes {required}"
+            message = f"{event.name} starts with clock {event.clock}, but {why} takes {required}"
             self._findings.add(Kind.NOT_REQUIRED_CLOCK, message, event.origin)
         through = forward_through(self._rule, event.p, floor, self._places[event.vw][0])
         last_published = event.clock * self._rule.minibatches_per_wave
         if last_published > through:
             message = (
-                f"{_name(event)} starts with clock {event.clock}, which holds minibatches through {last_published}, "
+                f"{event.name} starts with clock {event.clock}, which holds minibatches through {last_published}, "
                 f"beyond the own updates through {through} of the first stage"
             )
             self._findings.add(Kind.CLOCK_BEYOND_LOCAL, message, event.origin)
@@ -99,16 +99,16 @@ class VersionJudge:
         formula = forward_through if isinstance(event, Forward) else backward_through
         through = formula(self._rule, event.p, floor, self._places[event.vw][event.stage])
         if event.local_through != through:
-            message = f"{_name(event)} has own updates through {event.local_through} instead of {through}"
+            message = f"{event.name} has own updates through {event.local_through} instead of {through}"
             self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
 
     def _judge_life(self, event: Pass, life: Life) -> None:
         wave, end = wave_of(self._rule, event.p), self._timeline.end
         if end is not None and wave >= end.clock:
-            message = f"{_name(event)} starts behind the end of the run at clock {end.clock}"
+            message = f"{event.name} starts behind the end of the run at clock {end.clock}"
             self._findings.add(Kind.PAST_END, message, event.origin)
         if wave < life.first_wave:
-            message = f"{_name(event)} lies before clock {life.first_wave}, where this incarnation joined"
+            message = f"{event.name} lies before clock {life.first_wave}, where this incarnation joined"
             self._findings.add(Kind.MEMBERSHIP, message, event.origin)
 
     def _judge_published(self, event: Forward, seen: _Seen) -> None:
@@ -116,20 +116,18 @@ class VersionJudge:
         made_it = event.vw == 0 and event.clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
         if not made_it and not line.is_published_before(event.clock, event.origin) and event.p not in seen.unpublished:
             seen.unpublished.add(event.p)
-            message = f"{_name(event)} starts with clock {event.clock} before that is published"
+            message = f"{event.name} starts with clock {event.clock} before that is published"
             self._findings.add(Kind.UNPUBLISHED_CLOCK, message, event.origin)
         publish = line.publishes.get(event.clock)
         if publish is None:
             return
         if event.origin.term < publish.origin.term:
-            message = (
-                f"{_name(event)} in term {event.origin.term} uses clock {event.clock} of term {publish.origin.term}"
-            )
+            message = f"{event.name} in term {event.origin.term} uses clock {event.clock} of term {publish.origin.term}"
             self._findings.add(Kind.OLD_TERM, message, event.origin)
         evicted_at = seen.life.eviction_position
         if evicted_at is not None and line.publish_positions[event.clock] > evicted_at:
             # A life may compute on until it is told of its eviction, but nothing newer is served to it.
-            message = f"{_name(event)} uses clock {event.clock}, published after this incarnation was evicted"
+            message = f"{event.name} uses clock {event.clock}, published after this incarnation was evicted"
             self._findings.add(Kind.OLD_INCARNATION, message, event.origin)
 
     def _judge_switch(self, previous: Pass, current: Pass) -> None:
@@ -143,8 +141,3 @@ class VersionJudge:
             self._findings.add(Kind.CLOCK_FELL, f"{change}: the clock in use fell", current.origin)
         if not is_switch_point(self._rule, current.p, floor):
             self._findings.add(Kind.CLOCK_SWITCH, f"{change}, which is no switch point", current.origin)
-
-
-def _name(event: Pass) -> str:
-    kind = "forward" if isinstance(event, Forward) else "backward"
-    return f"{kind} of p = {event.p} on stage {event.stage} of virtual worker {event.vw}"

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli import looking, running
+from hetpipe.cli.app_compare import compare
 from hetpipe.cli.app_planning import clusters, plan, profile, simulate
 from hetpipe.cli.app_render import renders
 from hetpipe.cli.demo import INTRODUCTION, find_demo
@@ -176,8 +177,8 @@ def init(
 
 app.add_typer(clusters, name="cluster")
 app.add_typer(renders, name="render")
-for planning_command in (profile, plan, simulate):
-    app.command()(planning_command)
+for command_elsewhere in (profile, plan, simulate, compare):
+    app.command()(command_elsewhere)
 
 
 @app.command()

@@ -111,8 +111,8 @@ class ComparisonFolder:
         return cls(run_dir)
 
     def find(self, trial: Trial) -> TrialRecord | None:
-        """The run of `trial`, unless it is still to be done: one that failed is done again."""
-        return next((one for one in self.records if one.is_of(trial) and one.state is not TrialState.FAILED), None)
+        """The run of `trial`, however it ended."""
+        return next((one for one in self.records if one.is_of(trial)), None)
 
     def fresh_run_dir(self, trial: Trial) -> Path:
         """A folder for a run of `trial` that no other run has used."""
@@ -142,5 +142,5 @@ def _read(path: Path) -> Comparison:
     try:
         found: Comparison = from_json(Comparison, path.read_bytes())
     except ProtocolViolation as error:
-        raise UserError(f"{path} cannot be read: {error}; name another folder with --run-dir") from error
+        raise UserError(f"{path} is damaged or of another version; name another folder with --run-dir") from error
     return found

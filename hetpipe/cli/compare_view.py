@@ -66,15 +66,23 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """A row for each policy."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonView:
     """A comparison, ready to be shown."""
 
     title: str
     subtitle: str
-    headings: tuple[str, ...]
-    rows: tuple[Row, ...]
+    tables: tuple[Table, ...]
     remarks: tuple[str, ...]
-    """What the table does not tell: who is best beyond the spread, what diverged or failed."""
+    """What the tables do not tell: what the seeds allow to be said, and what diverged or failed."""
 
 
 def summaries_of(policies: Sequence[WeightPolicy], records: Sequence[TrialRecord]) -> tuple[PolicySummary, ...]:
@@ -149,13 +157,13 @@ def peaks_text(num_bytes: Sequence[int]) -> str:
     """Stage by stage in one unit: `1.2 + 0.9 MiB`.
 
     >>> peaks_text([1 << 20, 1 << 19]), peaks_text([0, 0]), peaks_text([])
-    ('1.00 + 0.50 MiB', '0 + 0 bytes', '-')
+    ('1.00 + 0.50 MiB', '0.00 + 0.00 bytes', '-')
     """
     if not num_bytes:
         return "-"
     unit = bytes_text(max(num_bytes)).split(" ")[1]
     scale = 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(unit)
-    return f"{' + '.join(significant(part / scale) if part else '0' for part in num_bytes)} {unit}"
+    return f"{' + '.join(f'{part / scale:.2f}' for part in num_bytes)} {unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +188,30 @@ def view_of(
         summaries: of `summaries_of`.
         records: the runs in them.
     """
-    columns = list(_columns(summaries))
     return ComparisonView(
         title=f"{job.name}: {count(len(summaries), 'weight policy', 'weight policies')}, {count(num_seeds, 'seed')}",
         subtitle=_setting(job),
-        headings=tuple(column.heading for column in columns),
-        rows=tuple(_rows(columns, summaries)),
+        tables=(
+            _table("How well it trains", _quality_columns(summaries), summaries),
+            _table("What it costs", _cost_columns(), summaries),
+        ),
         remarks=(*_findings(summaries), *_endings(records)),
     )
 
 
-def _columns(summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
-    yield _Column("weights", lambda one: one.weights)
+def _table(title: str, columns: Iterable[_Column], summaries: Sequence[PolicySummary]) -> Table:
+    shown = [_Column("weights", lambda one: one.weights), *columns]
+    return Table(title, tuple(column.heading for column in shown), tuple(_rows(shown, summaries)))
+
+
+def _quality_columns(summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
     yield _Column("finished", lambda one: f"{one.finished} of {one.finished + one.diverged + one.failed}")
     for name in _loss_first({name for one in summaries for name in one.final}):
         yield from _evaluation_columns(name)
     yield _Column("training loss", lambda one: spread_text(one.training_loss), lambda one: _mean(one.training_loss))
+
+
+def _cost_columns() -> Iterator[_Column]:
     yield _Column(
         "samples/s",
         lambda one: spread_text(one.samples_per_second, rate),
@@ -220,7 +236,7 @@ def _columns(summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
 
 
 def _evaluation_columns(name: str) -> Iterator[_Column]:
-    """The last evaluation and the best one. Whether more of a metric is better only the user knows; of loss, less is."""
+    """The last evaluation and the best one. Of the loss less is better; of a metric only the user knows."""
     of_loss = name == LOSS
     yield _Column(
         name,
@@ -256,13 +272,15 @@ def _mean(spread: Spread | None) -> float | None:
 
 
 def _setting(job: Job) -> str:
-    workers = count(job.num_workers, "virtual worker")
-    stages = count(max(job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers)), "stage")
+    workers = "planned virtual workers"
+    if job.is_planned:
+        stages = max(job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers))
+        workers = f"{count(job.num_workers, 'virtual worker')} of {count(stages, 'stage')}"
     minibatches = count(job.minibatches or 0, "minibatch", "minibatches")
     length = minibatches if job.epochs is None else count(job.epochs, "epoch")
     arguments = ", ".join(f"{name} {value}" for name, value in job.optimizer.arguments.items())
     return (
-        f"{workers} of {stages}, {job.sync.minibatches_per_wave} minibatches of {count(job.batch_size, 'sample')} per "
+        f"{workers}, {job.sync.minibatches_per_wave} minibatches of {count(job.batch_size, 'sample')} per "
         f"wave, {job.optimizer.name} ({arguments}), {length}, sync {job.sync.kind}"
     )
 

@@ -1,7 +1,6 @@
 """A plan as one page of HTML that needs nothing else: bars, a picture of the simulated pipeline, the reasons. Pure.
 
-The page holds no script and refers to no other resource, and says so to the browser. Names of models, layers, nodes
-and types are escaped wherever they stand.
+Names of models, layers, nodes and types are escaped wherever they stand.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from hetpipe.cli.page import page
 from hetpipe.cli.pipeline_picture import LEGEND, PictureRow, draw_pipeline
 from hetpipe.cli.plan_page_style import STYLE
 from hetpipe.cli.plan_reasons import Reasons
@@ -53,33 +53,25 @@ def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
         reasons: why it is so, in full.
         picture: the pipeline at work.
     """
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-            f"<title>{escape(view.title)}</title><style>{STYLE}</style></head><body><main>",
-            f'<h1>{escape(view.title)}</h1><p class="subtitle">{escape(view.subtitle)}</p>',
-            *_speeds(view.speeds),
-            f'<div class="card bound"><p>{escape(reasons.bound)}</p></div>',
-            *(f'<div class="card remark"><p>{escape(remark)}</p></div>' for remark in view.remarks),
-            "<h2>Who computes what</h2>",
-            *(line for pipeline in view.pipelines for line in _pipeline(pipeline, view)),
-            _legend((*_TIME_LEGEND, *_MEMORY_LEGEND)),
-            *_estimated(view),
-            "<h2>The whole job</h2>",
-            '<dl class="card">',
-            *(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in view.facts),
-            "</dl>",
-            "<h2>The pipeline at work</h2>",
-            f'<figure class="card"><figcaption>{escape(picture.caption)}</figcaption>',
-            f'<div class="scroll" tabindex="0" role="group" aria-label="picture, scrolls sideways">{picture.svg}</div>',
-            f"{_legend(LEGEND)}</figure>",
-            *_why(reasons),
-            "<footer>Made by hetpipe plan.</footer></main></body></html>\n",
-        ]
-    )
+    content = [
+        *_speeds(view.speeds),
+        f'<div class="card bound"><p>{escape(reasons.bound)}</p></div>',
+        *(f'<div class="card remark"><p>{escape(remark)}</p></div>' for remark in view.remarks),
+        "<h2>Who computes what</h2>",
+        *(line for pipeline in view.pipelines for line in _pipeline(pipeline, view)),
+        _legend((*_TIME_LEGEND, *_MEMORY_LEGEND)),
+        *_estimated(view),
+        "<h2>The whole job</h2>",
+        '<dl class="card">',
+        *(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in view.facts),
+        "</dl>",
+        "<h2>The pipeline at work</h2>",
+        f'<figure class="card"><figcaption>{escape(picture.caption)}</figcaption>',
+        f'<div class="scroll" tabindex="0" role="group" aria-label="picture, scrolls sideways">{picture.svg}</div>',
+        f"{_legend(LEGEND)}</figure>",
+        *_why(reasons),
+    ]
+    return page(view.title, view.subtitle, style=STYLE, content=content, made_by="hetpipe plan")
 
 
 def picture_of(facts: PlanFacts) -> Picture:

@@ -156,9 +156,10 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     else:
         sentences = [f"N = {n} is the smallest with the best rate; larger waves keep weights back for longer."]
     most_stages = max(len(worker.stages) for worker in plan.virtual_workers)
-    if n > least_minibatches_per_wave(forecast.memory.weights, most_stages):
-        sentences.append(_with_waves_of(facts, forecast, n - 1))
-    sentences.append(_with_waves_of(facts, forecast, n + 1))
+    step = facts.options.accumulate
+    if n - step >= least_minibatches_per_wave(forecast.memory.weights, most_stages):
+        sentences.append(_with_waves_of(facts, forecast, n - step))
+    sentences.append(_with_waves_of(facts, forecast, n + step))
     return sentences
 
 

@@ -15,7 +15,7 @@ from hetpipe.cli.text import count, rate
 from hetpipe.planner.costs import Costs, MemoryModel, milliseconds
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.waves import SEARCHED_PER_STAGE
-from hetpipe.simulator.documents import simulated_plan
+from hetpipe.simulator.documents import schedule_in, simulated_plan
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.traffic import Traffic, flows_of
 from hetpipe.spec.ids import DeviceId
@@ -149,7 +149,7 @@ def view_of(facts: PlanFacts) -> PlanView:
         title=f"{plan.model}: {count(len(plan.virtual_workers), 'virtual worker')} on {num_used} of "
         f"{count(num_devices, 'device')}",
         subtitle=f"allocation {plan.allocation} · {count(facts.costs.profile.batch_size, 'sample')} per minibatch · "
-        f"{count(facts.costs.num_layers, 'layer')} · weights {plan.weights} · schedule {plan.schedule}",
+        f"{count(facts.costs.num_layers, 'layer')} · weights {plan.weights} · schedule {schedule_in(plan)}",
         speeds=_speeds(plan),
         pipelines=_pipelines(facts),
         facts=tuple(_facts(facts)),

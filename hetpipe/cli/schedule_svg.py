@@ -176,7 +176,7 @@ class _Drawing:
 
 
 def _class_of(box: Box) -> str:
-    if box.makes_update and box.action.p > 4:
+    if box.makes_update:
         return "update"
     return "forward" if box.action.kind is Kind.FORWARD else "backward"
 

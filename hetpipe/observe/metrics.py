@@ -98,26 +98,32 @@ class Metrics(MetricsWriter):
             self._descriptor = None
 
 
+_FOLDER = "metrics"
+
+
 def metrics_path(run_dir: Path, vw: int) -> Path:
     """The file of one virtual worker."""
-    return run_dir / "metrics" / f"vw-{vw}.jsonl"
+    return run_dir / _FOLDER / f"vw-{vw}.jsonl"
 
 
-def read_metrics(path: Path) -> list[TimedWave]:
-    """The waves of a file, in its order; lines that are torn or of another kind are passed over.
+def read_metrics(run_dir: Path) -> list[TimedWave]:
+    """The waves of all virtual workers of a run, in the order of time; empty where it wrote none.
+
+    Lines that are torn or of another kind are passed over.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: a file cannot be read.
     """
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict) and values.keys() >= _NAMES:
-            found.append(_revived(values))
-    return found
+    for path in sorted((run_dir / _FOLDER).glob("vw-*.jsonl")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(values, dict) and values.keys() >= _NAMES:
+                found.append(_revived(values))
+    return sorted(found, key=lambda wave: wave.t)
 
 
 def _revived(values: Mapping[str, Any]) -> TimedWave:

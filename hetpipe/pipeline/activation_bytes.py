@@ -36,12 +36,13 @@ T = TypeVar("T")
 class ActivationBytes:
     """Measures one stage. Costs the first minibatch some microseconds per saved tensor, the others nothing."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], *, watches: bool = True) -> None:
+        """Measure `layers`, or, for who sets hooks of its own around a forward, do not."""
         self._layers = layers
         self._first: Minibatch | None = None
         self._kept: WeakSet[Kept] = WeakSet()
-        self._is_measured = False
-        #: Of one minibatch; 0 until the first backward, and if the layers do not run under hooks.
+        self._is_over = not watches
+        #: Of one minibatch; 0 until the first backward, and if nothing watches or the layers do not run under hooks.
         self.per_minibatch = 0
 
     def watch(self, p: Minibatch, inputs: Values, run: Callable[[], T], pack: Pack = keep) -> T:
@@ -58,7 +59,7 @@ class ActivationBytes:
         """
         if self._first is None:
             self._first = p
-        if p != self._first or self._is_measured:
+        if p != self._first or self._is_over:
             return run()
         # A second try, without hooks, must find what the first one found: normalisations change buffers, and layers
         # that work in place their inputs, of which no copy is made.
@@ -71,7 +72,7 @@ class ActivationBytes:
         except RuntimeError as error:
             if not refuses_hooks(error) or versions != [version_of(value) for value in inputs]:
                 raise
-        self._is_measured = True
+        self._is_over = True
         for buffer, values in zip(buffers, found, strict=True):
             buffer.copy_(values)
         return run()
@@ -84,9 +85,9 @@ class ActivationBytes:
             inputs: kept until the backward beside what was saved.
             weights: no activations.
         """
-        if p != self._first or self._is_measured:
+        if p != self._first or self._is_over:
             return
-        self._is_measured = True
+        self._is_over = True
         modules = [layer.module for layer in self._layers]
         lasting = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         of_model = {storage_address(tensor) for tensor in (*weights, *lasting)}

@@ -90,8 +90,18 @@ class StageCompute:
         seed: int,
         device: torch.device,
         loss: LossFunction | None,
+        watches_activations: bool = True,
     ) -> None:
-        """Take over `layers`; `loss` is given on the last stage only."""
+        """Take over `layers`.
+
+        Args:
+            layers: consecutive ones.
+            vw: whose stage it is.
+            seed: of the job.
+            device: where to compute.
+            loss: on the last stage only.
+            watches_activations: False for who sets hooks on saved tensors around `forward`: one pair works at a time.
+        """
         self._layers = layers
         self._vw = vw
         self._seed = seed
@@ -99,7 +109,7 @@ class StageCompute:
         self._loss = loss
         self._pending: dict[Minibatch, _Pending] = {}
         self._most_pending = 0
-        self._activations = ActivationBytes(layers)
+        self._activations = ActivationBytes(layers, watches=watches_activations)
         self._differentiation = Differentiation()
         for layer in layers:
             layer.module.to(device)

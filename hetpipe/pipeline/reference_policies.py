@@ -164,14 +164,15 @@ class SegmentEquations:
         return Version(newest.clock, newest.through, self._policy.further_ahead(stage))
 
     def newest(self, p: int, stage: int) -> Version:
-        """The newest local weights at the backward of `p`, and at the update that follows it.
+        """The newest local weights at the backward of `p` and at the update that follows it, in strict 1F1B order.
 
-        Strict 1F1B has then begun K − i − 1 more forwards, unless the segment has no more of them. The latest one
-        brought its anchor along (`policies.md`, Newest local weights). A pipeline that drains after each wave has begun
-        none of the next wave; within a wave the anchor is the same.
+        K − i − 1 more forwards have begun by then, unless the segment has no more of them, and the latest one brought
+        its anchor along (`policies.md`, Newest local weights). Where a wave makes one update, it is made on the wave's
+        own anchor, whichever stage makes it.
         """
-        in_flight = 1 if self.weights == "flush" else self.num_stages - stage
-        return Version(self._clock(min(p + in_flight - 1, self.last)), self._newest_through(p))
+        further = 0 if self._policy.once_per_wave else self.num_stages - stage - 1
+        latest = min(p + further, self.last)
+        return Version(self._clock(latest), self._newest_through(p))
 
     def is_update(self, p: int) -> bool:
         """Whether an update follows the backward of `p`."""

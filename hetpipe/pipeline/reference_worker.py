@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from hetpipe.pipeline.chain import Layer, Values, chain_of, run_layers
+from hetpipe.pipeline.chain import Layer, Values, chain_of, run_layers, weights_in_place
 from hetpipe.pipeline.reference_gradients import Gradients, MinibatchGradients, average, clipped
 from hetpipe.pipeline.reference_local_weights import AnchoredWeights, DirectWeights, LocalWeights
 from hetpipe.pipeline.reference_optimizer import OptimizerMemory, ReferenceOptimizer
@@ -238,5 +238,6 @@ class ReferenceWorker:
             # parameter shares, gets other weights between forward and backward. No version counter sees it.
             for name, leaf in leaves.items():
                 leaf.data.copy_(read[name])
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        with weights_in_place(self._layers, leaves):  # for layers that recompute
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         return loss.item(), dict(zip(leaves, gradients, strict=True))

@@ -10,8 +10,9 @@ weights alone: weight * mask, a conversion to another dtype (autocast), contiguo
 normalisation, and the block into which cuDNN copies the weights of a recurrent layer, so that on GPUs the backward of
 `nn.LSTM` and its like reads Ŵ.
 
-A layer cannot take part if it needs Ŵ later without telling autograd (a view of a weight kept as an attribute), or if
-it uses `torch.func.grad` and its like, which refuse to run under hooks.
+A layer cannot take part if it needs Ŵ later without telling autograd (a view of a weight kept as an attribute), if it
+saves weights under hooks of its own (`save_on_cpu`; `torch.utils.checkpoint` is none of these, as it saves nothing), or
+if it uses `torch.func.grad` and its like, which refuse to run under hooks.
 """
 
 from __future__ import annotations

@@ -110,9 +110,7 @@ class Updates:
         self._waiting.append(waiting)
         if not clipping.over_stages:
             self._step_clipped(norm_of(waiting.squares))
-            return
-        self._parts.weights.pin(p)
-        if self._parts.identity.is_last:
+        elif self._parts.identity.is_last:
             self._pass_on(waiting)
 
     def _averaged(self) -> Gradients | None:
@@ -121,14 +119,16 @@ class Updates:
         if replicas is None:
             return self._gathered.take_average()
         own, samples = self._gathered.take_sum()
-        counted = torch.tensor([float(samples)], dtype=torch.float64, device=self._parts.pool.device)
         # A replica that did not use a parameter, or had no minibatch, adds zero.
         like = self._parts.weights.at_barrier.views
         summed = {name: torch.zeros_like(like[name]) if (g := own.get(name)) is None else g for name in self._names}
+        counts = [float(samples), *(float(own.get(name) is not None) for name in self._names)]
+        counted = torch.tensor(counts, dtype=torch.float64, device=self._parts.pool.device)
         with self._parts.timeline.span(Activity.REDUCE, p=self._latest):
             replicas.sum_([counted, *summed.values()])
-        total = int(counted.item())
-        return divided(dict(summed), total) if total else None
+        total, *uses = counted.tolist()
+        found = {name: summed[name] if used else None for name, used in zip(self._names, uses, strict=True)}
+        return divided(found, int(total)) if total else None
 
     def _pass_on(self, waiting: _Waiting) -> None:
         """Send squared norms upstream, or, on the first stage, the norm downstream."""

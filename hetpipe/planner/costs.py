@@ -65,17 +65,16 @@ class MemoryModel:
         """What waits for norms over all stages, beyond what a stage keeps without clipping.
 
         A gradient that waits takes no room of its own: the update that it will make is one of the weight buffers. But
-        `wave` and `vertical` decay the weights that a minibatch used, so these wait, too. That is one for each
-        minibatch that has been backward at this stage and not yet at the first, from where the norm comes back, but for
-        the latest one, whose gradient is counted anyway. Of K in strict order, K − i are in flight here; `wave` keeps
-        no order, so all N may have gone back.
+        `wave` and `vertical` decay the weights that a minibatch used, so these wait, too: for every minibatch that is
+        back at this stage and not yet at the first, from where the norm comes. When the pipeline drains, that is
+        whatever was in flight there; one gradient of these is counted anyway.
 
-        >>> MemoryModel(weights="vertical", minibatches_per_wave=4, waits_for_norm=True).held_for_norm(1, 4)
-        1
+        >>> MemoryModel(weights="vertical", minibatches_per_wave=8, waits_for_norm=True).held_for_norm(1, 4)
+        3
         """
-        if not self.waits_for_norm or stage == 0:
+        if not self.waits_for_norm or stage == 0 or self.weights not in ("wave", "vertical"):
             return 0
-        return {"wave": self.minibatches_per_wave - 1, "vertical": stage}.get(self.weights, 0)
+        return self.in_flight(0, num_stages) - 1
 
     def in_flight(self, stage: int, num_stages: int) -> int:
         """S_i."""

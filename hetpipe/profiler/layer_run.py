@@ -27,6 +27,7 @@ class LayerRun:
             seed=subject.job.seed,
             device=device,
             loss=subject.loss if is_last else None,
+            watches_activations=False,
         )
         self._target: Any = self._compute.to_device(subject.batch.target) if is_last else None
         self._has_loss = is_last

@@ -55,8 +55,6 @@ class AnchoredWeights:
         self._newest: FlatBuffer | None = None
         #: Minibatches between forward and their update, with their weights.
         self._used: dict[int, Version] = {}
-        #: The newest weights at the end of a gradient that waits for its norm, for their decay.
-        self._pinned: dict[int, NewestWeights] = {}
         #: Own ũ of the waves since the clock in use, in host memory: at most D + 2.
         self._updates: dict[Wave, FlatBuffer] = {}
         self.peak_at_rest = 0
@@ -117,24 +115,18 @@ class AnchoredWeights:
 
     def backwarded(self, p: Minibatch) -> None:
         """See `StageWeights.backwarded`; weights that decay stay until the step."""
-        if not self._decays_what_was_used:
+        if not self._keeps_used:
             self._let_go(p)
             return
         self._backwarded = p
         self._let_go_before(p)
-
-    def pin(self, p: Minibatch) -> None:
-        """See `StageWeights.pin`."""
-        if not self._decays_what_was_used and not self._table.is_predicting:
-            self._pinned[p] = self._newest_weights(pool=self._pool)
 
     def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
         """See `StageWeights.step`."""
         self._save_sum()
         self.optimizer.step(gradients, self._decayed_from(p))
         self._rho_through = p
-        self._unpin(p)
-        for done in [q for q in self._used if q <= p and self._decays_what_was_used]:
+        for done in [q for q in self._used if q <= p and self._keeps_used]:
             self._let_go(done)
         if self._table.is_predicting and p % self._n:
             self._follow()
@@ -146,8 +138,6 @@ class AnchoredWeights:
             raise NonFiniteUpdate(self._blame(wave, last))
         update = self._pool.to_host(self._rho)
         self._updates[wave] = self._pool.hold(update)
-        for pinned in self._pinned.values():
-            pinned.add(update)
         self._closed = Wave(wave + 1)
         self._rho = self._pool.take().zero_()
         self._rho_through = None
@@ -236,7 +226,10 @@ class AnchoredWeights:
                 self._anchor = copy
             self._anchor.add_(self._updates[Wave(wave)])
         self._anchor_through = Wave(max(through, self._anchor_through))
-        for wave in [w for w in self._updates if w <= self._anchor_clock and w < self._anchor_through]:
+        done = min(self._anchor_clock + 1, self._anchor_through)
+        if self._table.weights == "double_buffer":
+            done = min(done, self._closed - 1)  # the latest may still be part of the weights that decay
+        for wave in [w for w in self._updates if w < done]:
             self._pool.release(self._updates.pop(wave))
 
     # -- predictions -------------------------------------------------------------------------------------------------
@@ -273,28 +266,27 @@ class AnchoredWeights:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     @property
-    def _decays_what_was_used(self) -> bool:
-        return self._table.weights in ("wave", "vertical")
+    def _keeps_used(self) -> bool:
+        """Whether the weights of a minibatch stay until its update, because they are, or are part of, what decays."""
+        return not self._table.is_predicting and self._table.weights != "stash"
 
     def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor]:
-        """The weights whose decay is part of the update after `p`."""
-        if self._decays_what_was_used:
-            return self._used[p].weights
+        """The weights whose decay is part of the update after `p`.
+
+        Those that minibatch p used under `wave` and `vertical`, else the newest: all updates before this one, on the
+        clock of the latest forward. Under `flush` and `double_buffer` that is the forward of p: so neither the cut nor
+        the moment of the step has a part in it.
+        """
         if self._newest is not None:
             return self._newest.views
-        return self._pinned.get(p) or self._newest_weights()
-
-    def _newest_weights(self, pool: BufferPool | None = None) -> NewestWeights:
-        """B plus all own updates; held in `pool`, if that is given."""
-        assert self._anchor is not None, "no segment was started"
-        waves = [self._updates[Wave(wave)] for wave in range(self._anchor_through, self._closed)]
-        terms = waves if self._rho_through is None else [*waves, self._rho]
-        return NewestWeights([self._anchor, *terms], pool)
-
-    def _unpin(self, p: Minibatch) -> None:
-        pinned = self._pinned.pop(p, None)
-        if pinned is not None:
-            pinned.release()
+        if self._table.weights == "stash":
+            assert self._anchor is not None, "no segment was started"
+            terms = [self._updates[Wave(wave)] for wave in range(self._anchor_through, self._closed)]
+            return SummedWeights([self._anchor, *terms, *([] if self._rho_through is None else [self._rho])])
+        if self._table.weights == "double_buffer":
+            terms = [self._updates[Wave(wave)] for wave in range(self._waves_of(p), self._closed)]
+            return SummedWeights([self._used[p].buffer, *terms])
+        return self._used[p].weights
 
     def _let_go_before(self, p: int) -> None:
         """In the update that `p` belongs to, only the weights of the last minibatch decay."""
@@ -323,25 +315,11 @@ class AnchoredWeights:
         return f"the update of minibatch {last} is not finite in parameter {self._rho.first_non_finite()}"
 
 
-class NewestWeights(Mapping[str, Tensor]):
-    """B plus the own waves that it does not contain yet plus ρ, summed up only for who asks for a tensor."""
+class SummedWeights(Mapping[str, Tensor]):
+    """Buffers added up in their order, only for who asks for a tensor."""
 
-    def __init__(self, terms: list[FlatBuffer], pool: BufferPool | None) -> None:
-        """Add `terms` in their order, B first; with a pool, hold them until `release`."""
-        self._terms: list[FlatBuffer] = []
-        self._pool = pool
-        for term in terms:
-            self.add(term)
-
-    def add(self, term: FlatBuffer) -> None:
-        """Add one more own wave."""
-        self._terms.append(term if self._pool is None else self._pool.hold(term))
-
-    def release(self) -> None:
-        """Let go of what is held."""
-        if self._pool is not None:
-            for term in self._terms:
-                self._pool.release(term)
+    def __init__(self, terms: list[FlatBuffer]) -> None:
+        self._terms = terms
 
     def __getitem__(self, name: str) -> Tensor:
         total = self._terms[0].views[name]

@@ -76,9 +76,6 @@ class DirectWeights:
         """See `StageWeights.backwarded`."""
         self._let_go(p)
 
-    def pin(self, p: Minibatch) -> None:
-        """See `StageWeights.pin`: without other workers, nothing but the stage's own updates changes its weights."""
-
     def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
         """See `StageWeights.step`."""
         table, before, through = self._table, self._newest, self._through

@@ -67,13 +67,6 @@ class StageWeights(Protocol):
         """The backward of `p` has ended."""
         ...
 
-    def pin(self, p: Minibatch) -> None:
-        """The gradient of the update after minibatch `p` is complete, but its step must wait.
-
-        What decays in it are the weights of now: when the step comes is a matter of timing.
-        """
-        ...
-
     def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
         """Make the update after minibatch `p`.
 

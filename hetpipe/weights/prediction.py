@@ -50,7 +50,7 @@ class UpdateState:
 
         Torch turns it before anything else, so momentum and averages are turned already.
         """
-        return self.gradient if self.gradient is not None and self.group["maximize"] else self.gradient
+        return self.gradient.neg() if self.gradient is not None and self.group["maximize"] else self.gradient
 
 
 @dataclass(frozen=True, slots=True)

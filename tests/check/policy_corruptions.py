@@ -25,9 +25,9 @@ POLICY_CORRUPTIONS: dict[str, Corruption] = {}
 _corruption = partial(register, POLICY_CORRUPTIONS)
 
 #: The papers' own setting, two stages: 15 minibatches, four to a wave, a barrier behind the third wave.
-ALONE = Scenario(num_stages=(2,), num_shards=1, minibatches_per_wave=4, sync="none", weights="stash")
-STASH, VERTICAL, PREDICT = ALONE, replace(ALONE, weights="vertical"), replace(ALONE, weights="predict")
-DOUBLE_BUFFER, FLUSH = replace(ALONE, weights="double_buffer"), replace(ALONE, weights="flush")
+WAVE = Scenario(num_stages=(2,), num_shards=1, minibatches_per_wave=4, sync="none", deterministic=False)
+STASH, VERTICAL, PREDICT = (replace(WAVE, weights=weights) for weights in ("stash", "vertical", "predict"))
+DOUBLE_BUFFER, FLUSH = (replace(WAVE, weights=weights) for weights in ("double_buffer", "flush"))
 GPIPE = replace(FLUSH, schedule="gpipe")
 REPLICAS = replace(FLUSH, sync="allreduce", num_stages=(2, 2), num_samples=58)
 WITH_SHARDS = replace(STASH, sync="wsp", num_stages=(2, 2), num_shards=2, num_samples=58, staleness=0)
@@ -175,7 +175,7 @@ def not_drained_at_a_barrier(histories: Histories) -> None:
     move(histories, FIRST_STAGE, forward, find(histories, FIRST_STAGE, event="backward", p=12))
 
 
-@_corruption(replace(ALONE, weights="wave"), Kind.OUT_OF_ORDER)
+@_corruption(WAVE, Kind.OUT_OF_ORDER)
 def forwards_out_of_order(histories: Histories) -> None:
     forward = find(histories, LAST_STAGE, event="forward", p=2)
     move(histories, LAST_STAGE, forward, find(histories, LAST_STAGE, event="forward", p=1))

@@ -18,6 +18,6 @@ def test_no_golden_file_is_left_over() -> None:
 
 def test_every_command_of_the_manual_is_there() -> None:
     running = {"train", "submit", "status", "clocks", "check", "export", "doctor", "demo", "init", "version"}
-    planning = {"profile", "plan", "simulate", "cluster", "cluster show", "cluster catalogue"}
+    planning = {"profile", "plan", "simulate", "compare", "cluster", "cluster show", "cluster catalogue"}
     drawing = {"render", "render schedule"}
     assert running | planning | drawing == set(commands())

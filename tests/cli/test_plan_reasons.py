@@ -53,6 +53,13 @@ def test_too_few_minibatches_in_flight_bind() -> None:
     assert "more" in reasons.waves[-1]
 
 
+def test_the_next_n_is_one_that_updates_divide() -> None:
+    facts = two_stages(minibatches_per_wave=4)
+    by_two = replace(facts, options=PlanOptions(minibatches_per_wave=4, accumulate=2))
+    assert [sentence.split(" ")[5] for sentence in reasons_of(facts).waves[1:]] == ["3", "5"]
+    assert [sentence.split(" ")[5] for sentence in reasons_of(by_two).waves[1:]] == ["2", "6"]
+
+
 def test_memory_keeps_n_down() -> None:
     facts = two_stages(minibatches_per_wave=2)
     needed = facts.plan.virtual_workers[0].stages[0].memory_bytes

@@ -71,7 +71,8 @@ def test_what_is_given_is_understood() -> None:
         minibatches_per_wave="6",
         placement="balanced",
         staleness="inf",
-        weights="stash",
+        weights="flush",
+        schedule="gpipe",
         optimizer_slots=3,
         recompute="on",
         shards=5,
@@ -80,7 +81,8 @@ def test_what_is_given_is_understood() -> None:
     options = wishes_of(request, None).options
     assert options.workers == (("n0/0", "n1/0"), ("n0/1",))
     assert (options.minibatches_per_wave, options.staleness) == (6, None)
-    assert (options.placement, options.weights, options.recompute) == ("balanced", "stash", "on")
+    assert (options.placement, options.weights, options.recompute) == ("balanced", "flush", "on")
+    assert options.schedule == "gpipe"
     assert (options.optimizer_slots, options.num_shards, options.reserve_bytes) == (3, 5, 7)
 
 
@@ -91,6 +93,9 @@ def test_what_is_given_is_understood() -> None:
         ({"placement": "balance"}, "--placement knows no 'balance'; did you mean `balanced`?"),
         ({"weights": "waves"}, "--weights knows no 'waves'; did you mean `wave`?"),
         ({"recompute": "yes"}, "--recompute knows no 'yes'; "),
+        ({"schedule": "1f2b"}, "--schedule knows no '1f2b'; did you mean `1f1b`?"),
+        ({"schedule": "gpipe"}, "the schedule is gpipe, but `gpipe` drains"),
+        ({"schedule": "fifo", "weights": "stash"}, "the schedule is fifo, but the weight versions of `stash`"),
         ({"minibatches_per_wave": "0"}, "--minibatches-per-wave is '0'; give a whole number from 1 on, or auto"),
         ({"minibatches_per_wave": "many"}, "--minibatches-per-wave is 'many'; "),
         ({"staleness": "-1"}, "--D is '-1'; "),
@@ -120,6 +125,36 @@ def test_a_job_says_what_its_run_will_do() -> None:
     typed = PlanRequest(job=Path("job.yaml"), minibatches_per_wave="auto", staleness="0", optimizer_slots=0)
     options = wishes_of(typed, job).options
     assert (options.staleness, options.minibatches_per_wave, options.optimizer_slots) == (0, None, 0)
+
+
+def test_another_policy_has_its_own_schedule() -> None:
+    job = job_with(schedule="fifo", gradients={"accumulate": 2}, workers={"stages": 2, "count": 1})
+    options = wishes_of(PlanRequest(job=Path("job.yaml")), job).options
+    assert (options.weights, options.schedule, options.accumulate) == ("wave", "fifo", 2)
+    options = wishes_of(PlanRequest(job=Path("job.yaml"), weights="wave"), job).options
+    assert (options.schedule, options.accumulate) == ("fifo", 2)
+    options = wishes_of(PlanRequest(job=Path("job.yaml"), weights="stash"), job).options
+    assert (options.schedule, options.accumulate) == ("auto", 2)
+    options = wishes_of(PlanRequest(job=Path("job.yaml"), weights="flush", schedule="gpipe"), job).options
+    assert (options.schedule, options.accumulate) == ("gpipe", 1)
+    options = wishes_of(PlanRequest(job=Path("job.yaml"), allocation="parallel", max_batch=8), job).options
+    assert (options.weights, options.schedule, options.accumulate) == ("double_buffer", "auto", 1)
+
+
+def test_a_job_without_parameter_servers() -> None:
+    job = job_with(sync={"kind": "none"}, workers={"stages": 2, "count": 1})
+    options = wishes_of(PlanRequest(job=Path("job.yaml")), job).options
+    assert (options.with_shards, options.num_shards) == (False, None)
+    with pytest.raises(UserError, match="--shards is for parameter servers, which the job goes without"):
+        wishes_of(PlanRequest(job=Path("job.yaml"), shards=2), job)
+
+
+def test_averaging_among_stages_is_not_foreseen() -> None:
+    job = job_with(sync={"kind": "allreduce"}, weights="flush", workers={"stages": 2, "count": 2})
+    with pytest.raises(
+        UserError, match=r"average gradients among themselves is not foreseen.*; plan it with `sync: bsp`"
+    ):
+        wishes_of(PlanRequest(job=Path("job.yaml")), job)
 
 
 def test_the_jobs_own_devices() -> None:

@@ -111,6 +111,30 @@ def test_totals_and_comparisons() -> None:
     assert "MiB leave a node per minibatch" in text
 
 
+def test_policy_and_schedule() -> None:
+    facts = plans.equal_mix()
+    assert "weights wave · schedule 1f1b" in "\n".join(screen(facts, 120))
+    drained = facts.plan.model_copy(update={"weights": "flush", "schedule": "gpipe"})
+    assert "weights flush · schedule gpipe" in "\n".join(screen(replace(facts, plan=drained), 120))
+
+
+def test_without_parameter_servers_there_is_nothing_to_bound() -> None:
+    facts = plans.equal_mix()
+    assert "D = 0" in "\n".join(screen(facts, 120))
+    alone = facts.plan.model_copy(
+        update={
+            "has_shards": False,
+            "shards": (),
+            "placement": {},
+            "virtual_workers": facts.plan.virtual_workers[:1],
+            "max_minibatches_per_wave": (5,),
+        }
+    )
+    text = "\n".join(screen(replace(facts, plan=alone), 120))
+    assert "none; the stages alone hold the weights" in text
+    assert "D = 0" not in text
+
+
 def test_what_is_faster_than_the_plan_is_said_plainly() -> None:
     facts = plans.equal_mix()
     better = tuple(Alternative(name=name, samples_per_second=1e6, reason="so") for name in ("allreduce", "HD"))

@@ -113,6 +113,27 @@ def test_options_reach_the_simulation() -> None:
     assert "D = 3" in simulated("--D", "3").stdout
 
 
+def test_the_schedule_is_the_plans() -> None:
+    """Two minibatches fill the pipeline either way, so a wave lasts Σ t + max t; GPipe has two slowest stages of it."""
+    rates = {}
+    for schedule in ("auto", "1f1b", "gpipe"):
+        write_document(plan_file(weights="flush", schedule=schedule), Path("plan.json"))
+        rates[schedule] = as_json("--D", "inf")["samples_per_second"]
+    assert rates["auto"] == rates["1f1b"]
+    assert rates["gpipe"] == pytest.approx(8 * 2 / 0.022, rel=0.01)
+    write_document(plan_file(weights="stash", schedule="gpipe"), Path("plan.json"))
+    refused = simulated()
+    assert refused.exit_code == 2
+    assert "the schedule is gpipe, but the weight versions of `stash` are defined by the strict 1F1B" in refused.stderr
+
+
+def test_a_plan_without_parameter_servers() -> None:
+    write_document(plan_file(has_shards=False, shards=[], placement={}), Path("plan.json"))
+    result = simulated()
+    assert result.exit_code == 0, result.output
+    assert "samples/s in the steady state, without parameter servers" in result.stdout
+
+
 def test_a_trace_has_one_process_per_virtual_worker() -> None:
     result = simulated("--minibatches", "4", "--trace", "trace.json", "--no-contention")
     assert result.exit_code == 0, result.output

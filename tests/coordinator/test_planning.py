@@ -138,6 +138,17 @@ def test_the_job_is_what_the_planner_is_asked_for() -> None:
     assert (options.optimizer_slots, options.num_shards, options.weights) == (2, 2, "wave")
 
 
+def test_the_jobs_policies_reach_the_planner() -> None:
+    options = options_of(job(optimizer={"name": "SGD", "lr": 0.1}, weights="predict", sync={"minibatches_per_wave": 4}))
+    assert (options.weights, options.schedule, options.optimizer_slots) == ("predict", "auto", 1)
+    options = options_of(job(gradients={"accumulate": 2, "max_norm": 1.0}))
+    assert (options.accumulate, options.waits_for_norm, options.with_shards) == (2, True, True)
+    assert not options_of(job(gradients={"max_norm": 1.0, "clip": "stage"})).waits_for_norm
+    alone = {"sync": {"kind": "none"}, "workers": {"stages": 2, "count": 1}, "parameter_servers": {}}
+    options = options_of(job(weights="flush", schedule="gpipe", **alone))
+    assert (options.schedule, options.with_shards, options.num_shards) == ("gpipe", False, None)
+
+
 SMALL = {**CLUSTER, "device_types": {kind: {"memory_bytes": 1 << 20} for kind in ("fast", "slow")}}
 LARGE = {**PROFILE, "layers": [{**layer, "parameter_bytes": 1 << 20, "parameters": []} for layer in LAYERS]}
 

@@ -11,12 +11,17 @@ import torch
 from torch import nn
 
 from examples.digits import model as digits
+from examples.moved_digits import data as moved_data
+from examples.moved_digits import model as moved
 from examples.text import data as text_data
 from examples.text import model as text
+from hetpipe.agent.inspection import inspect_job
 from hetpipe.pipeline.callables import build_datasets, build_model, call_loss, call_metric, load_loss, load_metrics
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.optimizer_choice import check_optimizer_arguments
+from hetpipe.planner.partition import equal_cost_cut, layer_cost
 from hetpipe.spec.job import load_job
+from hetpipe.spec.policies import WEIGHT_POLICIES
 
 pytestmark = pytest.mark.processes
 
@@ -26,6 +31,7 @@ MAX_JOB_LINES = 25
 
 JOBS = [
     (ROOT / "examples" / "digits" / "job.yaml", ROOT),
+    (ROOT / "examples" / "moved_digits" / "job.yaml", ROOT),
     (ROOT / "examples" / "text" / "job.yaml", ROOT),
     (TEMPLATES / "job.yaml", TEMPLATES),
 ]
@@ -42,7 +48,7 @@ def restored_imports() -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize(("path", "import_path"), JOBS, ids=["digits", "text", "template"])
+@pytest.mark.parametrize(("path", "import_path"), JOBS, ids=["digits", "moved_digits", "text", "template"])
 @pytest.mark.usefixtures("restored_imports")
 def test_a_job_and_its_code_fit_together(path: Path, import_path: Path) -> None:
     job = load_job(path)
@@ -59,7 +65,7 @@ def test_a_job_and_its_code_fit_together(path: Path, import_path: Path) -> None:
         assert 0 <= call_metric(name, metric, model(inputs), targets) <= 1
 
 
-@pytest.mark.parametrize("name", ["digits", "text"])
+@pytest.mark.parametrize("name", ["digits", "moved_digits", "text"])
 def test_job_files_are_short(name: str) -> None:
     assert len((ROOT / "examples" / name / "job.yaml").read_text().splitlines()) <= MAX_JOB_LINES
 
@@ -93,6 +99,71 @@ class TestDigits:
     def test_every_fifth_of_each_class(self) -> None:
         labels = torch.tensor([0] * 6 + [1] * 4 + [0] * 4 + [1])
         assert digits.is_for_evaluation(labels).nonzero().flatten().tolist() == [4, 13, 14]
+
+
+class TestMovedDigits:
+    @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+    def test_every_policy_can_train_it(self, weights: str) -> None:
+        job = load_job(ROOT / "examples" / "moved_digits" / "job.yaml", {"weights": weights})
+        assert (job.num_workers, job.num_devices, job.sync.minibatches_per_wave) == (1, 4, 4)
+
+    def test_samples(self) -> None:
+        train, evaluation = moved_data.train_data(), moved_data.eval_data()
+        assert (len(train), len(evaluation)) == (3 * 1442, 2 * 355)
+        image, label = train[0]
+        assert (image.dtype, tuple(image.shape)) == (torch.float32, (1, moved.SIZE, moved.SIZE))
+        assert (label.dtype, label.ndim) == (torch.int64, 0)
+
+    def test_every_process_has_the_same_samples_whatever_its_random_state(self) -> None:
+        torch.manual_seed(1)
+        first = moved_data.train_data().tensors
+        torch.manual_seed(2)
+        assert all(torch.equal(a, b) for a, b in zip(first, moved_data.train_data().tensors, strict=True))
+
+    def test_variants_of_an_original_have_its_label_and_another_place(self) -> None:
+        images, labels = moved_data.train_data().tensors
+        assert torch.equal(labels[:1442], digits.train_data().tensors[1])
+        assert torch.equal(labels[:1442], labels[1442:2884])
+        different = (images[:1442] - images[1442:2884]).abs().amax(dim=(1, 2, 3))
+        assert different.min() > 0.1
+
+    def test_digits_stay_in_the_picture_on_a_flat_background(self) -> None:
+        images = moved_data.train_data().tensors[0]
+        corners = images[:, 0, :: moved.SIZE - 1, :: moved.SIZE - 1]
+        background = -digits.PIXEL_MEAN / digits.PIXEL_SCALE
+        assert (corners - background).abs().mean() < 0.2
+        assert torch.isclose(images.min(), torch.tensor(background))
+
+    def test_a_digit_that_is_not_moved_is_only_enlarged(self) -> None:
+        image = torch.full((1, 8, 8), -digits.PIXEL_MEAN / digits.PIXEL_SCALE)
+        image[0, 2, 5] = 2.0
+        still = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+        drawn = moved_data.draw(image, still)
+        assert divmod(int(drawn.argmax()), moved.SIZE) in {(row, column) for row in (4, 5) for column in (10, 11)}
+
+    def test_a_map_moves_the_middle_by_its_draw(self) -> None:
+        maps = moved_data.affine_maps(200, seed=5)
+        turns, shifts = maps[:, :, :2], maps[:, :, 2:]
+        scales = torch.linalg.det(turns).rsqrt()
+        assert 0.75 <= scales.min() < 0.8
+        assert 0.95 < scales.max() <= 1.0
+        middles = torch.linalg.solve(turns, -shifts)
+        assert middles.abs().max() <= 2 * moved_data.MOST_MOVED_SHARE
+
+    def test_four_stages_get_two_layers_each(self) -> None:
+        job = load_job(ROOT / "examples" / "moved_digits" / "job.yaml")
+        costs = [layer_cost(layer) for layer in inspect_job(job, ROOT).layers]
+        assert equal_cost_cut(costs, 4) == (2, 2, 2, 2)
+
+    def test_shapes_along_the_chain(self) -> None:
+        values = torch.zeros(3, 1, moved.SIZE, moved.SIZE)
+        shapes = []
+        for layer in moved.build():
+            values = layer(values)
+            shapes.append(tuple(values.shape[1:]))
+        assert shapes[0] == (32, 16, 16)
+        assert shapes[2] == (64, 8, 8)
+        assert shapes[-2:] == [(128, 4, 4), (moved.NUM_CLASSES,)]
 
 
 class TestText:

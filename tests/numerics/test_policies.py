@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hetpipe.agent.stage_assembly import assemble
 from hetpipe.pipeline.reference import run_reference
+from hetpipe.ps.manifest import checkpoint_dir, newest_checkpoint
+from hetpipe.spec.ids import Clock
 from hetpipe.spec.policies import WEIGHT_POLICIES
-from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
+from hetpipe.testing import in_process
+from hetpipe.testing.in_process import InProcessRun
+from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
 
 ADAM: dict[str, Any] = {"name": "Adam", "lr": 0.01, "weight_decay": 0.02}
 NESTEROV: dict[str, Any] = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
@@ -75,3 +82,192 @@ def test_with_shards_equals_the_reference(point: tuple[Any, ...], tmp_path: Path
     weights, optimizer, stages, dtype = point
     case = case_of(weights, stages, optimizer, dtype, workers=2, staleness=POINTS.index(point) % 3, every_waves=5)
     same(case, tmp_path, delay_seed=POINTS.index(point))
+
+
+def _schedule_points() -> list[tuple[Any, ...]]:
+    pairs = [("wave", "fifo"), ("flush", "gpipe"), ("flush", "fifo")]
+    return [(*pair, stages, kind) for pair in pairs for stages in (1, 2, 3, 4) for kind in ("none", "wsp")]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("point", _schedule_points(), ids=lambda p: "-".join(map(str, p)))
+def test_the_order_changes_no_bit(point: tuple[Any, ...], tmp_path: Path) -> None:
+    weights, schedule, stages, kind = point
+    workers = 1 if kind == "none" else 2
+    case = case_of(weights, stages, "momentum", schedule=schedule, kind=kind, workers=workers, every_waves=4)
+    same(case, tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("weights", ["flush", "double_buffer"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_replicas_equal_the_reference(workers: int, optimizer: str, weights: str, stages: int, tmp_path: Path) -> None:
+    case = case_of(weights, stages, optimizer, kind="allreduce", workers=workers, every_waves=4, max_norm=0.5)
+    same(case, tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["none", "wsp"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("weights", "clip"),
+    [
+        *(("wave", "global"), ("vertical", "global"), ("flush", "global"), ("double_buffer", "global")),
+        *(("wave", "stage"), ("stash", "stage"), ("predict", "stage"), ("spectrain", "stage"), ("flush", "stage")),
+    ],
+)
+def test_clipping_is_exact(weights: str, clip: Any, stages: int, kind: str, tmp_path: Path) -> None:
+    """Gradients of these models are of norm 0.2 to 2, so that some are clipped and some are not."""
+    workers = 1 if kind == "none" else 2
+    case = case_of(
+        weights, stages, "momentum", "64", kind=kind, workers=workers, max_norm=0.5, clip=clip, every_waves=4
+    )
+    same(case, tmp_path, delay_seed=stages)
+    unclipped = run_reference(replace(case, max_norm=None).reference())
+    found = trained(tmp_path)
+    assert any(not torch.equal(found[name], value) for name, value in unclipped.weights.items()), "nothing was clipped"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["none", "wsp"])
+@pytest.mark.parametrize(("wave", "accumulate", "stages"), [(4, 2, 2), (4, 4, 3), (6, 3, 2), (4, 2, 1)])
+@pytest.mark.parametrize("weights", ["wave", "stash", "vertical", "predict", "spectrain"])
+def test_accumulation_is_exact(
+    weights: str, wave: int, accumulate: int, stages: int, kind: str, tmp_path: Path
+) -> None:
+    workers = 1 if kind == "none" else 2
+    case = case_of(
+        weights, stages, "momentum", accumulate=accumulate, kind=kind, workers=workers, every_waves=4, batch_size=3
+    )
+    case = replace(case, wave=wave, minibatches=None, epochs=2)  # the epoch's last minibatch is smaller
+    same(case, tmp_path)
+
+
+SCHEDULES: list[dict[str, Any]] = [
+    {"name": "CosineAnnealingLR", "T_max": 30},
+    {"name": "OneCycleLR", "max_lr": 0.02, "total_steps": 200},
+    {"name": "StepLR", "step_size": 3, "gamma": 0.5},
+]
+BIASES: dict[str, Any] = {"parameters": ("*.bias",), "weight_decay": 0.0, "lr": 0.02}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["none", "wsp"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s["name"])
+@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+def test_learning_rates_and_groups_are_exact(weights: str, schedule: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    workers = 1 if kind == "none" else 2
+    optimizer = "momentum" if weights == "spectrain" else "adamw"
+    groups = () if schedule["name"] == "OneCycleLR" else (BIASES,)
+    case = case_of(
+        weights, 3, optimizer, kind=kind, workers=workers, lr_schedule=schedule, groups=groups, every_waves=3
+    )
+    same(case, tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["none", "wsp", "allreduce"])
+@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+def test_a_resumed_run_equals_an_uninterrupted_one(weights: str, kind: str, tmp_path: Path) -> None:
+    if kind == "allreduce" and weights not in ("flush", "double_buffer"):
+        pytest.skip("replicas average whole waves")
+    optimizer = "nesterov" if weights in ("predict", "spectrain") else "adamw"
+    case = case_of(
+        weights,
+        3,
+        optimizer,
+        kind=kind,
+        workers=1 if kind == "none" else 2,
+        every_waves=3,
+        lr_schedule={"name": "StepLR", "step_size": 4, "gamma": 0.7},
+    )
+    run(case, tmp_path / "whole")
+    first = min((tmp_path / "whole" / "checkpoints").iterdir())
+    run(case, tmp_path / "resumed", restore=first)
+    whole, resumed = trained(tmp_path / "whole"), trained(tmp_path / "resumed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert newest_checkpoint(tmp_path / "resumed") != first
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["none", "wsp", "allreduce"])
+@pytest.mark.parametrize("weights", ["wave", "double_buffer", "flush", "predict"])
+def test_a_stopped_and_resumed_run_equals_one_with_that_barrier(weights: str, kind: str, tmp_path: Path) -> None:
+    if kind == "allreduce" and weights not in ("flush", "double_buffer"):
+        pytest.skip("replicas average whole waves")
+    case = replace(
+        case_of(weights, 2, "momentum", kind=kind, workers=1 if kind == "none" else 2), minibatches=61, wave=3
+    )
+    stopped = run(case, tmp_path / "stopped", stop_when=lambda clocks: clocks.published >= 3)
+    assert stopped.snapshot is not None
+    barrier = stopped.snapshot.published
+    assert barrier < 20, "it stopped early"
+    run(case, tmp_path / "resumed", restore=checkpoint_dir(tmp_path / "stopped", Clock(barrier)))
+    assert_same_bits(trained(tmp_path / "resumed"), run_reference(case.reference(extra_barriers=(barrier,))))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("stop_at", range(1, 9))
+def test_replicas_of_unequal_length_stop_together(stop_at: int, tmp_path: Path) -> None:
+    """One replica has a minibatch, and a wave, less than the other: wherever the stop falls, nobody waits in vain."""
+    case = replace(
+        case_of("flush", 2, "momentum", kind="allreduce", workers=2), minibatches=None, epochs=1, wave=2, batch_size=17
+    )
+    stopped = run(case, tmp_path, stop_when=lambda clocks: clocks.published >= stop_at)
+    assert stopped.snapshot is not None
+    found = stopped.snapshot.published
+    assert_same_bits(trained(tmp_path), run_reference(case.reference(stop_at_clock=found)))
+
+
+@pytest.mark.parametrize("weights", ["wave", "vertical", "double_buffer", "flush"])
+@pytest.mark.parametrize("kind", ["none", "wsp"])
+def test_another_partition_computes_the_same_bits(weights: str, kind: str, tmp_path: Path) -> None:
+    """The number of stages stays: `vertical` depends on it."""
+    workers = 1 if kind == "none" else 2
+    found = []
+    for counts in ([1, 4], [3, 2]):
+        case = replace(case_of(weights, 2, "adamw", kind=kind, workers=workers), stages=[counts] * workers)
+        run(case, tmp_path / str(counts[0]))
+        found.append(trained(tmp_path / str(counts[0])))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("weights", ["stash", "predict", "spectrain"])
+def test_policies_that_depend_on_the_partition_are_known(weights: str, tmp_path: Path) -> None:
+    found = []
+    for counts in ([1, 4], [3, 2]):
+        case = replace(case_of(weights, 2, "momentum", kind="none", workers=1), stages=[counts])
+        run(case, tmp_path / str(counts[0]))
+        found.append(trained(tmp_path / str(counts[0])))
+    assert any(not torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["none", "wsp"])
+@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+def test_the_number_of_live_tensors_is_flat_over_500_minibatches(
+    weights: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted after runs of 100 and of 500, with everything that their stages hold still alive."""
+    kept: list[object] = []
+
+    def keeping(*arguments: Any) -> Any:
+        assembled = assemble(*arguments)
+        kept.append(assembled)
+        return assembled
+
+    monkeypatch.setattr(in_process, "assemble", keeping)
+    counts = []
+    for minibatches in (100, 500):
+        case = replace(case_of(weights, 2, "momentum", kind=kind, workers=1), minibatches=minibatches)
+        run = InProcessRun(job=case.job(), run_dir=tmp_path / str(minibatches), import_path=ROOT, keep_history=False)
+        result = in_process.run_in_process(run)
+        gc.collect()
+        counts.append(sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects()))
+        del result
+        kept.clear()
+        gc.collect()
+    # The timing decides whether a pool had to make one more buffer, of 8 tensors.
+    assert counts[1] <= counts[0] + 2 * 8, counts

@@ -37,6 +37,7 @@ def assert_same_optimizers(checkpoint: Path, expected: ReferenceState) -> None:
         reader = CheckpointReader(sorted(checkpoint.glob(f"vw-{vw}-*.safetensors")))
         found = reader.optimizer_state(states)
         for name, state in states.items():
+            assert found[name].pop("num_updates") == expected.updates[vw]
             assert found[name].keys() == state.keys()
             for key, value in state.items():
                 mine = found[name][key]

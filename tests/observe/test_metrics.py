@@ -21,8 +21,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     metrics.close()
     metrics.close()
     assert path == tmp_path / "metrics" / "vw-1.jsonl"
-    assert [(one.t, one.wave.wave, one.wave.p) for one in read_metrics(path)] == [(5.0, 2, 12), (5.5, 3, 16)]
-    assert read_metrics(path)[0].wave == WAVE
+    assert [(one.t, one.wave.wave, one.wave.p) for one in read_metrics(tmp_path)] == [(5.0, 2, 12), (5.5, 3, 16)]
+    assert read_metrics(tmp_path)[0].wave == WAVE
 
 
 def test_the_keys_of_a_line(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_numbers_json_does_not_have_become_null(tmp_path: Path) -> None:
     path = metrics_path(tmp_path, 0)
     Metrics(path, clock=FakeClock()).write(replace(WAVE, loss=float("nan"), gradient_norm=float("inf")))
     assert json.loads(path.read_text())["loss"] is None
-    assert read_metrics(path)[0].wave.gradient_norm is None
+    assert read_metrics(tmp_path)[0].wave.gradient_norm is None
 
 
 def test_a_later_process_goes_on_and_torn_lines_are_passed_over(tmp_path: Path) -> None:
@@ -45,7 +45,14 @@ def test_a_later_process_goes_on_and_torn_lines_are_passed_over(tmp_path: Path) 
         Metrics(path, clock=FakeClock()).write(WAVE)
     with path.open("a") as file:
         file.write('{"t":1.0,"wa')
-    assert [one.wave for one in read_metrics(path)] == [WAVE, WAVE]
+    assert [one.wave for one in read_metrics(tmp_path)] == [WAVE, WAVE]
+
+
+def test_virtual_workers_are_read_in_the_order_of_time(tmp_path: Path) -> None:
+    for vw, seconds in ((0, 3.0), (1, 1.0), (1, 4.0)):
+        Metrics(metrics_path(tmp_path, vw), clock=FakeClock(monotonic=seconds)).write(replace(WAVE, wave=vw))
+    assert [(one.t, one.wave.wave) for one in read_metrics(tmp_path)] == [(1.0, 1), (3.0, 0), (4.0, 1)]
+    assert read_metrics(tmp_path / "nothing") == []
 
 
 def test_nothing_is_written_where_nobody_asks() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.pipeline.chain import chain_of, forget_weights, run_layers
+from hetpipe.pipeline.chain import chain_of, forget_weights, run_layers, weights_in_place
 
 
 class Tied(nn.Module):
@@ -84,3 +84,23 @@ def test_a_module_gets_its_own_weights_back_after_an_error() -> None:
         run_layers(chain_of(model), leaves_like(model, 1), (torch.full((2, 6), float("nan")),))
     assert all(dict(model.named_parameters())[name] is parameter for name, parameter in parameters.items())
     assert tied.there.weight is tied.back.weight
+
+
+def test_weights_stand_in_every_place_for_as_long_as_the_block() -> None:
+    tied = Tied()
+    model = nn.Sequential(nn.Linear(6, 6), tied)
+    parameters, leaves = dict(model.named_parameters()), leaves_like(model, 1)
+    with weights_in_place(chain_of(model), leaves):
+        assert model[0].weight is leaves["0.weight"]
+        assert tied.there.weight is tied.back.weight is leaves["1.there.weight"]
+    assert all(dict(model.named_parameters())[name] is parameter for name, parameter in parameters.items())
+    assert tied.there.weight is tied.back.weight
+
+
+def test_a_missing_weight_leaves_the_modules_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), Tied())
+    parameters, leaves = dict(model.named_parameters()), leaves_like(model, 1)
+    del leaves["1.back.bias"]
+    with pytest.raises(KeyError, match=r"1\.back\.bias"), weights_in_place(chain_of(model), leaves):
+        pass
+    assert all(dict(model.named_parameters())[name] is parameter for name, parameter in parameters.items())

@@ -157,7 +157,7 @@ def block(recomputes: str) -> StageCompute:
 def leaves(seed: int) -> dict[str, Tensor]:
     """Weights of a block, all in one storage."""
     data = torch.randn(2 * (WIDTH + 1), WIDTH, generator=torch.Generator().manual_seed(seed))
-    first, b, second, c = torch.split(data, (WIDTH, 1, WIDTH, 1))
+    first, b, second, c = torch.split(data, [WIDTH, 1, WIDTH, 1])
     tensors = {"1.first.weight": first, "1.first.bias": b[0], "1.second.weight": second, "1.second.bias": c[0]}
     return {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
 

@@ -170,6 +170,21 @@ def test_decay_is_that_of_the_newest_anchor(*, is_first: bool) -> None:
     assert next(iter(result.weights.values())).item() == w1 + sum(sums)
 
 
+def test_no_anchor_comes_with_a_minibatch_that_the_segment_does_not_have() -> None:
+    """The same with three minibatches each, no gradients: there is no p = 4 whose clock the update of 3 could use."""
+    run = replace(
+        number_run([0.0] * 6, start=8.0),
+        model=lambda: nn.Sequential(Number(8.0), nn.Identity()),
+        arguments={"lr": 1.0, "weight_decay": 0.5},
+        num_virtual_workers=2,
+        minibatches_per_wave=2,
+        weights="stash",
+        stages=((1, 1),) * 2,
+    )
+    after_two = 8.0 - 4.0 - 2.0
+    assert run_reference(run).weights["0.w"].item() == 8.0 + 2 * (-4.0 - 2.0) + 2 * (-0.5 * after_two)
+
+
 #: D, N → p: required clock, as in `wsp.md` §2.
 REQUIRED: list[tuple[str, int, int, dict[int, int]]] = [
     ("flush", 0, 1, {1: 0, 2: 1, 3: 2}),

@@ -169,8 +169,7 @@ CUTS = [(5,), (2, 3), (1, 1, 3), (2, 2, 1)]
 def test_another_partition_gives_the_same_bits(weights: str, sync: Any) -> None:
     cuts = [cut for cut in CUTS if weights != "vertical" or len(cut) == 3]
     workers = 1 if sync == "none" else 2
-    # With shards, the newest weights of double_buffer depend on the stage, and its decay takes them.
-    decay = 0.0 if (sync, weights) == ("wsp", "double_buffer") else 0.01
+    decay = 0.01
     run = replace(
         network_run(torch.float32, "AdamW", lr=0.01, weight_decay=decay),
         sync=sync,

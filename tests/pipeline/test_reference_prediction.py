@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hetpipe.pipeline.reference import ReferenceResult, ReferenceRun, run_reference
 from hetpipe.pipeline.reference_optimizer import ReferenceOptimizer
-from tests.pipeline.test_reference import network_run
+from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from tests.pipeline.test_reference import VW0, Number, network_run, number_run, weights_used
 
 # --- rules ------------------------------------------------------------------------------------------------------------
 
@@ -205,6 +206,22 @@ def test_a_decay_alone_is_predicted_exactly(*, include_decay: bool) -> None:
     assert losses_of(run_reference(run)) == expected
 
 
+def test_what_is_predicted_from_outlives_a_barrier() -> None:
+    """A constant gradient, K = 2: only the second minibatch of the whole run finds nothing to predict from."""
+    values = [1.0] * 4
+    run = replace(
+        number_run(values),
+        model=lambda: nn.Sequential(Number(), nn.Identity()),
+        sync="none",
+        weights="predict",
+        stages=((1, 1),),
+        minibatches_per_wave=2,
+        epochs=2,
+    )
+    used = weights_used(run_reference(run), values, VW0)
+    assert used == {1: 0.0, 2: 0.0, 3: -2.0, 4: -3.0, 5: -4.0, 6: -5.0, 7: -6.0, 8: -7.0}
+
+
 # --- backward ---------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +251,36 @@ def test_a_backward_reads_the_true_weights() -> None:
         new = tuple(w - RATE * g for w, g in zip(now, gradient, strict=True))
         history.append((new, gradient))  # type: ignore[arg-type]
     assert [w.item() for w in result.weights.values()] == pytest.approx(list(history[-1][0]), rel=1e-12)
+
+
+def test_a_backward_reads_the_newest_anchor() -> None:
+    """V = 2, K = 2, N = 2, D = 0, y = z·(x + a), lr = 1: when p = 3 comes back, p = 4 has brought w^(1) along."""
+    run = replace(
+        quadratic_run("predict", [0.0] * 8),
+        model=lambda: nn.Sequential(Add(), Scale(), nn.Identity()),
+        loss=lambda output, target: (output * target).mean(),
+        train=Targets([2.0**-i for i in range(8)], x=1.0),
+        arguments={"lr": 1.0},
+        sync="wsp",
+        stages=((2, 1),) * 2,
+        num_virtual_workers=2,
+        minibatches_per_wave=2,
+    )
+    result = run_reference(run)
+    start = torch.tensor([1.0, 2.0], dtype=torch.float64)
+
+    def update(vw: int, p: int, forward: Tensor, read: Tensor) -> Tensor:
+        """Of (a, z); the gradients are z·t, of the weights that the backward reads, and (1 + a)·t."""
+        target = 2.0 ** -result.minibatches[VirtualWorkerIndex(vw), Minibatch(p)].samples[0]
+        return -target * torch.stack([read[1], 1.0 + forward[0]])
+
+    one = [update(vw, 1, start, start) for vw in (0, 1)]
+    two = [update(vw, 2, start, start + one[vw]) for vw in (0, 1)]
+    anchor = start + one[0] + two[0] + one[1] + two[1]
+    three = [update(vw, 3, start + 2 * one[vw], anchor) for vw in (0, 1)]
+    four = [update(vw, 4, anchor + two[vw], anchor + three[vw]) for vw in (0, 1)]
+    expected = anchor + three[0] + four[0] + three[1] + four[1]
+    torch.testing.assert_close(torch.stack(list(result.weights.values())), expected, rtol=1e-12, atol=0)
 
 
 class Tied(nn.Module):

@@ -161,6 +161,27 @@ def test_decay_is_not_clipped() -> None:
     assert run_reference(run).weights["0.w"].item() == 4.0
 
 
+# --- decay ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_shards_decay_is_that_of_the_weights_that_are_stepped() -> None:
+    """Bit for bit as torch does it, although p sees older ones."""
+    run = replace(
+        number_run([0.0] * 20, start=8.0),
+        model=lambda: nn.Sequential(Number(8.0), nn.Identity()),
+        sync="none",
+        weights="stash",
+        stages=((1, 1),),
+        minibatches_per_wave=2,
+        optimizer="AdamW",
+        arguments={"lr": 0.3, "weight_decay": 0.7},
+    )
+    expected = 8.0
+    for _ in range(20):
+        expected *= 1 - 0.3 * 0.7
+    assert run_reference(run).weights["0.w"].item() == expected
+
+
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,8 @@ def jobs_of(case: Case, *, any_n: bool = False) -> Jobs:
     """The same for a random case, with its N or any."""
     options = PlanOptions(
         weights=case.weights,
+        schedule=case.schedule,
+        accumulate=case.accumulate,
         minibatches_per_wave=None if any_n else case.minibatches_per_wave,
         optimizer_slots=case.optimizer_slots,
         recompute=case.recompute,

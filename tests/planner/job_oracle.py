@@ -47,7 +47,7 @@ def closed_form(case: Case, times_ps: Sequence[int]) -> float:
     if case.weights == "flush":
         return n / (sum(times) + (n - 1) * max(times))
     rates = [1 / time for time in times if time]
-    rates += [in_flight(case.weights, n, k, i) / sum(times[i:]) for i in range(k) if sum(times[i:])]
+    rates += [in_flight(case, k, i) / sum(times[i:]) for i in range(k) if sum(times[i:])]
     return min(rates)
 
 
@@ -118,7 +118,8 @@ def job_rate(case: Case, workers: Sequence[Worker]) -> float:
 
 def choices(case: Case, num_stages: Sequence[int]) -> Sequence[int]:
     """N from the least that the policy allows to 4K of the shortest virtual worker."""
-    return range(max(num_stages) if case.weights in FULL else 1, 4 * min(num_stages) + 1)
+    least, most = max(num_stages) if case.weights in FULL else 1, max(4 * min(num_stages), case.accumulate)
+    return [n for n in range(least, most + 1) if n % case.accumulate == 0]
 
 
 def best_job(case: Case, *, groupings: Sequence[Sequence[Sequence[str]]], any_n: bool) -> float:

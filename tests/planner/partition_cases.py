@@ -19,7 +19,9 @@ PS_PER_MS = 10**9
 
 Recompute = Literal["auto", "on", "off"]
 Policy = Literal["wave", "stash", "vertical", "double_buffer", "flush", "predict", "spectrain"]
+Schedule = Literal["1f1b", "fifo", "gpipe"]
 POLICIES: tuple[Policy, ...] = ("wave", "stash", "vertical", "double_buffer", "flush", "predict", "spectrain")
+BY_WAVE = ("flush", "double_buffer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Case:
     optimizer_slots: int
     reserve_bytes: int
     recompute: Recompute
+    schedule: Schedule = "1f1b"
+    accumulate: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +96,18 @@ def random_case(seed: int, shape: Shape) -> Case:
         "nodes": tuple({"name": f"n{i}", "devices": tuple(node)} for i, node in enumerate(nodes)),
         "links": _links(source, len(nodes)),
     }
+    weights = source.choice(POLICIES)
+    n = source.randint(1, 7)
     return Case(
         Profile.model_validate(profile),
         Cluster.model_validate(cluster),
-        weights=source.choice(POLICIES),
-        minibatches_per_wave=source.randint(1, 7),
+        weights=weights,
+        minibatches_per_wave=n,
         optimizer_slots=source.randint(0, 2),
         reserve_bytes=source.choice([0, MIB]),
         recompute=source.choice(["auto", "auto", "on", "off"]),
+        schedule=source.choice(["1f1b", "gpipe"]) if weights == "flush" else "1f1b",
+        accumulate=1 if weights in BY_WAVE else source.choice([1, n]),
     )
 
 
@@ -123,10 +131,11 @@ def _links(source: random.Random, num_nodes: int) -> dict[str, Any]:
 # -- the oracle --------------------------------------------------------------------------------------------------------
 
 
-def in_flight(policy: Policy, n: int, k: int, i: int) -> int:
+def in_flight(case: Case, k: int, i: int) -> int:
     """The column "in flight" of `policies.md`."""
+    policy, n = case.weights, case.minibatches_per_wave
     if policy == "flush":
-        return min(n, k - i)
+        return n if case.schedule == "gpipe" else min(n, k - i)
     if policy != "wave":
         return k - i
     if k == 1:
@@ -134,17 +143,23 @@ def in_flight(policy: Policy, n: int, k: int, i: int) -> int:
     return min(n, k - i) if n <= k else k - i + ((n - k) * (k - 1 - i)) // (k - 1)
 
 
-def weight_buffers(policy: Policy, n: int, k: int, i: int) -> int:
+def weight_buffers(case: Case, k: int, i: int) -> int:
     """The column "weight buffers" of `policies.md`, where the planner counts the predicting policies as 2."""
     return {
-        "wave": n,
+        "wave": case.minibatches_per_wave,
         "stash": k - i,
         "vertical": k,
         "double_buffer": 2,
         "flush": 1,
         "predict": 2,
         "spectrain": 2,
-    }[policy]
+    }[case.weights]
+
+
+def gradients(case: Case) -> int:
+    """One, and an average that grows beside it where several minibatches make an update."""
+    averaged = case.minibatches_per_wave if case.weights in BY_WAVE else case.accumulate
+    return 2 if averaged > 1 else 1
 
 
 def transfer_ps(link: LinkSpec, num_bytes: int) -> int:
@@ -178,8 +193,8 @@ class Stage:
 def stage_bytes(case: Case, stage: Stage, *, recompute: bool) -> int:
     """The issue's stage memory."""
     layers = case.profile.layers[stage.first : stage.last]
-    position = (case.weights, case.minibatches_per_wave, stage.num_stages, stage.index)
-    tensors = weight_buffers(*position) + 2 + 1 + case.optimizer_slots
+    position = (case, stage.num_stages, stage.index)
+    tensors = weight_buffers(*position) + 2 + gradients(case) + case.optimizer_slots
     activations = sum(layer.activation_bytes for layer in layers)
     kept = in_flight(*position) * activations
     if recompute:

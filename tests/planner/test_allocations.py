@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -174,15 +175,7 @@ class TestExplicit:
 
 
 def replaced(options: PlanOptions, workers: tuple[tuple[DeviceId, ...], ...] | None) -> PlanOptions:
-    return PlanOptions(
-        allocation="explicit",
-        workers=workers,
-        minibatches_per_wave=options.minibatches_per_wave,
-        weights=options.weights,
-        optimizer_slots=options.optimizer_slots,
-        recompute=options.recompute,
-        reserve_bytes=options.reserve_bytes,
-    )
+    return replace(options, allocation="explicit", workers=workers)
 
 
 @pytest.mark.parametrize("nodes", [["V"], ["VV", "V"], ["VQ", "VVQ"], ["V", "R", "G", "Q"], ["VVVVV"]])

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.planner.optimizer_slots import optimizer_slots
+from hetpipe.planner.optimizer_slots import optimizer_slots, slots_of
+from hetpipe.spec.job_training import OptimizerSpec
+from hetpipe.weights.prediction import RULES
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,35 @@ def test_what_an_optimizer_keeps(name: str, arguments: dict[str, Any]) -> None:
 
 def test_an_unknown_optimizer_is_not_guessed() -> None:
     assert optimizer_slots("LBFGS", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9}),
+        ("SGD", {"momentum": 0.9, "nesterov": True}),
+        ("Adam", {}),
+        ("AdamW", {}),
+        ("RMSprop", {}),
+        ("RMSprop", {"momentum": 0.9}),
+    ],
+)
+def test_a_prediction_may_need_the_last_gradient(name: str, arguments: dict[str, Any]) -> None:
+    (group,) = getattr(torch.optim, name)([nn.Parameter(torch.ones(2))], lr=0.01, **arguments).param_groups
+    optimizer = OptimizerSpec.model_validate({"name": name, **arguments})
+    kept = optimizer_slots(name, arguments)
+    assert kept is not None
+    assert slots_of(optimizer, "stash") == kept
+    assert slots_of(optimizer, "predict") == kept + RULES[name].needs_gradient(group)
+
+
+def test_the_group_that_keeps_most_counts() -> None:
+    groups = ({"parameters": ("*.bias",), "momentum": 0.9}, {"parameters": ("*",), "lr": 0.2})
+    spec = {"name": "SGD", "lr": 0.1, "groups": groups}
+    assert slots_of(OptimizerSpec.model_validate(spec), "wave") == 1
+    assert slots_of(OptimizerSpec.model_validate({**spec, "groups": groups[1:]}), "wave") == 0
+
+
+def test_the_optimizer_of_a_job_may_be_unknown() -> None:
+    assert slots_of(OptimizerSpec(name="LBFGS"), "wave") is None

@@ -115,8 +115,8 @@ def test_a_small_model_is_replicated_and_keeps_the_measured_minibatch() -> None:
 
 
 def test_a_large_model_is_a_deep_pipeline() -> None:
-    # 4 GiB of parameters; three of four devices of 9 GiB cannot hold 5 tensors of them.
-    cluster = cluster_of(["VVVV"], gib={"V": 6})
+    # 1 GiB of parameters in a layer; two of them, 6 tensors each, do not fit on a device.
+    cluster = cluster_of(["VVVV"], gib={"V": 7})
     plan = parallel(jobs_for(chain([30.0] * 4, {"V": 1.0}, parameters=1024 * MIB, batch_size=8), cluster, OPTIONS))
 
     assert [len(worker.stages) for worker in plan.workers] == [4]

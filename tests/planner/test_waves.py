@@ -32,6 +32,21 @@ def test_full_waves(weights: str) -> None:
         check_given(1, [1, 2], weights)  # type: ignore[arg-type]
 
 
+def test_n_is_a_multiple_of_what_makes_an_update() -> None:
+    assert choices([9, 8], [2, 2], "wave", 3) == range(3, 9, 3)
+    assert list(choices([3], [1], "wave", 4)) == []
+    check_given(6, [2], "wave", 3)
+    with pytest.raises(PlanError, match=r"3 minibatches make an update together, so 4 .* take a multiple of 3"):
+        check_given(4, [2], "wave", 3)
+
+
+def test_an_update_of_more_minibatches_than_are_searched_has_its_n() -> None:
+    options = PlanOptions(accumulate=6)
+    jobs = jobs_for(chain([1.0], {"V": 1.0}), cluster_of(["V"]), options)
+
+    assert jobs.best([[DeviceId("n0/0")]]).minibatches_per_wave == 6
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9))
 def test_max_m_is_the_last_n_with_a_partition(seed: int) -> None:

@@ -14,8 +14,8 @@ from hetpipe.schedule.policy import Action, Kind, Ready, StageView
 from hetpipe.spec.ids import Minibatch
 from hetpipe.spec.policies import SCHEDULES_OF, WEIGHT_POLICIES, Schedule, WeightPolicy, least_minibatches_per_wave
 
-#: In a turn, how likely it is that a stage is free to act, and that the gate lets a minibatch in.
-_FREE, _OPEN = 0.6, 0.7
+#: In a turn, how likely it is that a stage is free to act (one of these for each), and that the gate is open.
+_FREE, _OPEN = (0.1, 0.6, 1.0), 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,8 @@ class Stage:
 def play(setting: Setting, count: int, rng: random.Random | None = None) -> list[list[str]]:
     """Run `count` minibatches: what each stage does, in order.
 
-    Each turn every stage does one action that is ready. With `rng` only some stages act, in a random order, and the
-    gate is sometimes closed.
+    Each turn every stage does one action that is ready. With `rng` some stages are slow, those that act in a turn do so
+    in a random order, and the gate is sometimes closed.
     """
     return [stage.done for stage in stages_after(setting, count, rng)]
 
@@ -115,10 +115,11 @@ def turns(setting: Setting, count: int, rng: random.Random | None = None) -> Ite
     stages = [Stage(setting, index, count) for index in range(setting.num_stages)]
     arrivals = iter(range(1, 1_000_000))
     stages[0].forwards = [(p, next(arrivals)) for p in range(1, count + 1)]
-    for _ in range(100 * count * setting.num_stages):
+    free = [1.0 if rng is None else rng.choice(_FREE) for _ in stages]
+    for _ in range(1000 * count * setting.num_stages):
         if all(stage.backwarded == count for stage in stages):
             return
-        turn = [i for i in range(len(stages)) if rng is None or rng.random() < _FREE]
+        turn = [i for i in range(len(stages)) if rng is None or rng.random() < free[i]]
         if rng is not None:
             rng.shuffle(turn)
         is_open = rng is None or rng.random() < _OPEN

@@ -167,6 +167,9 @@ class TestPlans:
             ),
             (("idle_devices",), ["n0/0"], "idle_devices[0]: is n0/0, which stands in the plan before"),
             (("placement", "b.weight", 1, 0), 7, "placement.b.weight: is on shard 7, but there are 2 shards"),
+            (("has_shards",), False, "shards: is about parameter servers, but has_shards is false; empty it"),
+            (("has_shards",), False, "placement: is about parameter servers, but has_shards is false; empty it"),
+            (("has_shards",), False, "virtual_workers: are 2, but has_shards is false"),
         ],
     )
     def test_one_by_one(self, path: tuple[str | int, ...], value: object, problem: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from hetpipe.pipeline.checkpoint import CheckpointReader, save_part
 from hetpipe.profiler.live_bytes import LiveBytes
@@ -92,15 +93,24 @@ def gradient_of(weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor | 
     return {name: (w.detach() - step % 5) * (0.5 + 0.1 * len(name)) for name, w in weights.items()}
 
 
-def plain_loop(name: str, arguments: Mapping[str, Any], steps: int, **groups: Mapping[str, Any]) -> dict[str, Tensor]:
+def plain_loop(
+    name: str,
+    arguments: Mapping[str, Any],
+    steps: int,
+    schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+    **groups: Mapping[str, Any],
+) -> dict[str, Tensor]:
     """What plain torch does, with arguments of their own for the parameters in `groups`."""
     parameters = {key: nn.Parameter(w) for key, w in first_weights().items()}
     sections = [{"params": [parameter], **groups.get(key, {})} for key, parameter in parameters.items()]
     optimizer = getattr(torch.optim, name)(sections, **arguments)
+    scheduler = None if schedule is None else schedule(optimizer)
     for step in range(steps):
         for key, gradient in gradient_of(parameters, step).items():
             parameters[key].grad = gradient
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
     return {key: p.detach() for key, p in parameters.items()}
 
 
@@ -348,7 +358,23 @@ def test_the_rate_of_every_group_follows_the_schedule(pattern: str) -> None:
     assert rates["matrix"] == (slow if pattern == "*" else fast)
 
 
+#: Moves the momentum, too.
 ONE_CYCLE = LrScheduleSpec.model_validate({"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 20})
+
+
+@pytest.mark.parametrize(("name", "arguments", "bias", "matrix"), GROUPED[:4], ids=name_case)
+def test_scheduled_steps_are_torchs(
+    name: str, arguments: dict[str, Any], bias: dict[str, Any], matrix: dict[str, Any]
+) -> None:
+    arguments = {**arguments, "momentum": 0.9} if name == "SGD" else arguments
+    newest = Newest(spec_of(name, arguments, bias=bias, matrix=matrix), schedule=ONE_CYCLE)
+    newest.run(0, 20)
+
+    expected = plain_loop(
+        name, arguments, 20, lambda own: OneCycleLR(own, 0.1, total_steps=20), bias=bias, matrix=matrix
+    )
+    for key, value in expected.items():
+        assert torch.equal(newest.weights.views[key], value), key
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,142 @@
+"""The command `hetpipe compare`: one job under several weight policies, trained one after the other, and the figures.
+
+A run that diverges or fails is a row of the comparison, not its end. Ctrl-C ends the comparison and keeps what has
+finished; the same command with `--run-dir` goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetpipe.cli.compare_progress import CompareLines, CompareLive, CompareProgress
+from hetpipe.cli.compare_record import ComparisonFolder, TrialRecord, TrialState
+from hetpipe.cli.compare_trainer import train_trial
+from hetpipe.cli.compare_trials import Trial, TrialSettings, trials_of
+from hetpipe.cli.compare_view import summaries_of, view_of
+from hetpipe.cli.outcome import ExitStatus, Output
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.text import shown_path
+from hetpipe.cli.view import View
+from hetpipe.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """The options of the command."""
+
+    job: Path
+    settings: TrialSettings
+    run_dir: Path | None = None
+    """None: a new folder in `runs/`."""
+    html: Path | None = None
+
+
+class Trainer(Protocol):
+    """Trains one run; see `train_trial`."""
+
+    def __call__(self, trial: Trial, run_dir: Path, shell: Shell, view: View) -> TrialRecord:
+        """Train it to its end."""
+        ...
+
+
+def compare(options: CompareOptions, output: Output, shell: Shell, train: Trainer = train_trial) -> ExitStatus:
+    """Train what is not trained yet, and tell.
+
+    Raises:
+        UserError: options or the job cannot be used, under any of the policies; or a file cannot be written.
+    """
+    trials = trials_of(options.job, options.settings)
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        raise UserError(f"--html {options.html}: there is no such folder; make it first, or name another")
+    name = trials[0].job.name
+    folder = ComparisonFolder.open(options.run_dir, name=name, clock=shell.clock)
+    where = shown_path(folder.path, shell.current)
+    output.say(f"the comparison's folder is {where}")
+    interrupted = False
+    with _progress_for(output, shell) as progress:
+        try:
+            _train_all(trials, folder, shell, progress, train)
+        except KeyboardInterrupt:
+            interrupted = True
+    records = [record for trial in trials if (record := folder.find(trial))]
+    if records:
+        _tell(trials, records, folder, options, output, shell)
+    if interrupted:
+        sentence = f"interrupted after {len(records)} of {len(trials)} runs; go on with --run-dir {where}"
+        # With records the answer is told already, and there is one only.
+        output.say(sentence) if records else output.complain([sentence])
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.FAILED if any(one.state is TrialState.FAILED for one in records) else ExitStatus.OK
+
+
+def _train_all(
+    trials: Sequence[Trial], folder: ComparisonFolder, shell: Shell, progress: CompareProgress, train: Trainer
+) -> None:
+    for number, trial in enumerate(trials, start=1):
+        progress.begin(number, len(trials), trial)
+        record = folder.find(trial)
+        is_to_do = record is None or record.state is TrialState.FAILED
+        if record is None or is_to_do:
+            record = train(trial, folder.fresh_run_dir(trial), shell, progress)
+            folder.add(record, name=trial.job.name)
+        progress.end(record, is_used_again=not is_to_do)
+
+
+def _tell(
+    trials: Sequence[Trial],
+    records: Sequence[TrialRecord],
+    folder: ComparisonFolder,
+    options: CompareOptions,
+    output: Output,
+    shell: Shell,
+) -> None:
+    policies = tuple(dict.fromkeys(trial.weights for trial in trials))
+    summaries = summaries_of(policies, records)
+    view = view_of(trials[0].job, len({trial.seed for trial in trials}), summaries, records)
+    # rich and the page are not needed by other commands, nor by --json
+    if output.machine is None:
+        from rich.console import Console
+
+        from hetpipe.cli.compare_screen import show_comparison
+
+        output.say("")
+        show_comparison(view, Console(file=output.people, highlight=False))
+    if options.html is not None:
+        from hetpipe.cli.compare_page import page_of
+
+        try:
+            options.html.write_text(page_of(view, records), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {options.html}: {error.strerror}; give --html another file") from error
+        output.say("", f"the page is in {shown_path(options.html.absolute(), shell.current)}")
+    if output.machine is not None:
+        output.answer(_to_json(folder, trials, [one.to_json() for one in summaries], records))
+
+
+def _to_json(
+    folder: ComparisonFolder, trials: Sequence[Trial], policies: list[dict[str, Any]], records: Sequence[TrialRecord]
+) -> dict[str, Any]:
+    return {
+        "run_dir": str(folder.path),
+        "seeds": sorted({trial.seed for trial in trials}),
+        "policies": policies,
+        "runs": [
+            {
+                "weights": one.weights,
+                "seed": one.seed,
+                "state": one.state,
+                "sentence": one.sentence,
+                "run_dir": str(folder.path / one.run_dir),
+            }
+            for one in records
+        ],
+    }
+
+
+def _progress_for(output: Output, shell: Shell) -> CompareProgress:
+    if output.people.isatty() and shell.environment.get("TERM") != "dumb":
+        return CompareLive(output.people, shell.clock)
+    return CompareLines(output.people, shell.clock)

@@ -1,0 +1,143 @@
+"""Trains one run of a comparison, as `hetpipe train` would on this machine, and measures its curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
+from hetpipe.cli.compare_statistics import Wave, training_curve
+from hetpipe.cli.compare_trials import Trial
+from hetpipe.cli.interrupts import Interrupts
+from hetpipe.cli.run_folder import RunFolder
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.training import RunEnd, RunRequest, Training
+from hetpipe.cli.view import View
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.errors import NonFiniteUpdate, UserError
+from hetpipe.observe.log import configure_logging
+from hetpipe.observe.metrics import read_metrics
+from hetpipe.spec.events import Evaluated, JobEvent, JobState, StateChanged
+from hetpipe.spec.ids import VirtualWorkerIndex
+from hetpipe.spec.job import Job
+from hetpipe.sync.segment import first_progress, planned_segments
+
+
+class Recorder(View):
+    """Hands everything on to another view, and notes when what was evaluated."""
+
+    def __init__(self, view: View, clock: TimeSource) -> None:
+        self._view = view
+        self._clock = clock
+        #: When all stages were ready, in monotonic seconds; None before.
+        self.began: float | None = None
+        #: Evaluations, each with the monotonic time at which it was heard of.
+        self.evaluations: list[tuple[float, Evaluated]] = []
+
+    def show(self, event: JobEvent) -> None:
+        """See `View.show`."""
+        match event:
+            case StateChanged(state=JobState.RUNNING):
+                self.began = self._clock.monotonic()
+            case Evaluated():
+                self.evaluations.append((self._clock.monotonic(), event))
+        self._view.show(event)
+
+    def say(self, sentence: str) -> None:
+        """See `View.say`."""
+        self._view.say(sentence)
+
+    def close(self) -> None:
+        """See `View.close`."""
+        self._view.close()
+
+
+def train_trial(trial: Trial, run_dir: Path, shell: Shell, view: View) -> TrialRecord:
+    """Train one run to its end.
+
+    Args:
+        trial: what to train.
+        run_dir: the run's folder, new.
+        shell: the world around.
+        view: shows what happens; stays open.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        UserError: the job cannot be trained, under whatever policy.
+        KeyboardInterrupt: it was stopped by Ctrl-C.
+    """
+    folder = RunFolder.create(run_dir, name=trial.job.name, clock=shell.clock, runs_dir=run_dir.parent)
+    configure_logging(folder.logs / "hetpipe.log", role="cli")
+    recorder = Recorder(view, shell.clock)
+    request = RunRequest(job=trial.job, import_path=shell.current)
+    with Interrupts() as interrupts:
+        end = Training(request, folder, shell, view=recorder, interrupts=interrupts).run()
+    if end.interrupted:
+        raise KeyboardInterrupt("; ".join(end.sentences))
+    return record_of(trial, end, recorder, folder)
+
+
+def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) -> TrialRecord:
+    """What to keep of a run.
+
+    Raises:
+        UserError: the job cannot be trained, under whatever policy.
+    """
+    if end.state is JobState.FAILED and isinstance(end.exception(), UserError):
+        raise end.exception()
+    return TrialRecord(
+        weights=trial.weights,
+        seed=trial.seed,
+        job_digest=trial.job_digest,
+        run_dir=folder.path.name,
+        state=_state(end),
+        sentence="; ".join(end.sentences),
+        evaluations=() if recorder.began is None else _evaluations(recorder, folder, recorder.began),
+        losses=() if recorder.began is None else training_curve(_waves(folder, recorder.began)),
+        result=end.result if end.state is JobState.FINISHED else None,
+    )
+
+
+def _state(end: RunEnd) -> TrialState:
+    if end.state is JobState.FINISHED:
+        return TrialState.FINISHED
+    return TrialState.DIVERGED if end.error == NonFiniteUpdate.__name__ else TrialState.FAILED
+
+
+def _evaluations(recorder: Recorder, folder: RunFolder, began: float) -> tuple[Point, ...]:
+    if not recorder.evaluations:
+        return ()
+    done = minibatches_at_barriers(folder.read_job(), folder.read_num_samples())
+    return tuple(
+        Point(done[evaluated.clock], seconds - began, _finite(evaluated.values))
+        for seconds, evaluated in recorder.evaluations
+    )
+
+
+def minibatches_at_barriers(job: Job, num_samples: int) -> dict[int, int]:
+    """Clock of each barrier of an undisturbed run → minibatches committed by then, over all virtual workers."""
+    data = job.data_spec(num_samples)
+    total, found = 0, {}
+    for segment, blocks in planned_segments(
+        first_progress(data),
+        data,
+        members=[VirtualWorkerIndex(index) for index in range(job.num_workers)],
+        minibatches_per_wave=job.sync.minibatches_per_wave,
+        checkpoint_every_waves=job.checkpoint.every_waves,
+    ):
+        total += sum(len(dealt) for dealt in blocks.values())
+        found[int(segment.end)] = total
+    return found
+
+
+def _waves(folder: RunFolder, began: float) -> Iterator[Wave]:
+    for line in read_metrics(folder.path):
+        wave = line.wave
+        yield Wave(line.t - began, wave.minibatches, wave.samples, wave.loss)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
