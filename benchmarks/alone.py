@@ -16,7 +16,8 @@ from hetpipe.weights.flat import BufferPool, FlatBuffer
 class AloneSynchroniser:
     """w^(0) is what the stage began with, and nothing newer is ever published before the end (D = ∞)."""
 
-    def __init__(self, data: DataSpec, pool: BufferPool, first: FlatBuffer, num_waves: int) -> None:
+    def __init__(self, data: DataSpec, pool: BufferPool, first: FlatBuffer | None, num_waves: int) -> None:
+        """Serve a run of `num_waves` waves; `first` is w^(0), or None if the stage keeps its weights itself."""
         self.pushed_bytes = 0
         self.pulled_bytes = 0
         self._data = data
@@ -48,6 +49,7 @@ class AloneSynchroniser:
         """The first weights, whichever clock is asked for."""
         del ahead
         assert self.listener is not None, "begin first"
+        assert self._first is not None, "the stage keeps its weights itself"
         self.listener.on_fetched(clock, self._pool.take().copy_(self._first))
 
     def hold(self, switch: int) -> tuple[Clock, Clock]:

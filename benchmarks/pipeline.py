@@ -28,6 +28,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.link.gloo import connect_gloo
 from hetpipe.link.policy import LinkLimits
 from hetpipe.observe.history import NullHistory
+from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.chain import chain_of, dtype_name
 from hetpipe.pipeline.compute import Emulator, StageCompute
@@ -172,6 +173,7 @@ def hetpipe_stage(rank: int, port: int, minibatches_per_wave: int, num_waves: in
         synchroniser=synchroniser,
         history=NullHistory(),
         timeline=stamps,
+        metrics=NullMetrics(),
         report=_ignore,
         clock=SYSTEM_CLOCK,
         checkpoint_dir=lambda _clock: checkpoints[0],

@@ -18,6 +18,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
 from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
@@ -57,6 +58,7 @@ class Wiring:
     history: HistoryWriter
     report: Callable[[StageReport], None]
     timeline: TimelineWriter = field(default_factory=NullTimeline)
+    metrics: MetricsWriter = field(default_factory=NullMetrics)
     clock: TimeSource = SYSTEM_CLOCK
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     replicas: Replicas | None = None
@@ -184,6 +186,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         synchroniser=client,
         history=wiring.history,
         timeline=wiring.timeline,
+        metrics=wiring.metrics,
         report=wiring.report,
         clock=wiring.clock,
         checkpoint_dir=lambda clock: checkpoint_dir(Path(config.run_dir), clock),

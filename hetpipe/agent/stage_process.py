@@ -29,6 +29,7 @@ from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.replicas import DistributedReplicas, connect_replicas
 from hetpipe.observe.history import History
 from hetpipe.observe.log import configure_logging, get_logger
+from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
 from hetpipe.observe.timeline import Timeline
 from hetpipe.pipeline.setup import StageIdentity
 from hetpipe.ps.emulated import over
@@ -100,6 +101,7 @@ def _run(config: StageConfig, identity: StageIdentity, name: str, report: Callab
     history = History(
         run_dir / "history" / f"{name}.jsonl", host=config.host, pid=os.getpid(), role="stage", term=config.plan.term
     )
+    metrics = Metrics(metrics_path(run_dir, config.vw)) if identity.is_last else NullMetrics()
     wiring = Wiring(
         shards=shards,
         clock_shard=clock_shard,
@@ -109,6 +111,7 @@ def _run(config: StageConfig, identity: StageIdentity, name: str, report: Callab
         history=history,
         report=report,
         timeline=timeline,
+        metrics=metrics,
     )
     runner, client, start = assemble(config, code, wiring)
     report(StageReady(os.getpid()))
@@ -119,6 +122,7 @@ def _run(config: StageConfig, identity: StageIdentity, name: str, report: Callab
         client.close()
         clock_shard.close()
         timeline.close()
+        metrics.close()
         history.close()
         for link in (upstream, downstream):
             if link is not None:

@@ -19,10 +19,10 @@ from hetpipe.cli.text import count, duration
 from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
 
 _COMPARE_CSS = """
-:root{--series-0:#0072b2;--series-1:#d55e00;--series-2:#009e73;--series-3:#b3589a;--series-4:#a67c00;
-  --series-5:#3f8fc4;--series-6:#6b6b6b}
-@media (prefers-color-scheme:dark){:root{--series-0:#5aa9e6;--series-1:#ff8c4b;--series-2:#3fcf9f;--series-3:#e39ccb;
-  --series-4:#e0b83a;--series-5:#9bd3f5;--series-6:#b5b5b5}}
+:root{--series-0:#0072b2;--series-1:#d55e00;--series-2:#3f8fc4;--series-3:#b3589a;--series-4:#a67c00;
+  --series-5:#009e73;--series-6:#6b6b6b}
+@media (prefers-color-scheme:dark){:root{--series-0:#5aa9e6;--series-1:#ff8c4b;--series-2:#9bd3f5;--series-3:#e39ccb;
+  --series-4:#e0b83a;--series-5:#3fcf9f;--series-6:#b5b5b5}}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:14px}
 .charts figure{margin:0}
 .charts figcaption{font-weight:600;color:var(--ink)}

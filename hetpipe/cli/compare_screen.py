@@ -26,7 +26,7 @@ def show_comparison(view: ComparisonView, console: Console) -> None:
 def _drawn(view: TableView) -> Table:
     table = Table(title=view.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for index, heading in enumerate(view.headings):
-        table.add_column(heading, justify="right" if index else "left", header_style="dim")
+        table.add_column(heading, justify="right" if index else "left", header_style="dim", overflow="fold")
     for row in view.rows:
         table.add_row(
             *(Text(cell, style="bold green" if index in row.best else "") for index, cell in enumerate(row.cells))

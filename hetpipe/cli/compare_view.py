@@ -153,19 +153,6 @@ def spread_text(spread: Spread | None, number: Callable[[float], str] = measure)
     return number(spread.mean) if spread.deviation is None else f"{number(spread.mean)} ± {number(spread.deviation)}"
 
 
-def peaks_text(num_bytes: Sequence[int]) -> str:
-    """Stage by stage in one unit: `1.2 + 0.9 MiB`.
-
-    >>> peaks_text([1 << 20, 1 << 19]), peaks_text([0, 0]), peaks_text([])
-    ('1.00 + 0.50 MiB', '0.00 + 0.00 bytes', '-')
-    """
-    if not num_bytes:
-        return "-"
-    unit = bytes_text(max(num_bytes)).split(" ")[1]
-    scale = 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(unit)
-    return f"{' + '.join(f'{part / scale:.2f}' for part in num_bytes)} {unit}"
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
     """A column of the table."""
@@ -193,7 +180,15 @@ def view_of(
         subtitle=_setting(job),
         tables=(
             _table("How well it trains", _quality_columns(summaries), summaries),
-            _table("What it costs", _cost_columns(), summaries),
+            _table("How fast it is", _speed_columns(), summaries),
+            _table(
+                "Weight copies, the most at once", _byte_columns(lambda one: one.weight_bytes, summaries), summaries
+            ),
+            _table(
+                "Activations kept for backwards, the most at once",
+                _byte_columns(lambda one: one.activation_bytes, summaries),
+                summaries,
+            ),
         ),
         remarks=(*_findings(summaries), *_endings(records)),
     )
@@ -211,30 +206,6 @@ def _quality_columns(summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
     yield _Column("training loss", lambda one: spread_text(one.training_loss), lambda one: _mean(one.training_loss))
 
 
-def _cost_columns() -> Iterator[_Column]:
-    yield _Column(
-        "samples/s",
-        lambda one: spread_text(one.samples_per_second, rate),
-        lambda one: _mean(one.samples_per_second),
-        best=max,
-    )
-    yield _Column(
-        "ms/wave",
-        lambda one: spread_text(one.wave_seconds, lambda seconds: significant(1000 * seconds)),
-        lambda one: _mean(one.wave_seconds),
-    )
-    yield _Column(
-        "weight copies by stage",
-        lambda one: peaks_text([stage.weight_bytes for stage in one.stages]),
-        lambda one: sum(stage.weight_bytes for stage in one.stages) or None,
-    )
-    yield _Column(
-        "activations by stage",
-        lambda one: peaks_text([stage.activation_bytes for stage in one.stages]),
-        lambda one: sum(stage.activation_bytes for stage in one.stages) or None,
-    )
-
-
 def _evaluation_columns(name: str) -> Iterator[_Column]:
     """The last evaluation and the best one. Of the loss less is better; of a metric only the user knows."""
     of_loss = name == LOSS
@@ -248,6 +219,42 @@ def _evaluation_columns(name: str) -> Iterator[_Column]:
         lambda one: spread_text(one.best.get(name)),
         lambda one: _mean(one.best.get(name)) if of_loss else None,
     )
+
+
+def _speed_columns() -> Iterator[_Column]:
+    yield _Column(
+        "samples/s",
+        lambda one: spread_text(one.samples_per_second, rate),
+        lambda one: _mean(one.samples_per_second),
+        best=max,
+    )
+    yield _Column(
+        "ms/wave",
+        lambda one: spread_text(one.wave_seconds, lambda seconds: significant(1000 * seconds)),
+        lambda one: _mean(one.wave_seconds),
+    )
+
+
+def _byte_columns(of_stage: Callable[[StagePeaks], int], summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
+    """One for each stage, and one for all of them."""
+    for place in sorted({stage.stage for one in summaries for stage in one.stages}):
+        yield _stage_column(of_stage, place)
+    yield _Column(
+        "all stages",
+        lambda one: _bytes_text(map(of_stage, one.stages)),
+        lambda one: sum(map(of_stage, one.stages)) if one.stages else None,
+    )
+
+
+def _stage_column(of_stage: Callable[[StagePeaks], int], place: int) -> _Column:
+    return _Column(
+        f"stage {place}", lambda one: _bytes_text(of_stage(stage) for stage in one.stages if stage.stage == place)
+    )
+
+
+def _bytes_text(parts: Iterable[int]) -> str:
+    known = list(parts)
+    return bytes_text(sum(known)) if known else "-"
 
 
 def _rows(columns: Sequence[_Column], summaries: Sequence[PolicySummary]) -> Iterator[Row]:

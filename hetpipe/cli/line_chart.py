@@ -15,7 +15,7 @@ from hetpipe.cli.quantities import significant
 
 #: Pixels at full size; the picture shrinks with the page.
 _WIDTH, _HEIGHT = 540, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 96, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 108, 12, 40
 _LABEL_HEIGHT = 14
 _TICKS = 6
 

@@ -47,12 +47,12 @@ def rate(per_second: float) -> str:
 def measure(value: float | None) -> str:
     """A loss or a metric.
 
-    >>> measure(0.96338), measure(None), measure(1.25e-6)
-    ('0.9634', '-', '1.25e-06')
+    >>> measure(0.96338), measure(None), measure(1.25e-6), measure(3.2e21)
+    ('0.9634', '-', '1.25e-06', '3.20e+21')
     """
     if value is None:
         return "-"
-    return f"{value:.2e}" if value and abs(value) < 1e-3 else f"{value:.4f}"  # noqa: PLR2004
+    return f"{value:.4f}" if not value or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"  # noqa: PLR2004
 
 
 def percent(share: float) -> str:

@@ -40,6 +40,7 @@ class StageRunner:
             timeline=parts.timeline,
             clock=parts.clock,
             measure=self._figures,
+            metrics=parts.metrics,
         )
         self._segment_start = Clock(0)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)

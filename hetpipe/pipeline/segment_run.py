@@ -320,7 +320,7 @@ class SegmentRun:
             raise NonFiniteUpdate(f"{parts.identity}: {error}{self._layer_of(str(error))}") from error
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave))
         self._closed = Wave(wave + 1)
-        self._tally.wave_closed(self._closed)
+        self._tally.wave_closed(self._closed, last)
 
     def _layer_of(self, sentence: str) -> str:
         name = sentence.rsplit(" ", 1)[-1]

@@ -10,6 +10,7 @@ from pathlib import Path
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.metrics import MetricsWriter
 from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset
 from hetpipe.pipeline.chain import Layer
@@ -99,6 +100,8 @@ class StageParts:
     synchroniser: Synchroniser
     history: HistoryWriter
     timeline: TimelineWriter
+    metrics: MetricsWriter
+    """Of the last stage, where the losses are."""
     report: Callable[[StageReport], None]
     clock: TimeSource
     checkpoint_dir: Callable[[Clock], Path]

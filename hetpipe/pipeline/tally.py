@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.observe.metrics import MetricsWriter, WaveMetrics
 from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
@@ -39,6 +40,7 @@ class Tally:
         timeline: TimelineWriter,
         clock: TimeSource,
         measure: Callable[[], Figures],
+        metrics: MetricsWriter,
     ) -> None:
         self._inbox = inbox
         self._waiter = waiter
@@ -47,6 +49,7 @@ class Tally:
         self._timeline = timeline
         self._clock = clock
         self._measure = measure
+        self._metrics = metrics
         #: Norm of the latest gradient that was stepped, before it was clipped.
         self.gradient_norm: float | None = None
         self._reported_at = clock.monotonic()
@@ -56,15 +59,17 @@ class Tally:
         self._waves = Clock(0)
         self._first_loss: float | None = None
         self._last_loss: float | None = None
-        #: Σ loss · samples and Σ samples of the wave under way.
+        #: Σ loss · samples, Σ samples and minibatches of the wave under way.
         self._wave_loss = 0.0
         self._wave_samples = 0
+        self._wave_minibatches = 0
 
     def loss(self, p: Minibatch, value: float, num_samples: int) -> None:
         """The mean loss of minibatch `p`; last stage only."""
         del p
         self._wave_loss += value * num_samples
         self._wave_samples += num_samples
+        self._wave_minibatches += 1
         self._samples += num_samples
 
     def computed(self, activity: Activity, p: Minibatch, started: float) -> None:
@@ -74,14 +79,25 @@ class Tally:
         self._minibatches += activity is Activity.BACKWARD
         self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p)
 
-    def wave_closed(self, num_waves: int) -> None:
-        """All minibatches of a wave are done here."""
+    def wave_closed(self, num_waves: int, last: Minibatch) -> None:
+        """All minibatches of a wave are done here; the last one was `last`."""
         self._waves = Clock(num_waves)
         if self._wave_samples:
             self._last_loss = self._wave_loss / self._wave_samples
             if self._first_loss is None:
                 self._first_loss = self._last_loss
-            self._wave_loss, self._wave_samples = 0.0, 0
+            self._metrics.write(
+                WaveMetrics(
+                    wave=num_waves - 1,
+                    p=last,
+                    minibatches=self._wave_minibatches,
+                    samples=self._wave_samples,
+                    loss=self._last_loss,
+                    learning_rate=self._measure().learning_rate,
+                    gradient_norm=self.gradient_norm,
+                )
+            )
+            self._wave_loss, self._wave_samples, self._wave_minibatches = 0.0, 0, 0
 
     def tick(self, *, now: bool = False) -> None:
         """Report if it is time, or `now`."""

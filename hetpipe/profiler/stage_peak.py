@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import NullHistory
+from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
 from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
@@ -206,6 +207,7 @@ def _parts(
         synchroniser=Shards(pool, around.first_weights, around.inbox),
         history=NullHistory(),
         timeline=NullTimeline(),
+        metrics=NullMetrics(),
         report=lambda _: None,
         clock=SYSTEM_CLOCK,
         checkpoint_dir=lambda _: Path(),
@@ -232,6 +234,7 @@ def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
         timeline=parts.timeline,
         clock=parts.clock,
         measure=lambda: Figures(0, 0, None),
+        metrics=parts.metrics,
     )
     num_waves = num_minibatches // parts.sync.minibatches_per_wave
     inbox.on_records([BarrierRecord(0, Clock(num_waves), "end", 0), PublishRecord(1, Clock(0), ())])

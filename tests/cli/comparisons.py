@@ -65,7 +65,7 @@ def curve(losses: Sequence[float], *, seconds: float = 1.0, **others: float) -> 
     )
 
 
-def record(weights: WeightPolicy, seed: int, losses: Sequence[float] = (1.0, 0.5), **changes: Any) -> TrialRecord:
+def record(weights: WeightPolicy, seed: int, evaluated: Sequence[float] = (1.0, 0.5), **changes: Any) -> TrialRecord:
     """A run that finished, with these evaluations."""
     defaults: dict[str, Any] = {
         "weights": weights,
@@ -73,8 +73,8 @@ def record(weights: WeightPolicy, seed: int, losses: Sequence[float] = (1.0, 0.5
         "job_digest": "x",
         "run_dir": f"{weights}-seed-{seed}",
         "state": TrialState.FINISHED,
-        "evaluations": curve(losses, accuracy=1 - losses[-1]),
-        "losses": curve([2 * loss for loss in losses]),
+        "evaluations": curve(evaluated, accuracy=1 - evaluated[-1]),
+        "losses": curve([2 * loss for loss in evaluated]),
         "result": result(),
     }
     return TrialRecord(**{**defaults, **changes})
@@ -83,5 +83,6 @@ def record(weights: WeightPolicy, seed: int, losses: Sequence[float] = (1.0, 0.5
 def diverged(weights: WeightPolicy, seed: int) -> TrialRecord:
     """A run whose updates got out of hand."""
     sentence = "stage 1 of virtual worker 0: the update of minibatch 37 is not finite in parameter 2.weight"
-    changes = {"state": TrialState.DIVERGED, "sentence": sentence, "evaluations": (), "losses": (), "result": None}
-    return replace(record(weights, seed), **changes)
+    return replace(
+        record(weights, seed), state=TrialState.DIVERGED, sentence=sentence, evaluations=(), losses=(), result=None
+    )

@@ -77,7 +77,7 @@ def test_everything_is_trained_and_told(tmp_path: Path) -> None:
     assert lines[0].startswith("the comparison's folder is runs/compare-small-")
     assert lines[4].startswith("run 4 of 4: flush, seed 4: finished after 2.0 s: loss 0.5000")
     assert "small: 2 weight policies, 2 seeds" in called.people
-    assert {"How well it trains", "What it costs"} <= {line.strip() for line in lines}
+    assert {"How well it trains", "How fast it is"} <= {line.strip() for line in lines}
     (folder,) = Path("runs").iterdir()
     assert {path.name for path in folder.iterdir()} >= {"compare.json", "wave-seed-3", "flush-seed-4"}
 

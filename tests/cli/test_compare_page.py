@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,7 @@ def test_curves_against_both_axes(text: str) -> None:
 
 
 def test_without_metrics_there_is_no_curve_of_the_training_loss(tmp_path: Path) -> None:
-    assert "Training loss by" not in page([replace(record("wave", 3), losses=())], tmp_path)
+    assert "Training loss by" not in page([record("wave", 3, losses=())], tmp_path)
 
 
 def test_a_policy_keeps_its_colour(tmp_path: Path) -> None:

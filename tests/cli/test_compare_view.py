@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
-from hetpipe.cli.compare_statistics import Spread
 from hetpipe.cli.compare_view import ComparisonView, summaries_of, view_of
 from tests.cli.comparisons import diverged, record, result, trials
 
@@ -21,7 +21,7 @@ RECORDS = [
 ]
 
 
-def view(records: list[TrialRecord], folder: Path, **changes: object) -> ComparisonView:
+def view(records: list[TrialRecord], folder: Path, **changes: Any) -> ComparisonView:
     summaries = summaries_of(["wave", "flush", "stash"], records)
     return view_of(trials(folder, **changes)[0].job, 2, summaries, records)
 
@@ -30,9 +30,10 @@ def test_summaries_are_over_the_seeds() -> None:
     wave, flush = summaries_of(["wave", "flush", "stash"], RECORDS)
     assert (wave.weights, wave.finished, wave.diverged, wave.failed) == ("wave", 2, 0, 0)
     assert wave.final["loss"].mean == pytest.approx(0.75)
-    assert wave.best["loss"] == Spread(pytest.approx(0.7), pytest.approx(0.1414, abs=1e-4), 0.6, 0.8)
+    assert astuple(wave.best["loss"]) == pytest.approx((0.7, 0.1414, 0.6, 0.8), abs=1e-4)
     assert list(wave.final) == ["loss", "accuracy"]
-    assert wave.samples_per_second == Spread(320.0, pytest.approx(28.28, abs=0.01), 300.0, 340.0)
+    assert wave.samples_per_second is not None
+    assert astuple(wave.samples_per_second) == pytest.approx((320.0, 28.284, 300.0, 340.0), abs=1e-3)
     assert wave.wave_seconds is not None
     assert wave.wave_seconds.mean == 0.2
     assert [(one.stage, one.weight_bytes) for one in flush.stages] == [(0, 2 << 20), (1, 1 << 20)]
@@ -62,11 +63,11 @@ def test_runs_that_diverged_are_counted_and_left_out_of_the_figures(tmp_path: Pa
 
 def test_nothing_finished(tmp_path: Path) -> None:
     shown = view([diverged("wave", 3)], tmp_path)
-    assert [table.rows[0].cells[1:] for table in shown.tables] == [("0 of 1", "-"), ("-",) * 4]
+    assert [table.rows[0].cells[1:] for table in shown.tables] == [("0 of 1", "-"), ("-", "-"), ("-",), ("-",)]
 
 
 def test_the_tables(tmp_path: Path) -> None:
-    quality, cost = view(RECORDS, tmp_path).tables
+    quality, speed, weights, activations = view(RECORDS, tmp_path).tables
     assert quality.headings == (
         "weights",
         "finished",
@@ -79,15 +80,22 @@ def test_the_tables(tmp_path: Path) -> None:
     assert quality.rows[0].cells[:3] == ("wave", "2 of 2", "0.7500 ± 0.0707")
     # of the loss less is better; nobody says what is better of an accuracy; the training losses are equal
     assert [sorted(row.best) for row in quality.rows] == [[], [2, 3]]
-    assert cost.headings == (
-        "weights",
-        "samples/s",
-        "ms/wave",
-        "weight copies by stage",
-        "activations by stage",
-    )
-    assert cost.rows[0].cells == ("wave", "320 ± 28.3", "200 ± 0", "2.00 + 1.00 MiB", "512.00 + 512.00 KiB")
-    assert [sorted(row.best) for row in cost.rows] == [[1], []]
+    assert speed.headings == ("weights", "samples/s", "ms/wave")
+    assert speed.rows[0].cells == ("wave", "320 ± 28.3", "200 ± 0")
+    assert [sorted(row.best) for row in speed.rows] == [[1], []]
+    assert weights.headings == activations.headings == ("weights", "stage 0", "stage 1", "all stages")
+    assert weights.rows[0].cells == ("wave", "2 MiB", "1 MiB", "3 MiB")
+    assert activations.rows[0].cells == ("wave", "512 KiB", "512 KiB", "1 MiB")
+
+
+def test_the_policy_with_the_least_bytes_is_marked(tmp_path: Path) -> None:
+    stages = [replace(stage, weight_bytes=5) for stage in result().stages]
+    small = record("flush", 3, result=replace(result(), stages=tuple(stages)))
+    (_, _, weights, _) = view([RECORDS[0], small], tmp_path).tables
+    assert [(row.cells[1:], sorted(row.best)) for row in weights.rows] == [
+        (("2 MiB", "1 MiB", "3 MiB"), []),
+        (("5 bytes", "5 bytes", "10 bytes"), [3]),
+    ]
 
 
 def test_what_it_is_called(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
-from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, decode, encode, encode_close
+from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, TensorHeader, decode, encode, encode_close
 from hetpipe.spec.plan import DTYPE_BYTES
 
 _LIMITS = LinkLimits(frame_bytes=1 << 20)
@@ -26,7 +26,7 @@ def message_of(tensor: torch.Tensor) -> memoryview:
 
 def prefix(*, kind: int = 1, num_tensors: int = 0, magic: bytes = b"HPF1") -> bytes:
     """The fixed part of a header, written here a second time so that a change of the format is noticed."""
-    return struct.pack("<4sBxHqqq", magic, kind, num_tensors, 5, 6, 7)
+    return struct.pack("<4sBxHqqqq", magic, kind, num_tensors, 5, 6, 7, 8)
 
 
 tensors = st.one_of(
@@ -39,14 +39,20 @@ tensors = st.one_of(
 )
 
 
-@given(st.sampled_from(FrameKind), st.integers(0, 2**62), st.integers(-1, 99), st.lists(tensors, max_size=6).map(tuple))
+@given(
+    st.sampled_from(FrameKind),
+    st.tuples(st.integers(0, 2**62), st.integers(-1, 99), st.integers(0, 2**62)),
+    st.lists(tensors, max_size=6).map(tuple),
+)
 def test_a_header_says_what_the_frame_was(
-    kind: FrameKind, minibatch: int, clock: int, sent: tuple[torch.Tensor | None, ...]
+    kind: FrameKind, numbers: tuple[int, int, int], sent: tuple[torch.Tensor | None, ...]
 ) -> None:
-    outgoing = encode(Frame(kind, minibatch, clock, 3, sent))
+    minibatch, clock, samples = numbers
+    outgoing = encode(Frame(kind, minibatch, clock, 3, sent, samples))
     header = decode(message_of(outgoing.first), _LIMITS)
     assert isinstance(header, FrameHeader)
     assert (header.kind, header.minibatch, header.clock, header.local_through) == (kind, minibatch, clock, 3)
+    assert header.samples == samples
     assert len(header.tensors) == len(sent)
     following = iter(outgoing.following)
     for tensor, entry in zip(sent, header.tensors, strict=True):
@@ -61,6 +67,41 @@ def test_a_header_says_what_the_frame_was(
             assert entry.offset % 64 == 0
             assert entry.offset + entry.num_bytes <= max(outgoing.first.numel(), entry.offset)
     assert next(following, None) is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind", "samples"),
+    [
+        (Frame(FrameKind.FORWARD, 7, 2, 4, (torch.ones(3, 2),), 3), 1, 3),
+        (Frame(FrameKind.BARRIER, 7, 2, 7), 3, 0),
+        (Frame(FrameKind.SQUARES, 7, 0, 0, (torch.tensor([0.25, 0.0, 1e-300], dtype=torch.float64),)), 5, 0),
+        (Frame(FrameKind.NORM, 7, 0, 0, (torch.tensor([1 / 3], dtype=torch.float64),)), 6, 0),
+    ],
+    ids=lambda value: value.kind.name if isinstance(value, Frame) else "",
+)
+def test_a_small_frame_arrives_bit_for_bit_in_one_message(frame: Frame, kind: int, samples: int) -> None:
+    """The code of a kind and the place of the samples are said here a second time: they never change."""
+    outgoing = encode(frame)
+    assert outgoing.following == ()
+    message = message_of(outgoing.first)
+    assert struct.unpack_from("<4sBxHqqqq", message) == (
+        *(b"HPF1", kind, len(frame.tensors), frame.minibatch, frame.clock, frame.local_through, samples),
+    )
+    header = decode(message, _LIMITS)
+    assert isinstance(header, FrameHeader)
+    received = header.frame(tuple(inside(message, entry) for entry in header.tensors))
+    for name in ("kind", "minibatch", "clock", "local_through", "samples"):
+        assert getattr(received, name) == getattr(frame, name)
+    for found, sent in zip(received.tensors, frame.tensors, strict=True):
+        assert found is not None and sent is not None
+        assert found.dtype == sent.dtype and torch.equal(found, sent)
+
+
+def inside(message: memoryview, entry: TensorHeader | None) -> torch.Tensor:
+    """A tensor that travelled in the first message."""
+    assert entry is not None and entry.offset is not None
+    data = bytearray(message[entry.offset : entry.offset + entry.num_bytes])
+    return torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
 
 
 def test_small_tensors_travel_inside_large_ones_behind() -> None:

@@ -34,8 +34,8 @@ OPTIMIZERS = {
 
 
 def settled(case: Case) -> Case:
-    """Enough waves for every version to be in use, and a short one at the end."""
-    return replace(case, minibatches=case.wave * (case.staleness + 5) + 1)
+    """Enough waves for every version to be in use and for the bound to bite, and a short one at the end."""
+    return replace(case, minibatches=case.wave * (case.staleness + 4) + 1)
 
 
 def same(case: Case, folder: Path, **options: Any) -> None:
@@ -68,11 +68,15 @@ POINTS = [
 ]
 
 
+#: Without shards the arithmetic is simpler: one dtype per optimizer, but for momentum.
+POINTS_ALONE = [point for point in POINTS if point[3] == "64" or point[1] == "momentum"]
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: "-".join(map(str, p)))
+@pytest.mark.parametrize("point", POINTS_ALONE, ids=lambda p: "-".join(map(str, p)))
 def test_alone_equals_the_reference(point: tuple[Any, ...], tmp_path: Path) -> None:
     weights, optimizer, stages, dtype = point
-    case = case_of(weights, stages, optimizer, dtype, kind="none", workers=1, every_waves=4)
+    case = case_of(weights, stages, optimizer, dtype, kind="none", workers=1, every_waves=3)
     same(case, tmp_path, delay_seed=POINTS.index(point))
 
 
@@ -80,7 +84,9 @@ def test_alone_equals_the_reference(point: tuple[Any, ...], tmp_path: Path) -> N
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: "-".join(map(str, p)))
 def test_with_shards_equals_the_reference(point: tuple[Any, ...], tmp_path: Path) -> None:
     weights, optimizer, stages, dtype = point
-    case = case_of(weights, stages, optimizer, dtype, workers=2, staleness=POINTS.index(point) % 3, every_waves=5)
+    staleness = POINTS.index(point) % 3
+    every_waves = None if staleness else 3  # a barrier starts the bound anew
+    case = case_of(weights, stages, optimizer, dtype, workers=2, staleness=staleness, every_waves=every_waves)
     same(case, tmp_path, delay_seed=POINTS.index(point))
 
 

@@ -1,0 +1,242 @@
+"""One virtual worker of 2 stages in 2 processes over the real gloo link: the runtime without command line and shards.
+
+What the benchmarks of the pipeline and of the weight policies have in common: how the processes are made, how a stage is
+put together around `AloneSynchroniser`, and what it did when.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.alone import AloneSynchroniser
+from benchmarks.model import MICROBATCH, RandomTokens, loss, model
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.link.gloo import connect_gloo
+from hetpipe.link.policy import LinkLimits
+from hetpipe.observe.history import NullHistory
+from hetpipe.observe.metrics import NullMetrics
+from hetpipe.observe.timeline import Activity, NullTimeline
+from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
+from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.runner import StageRunner
+from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
+from hetpipe.schedule.catalogue import order_for
+from hetpipe.schedule.versions import VersionTable
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.job import OptimizerSpec
+from hetpipe.spec.policies import Schedule, WeightPolicy
+from hetpipe.spec.run import DeviceConfig, StageReport
+from hetpipe.spec.sync import DataSpec, SyncSpec
+from hetpipe.weights.allocator import keep_freed_memory
+from hetpipe.weights.anchored import AnchoredWeights
+from hetpipe.weights.direct import DirectWeights
+from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.weights.optimizer import StageOptimizer
+from hetpipe.weights.policy import StageWeights
+
+if TYPE_CHECKING:  # torch.distributed has this name, but only this module has its type
+    from torch._C._distributed_c10d import TCPStore
+else:
+    from torch.distributed import TCPStore
+
+NUM_STAGES = 2
+_SECONDS = timedelta(seconds=120)
+_LONGEST_RUN_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How the stages train."""
+
+    minibatches_per_wave: int
+    num_waves: int
+    optimizer: OptimizerSpec
+    weights: WeightPolicy = "wave"
+    schedule: Schedule = "1f1b"
+    has_shards: bool = True
+    """Whether the stages compute as if parameter servers held the weights (then nothing newer is ever published)."""
+
+
+@dataclass(slots=True)
+class StageFigures:
+    """What one stage did."""
+
+    updates: list[tuple[int, float]] = field(default_factory=list)
+    """The last minibatch of each update, and when it was made (seconds of a clock that all processes share)."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Activity → seconds in all."""
+    activation_bytes: int = 0
+    """Kept for backwards, at most at once."""
+    weight_buffers: int = 0
+    """Held between two actions, at most at once."""
+
+    def minibatches_per_second(self, first: int, last: int) -> float:
+        """From the update after minibatch `first` to the update after minibatch `last`."""
+        times = dict(self.updates)
+        return (last - first) / (times[last] - times[first])
+
+
+class _Stamps(NullTimeline):
+    """Fills in `StageFigures`; the timeline is where the runner says what it does."""
+
+    def __init__(self, figures: StageFigures) -> None:
+        self._figures = figures
+
+    def record(
+        self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Any
+    ) -> None:
+        """Add an activity."""
+        seconds = self._figures.seconds
+        seconds[activity.name] = seconds.get(activity.name, 0.0) + end_seconds - start_seconds
+        if activity is Activity.STEP and p is not None:
+            self._figures.updates.append((p, end_seconds))
+
+
+def use_one_thread() -> None:
+    """Once in each process, the same for all contenders, so that none is ahead by its threads or its allocator."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+
+
+def store_of(rank: int, port: int) -> TCPStore:
+    """The key-value store through which the two processes meet."""
+    return TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=_SECONDS)
+
+
+def two_processes(target: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run `target(rank, port, *arguments)` as rank 0 and 1, each in a process; returns what they returned."""
+    context = multiprocessing.get_context("spawn")
+    results: Queue[tuple[int, Any]] = context.Queue()
+    port = _free_port()
+    processes = [
+        context.Process(target=_put, args=(target, rank, port, arguments, results), daemon=True)
+        for rank in range(NUM_STAGES)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=_LONGEST_RUN_SECONDS) for _ in processes)
+        return [found[rank] for rank in range(NUM_STAGES)]
+    finally:
+        for process in processes:
+            process.join(20)
+            process.kill()
+
+
+def _put(target: Callable[..., Any], rank: int, port: int, arguments: tuple[Any, ...], results: Queue[Any]) -> None:
+    results.put((rank, target(rank, port, *arguments)))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
+    """Train as one stage of the runtime, with `AloneSynchroniser`."""
+    use_one_thread()
+    limits = LinkLimits(incoming_frames=setting.minibatches_per_wave + 2)
+    upstream, downstream = connect_gloo(
+        store_of(rank, port),
+        vw=0,
+        stage=rank,
+        num_stages=NUM_STAGES,
+        host="127.0.0.1",
+        deadline_seconds=60.0,
+        limits=limits,
+    )
+    chain = chain_of(model())
+    half = len(chain) // NUM_STAGES
+    layers = chain[rank * half : (rank + 1) * half]
+    is_last = rank == NUM_STAGES - 1
+    pool = BufferPool(_layout(layers), torch.device("cpu"))
+    versions = VersionTable(setting.weights, rank, NUM_STAGES, setting.minibatches_per_wave)
+    first = _fill(pool.take(), layers)
+    weights = _weights(setting, pool, first, versions)
+    forget_weights(layers)
+    num_samples = setting.minibatches_per_wave * setting.num_waves * MICROBATCH
+    data = DataSpec(num_samples, MICROBATCH, 0, 1, None)
+    synchroniser = AloneSynchroniser(data, pool, first if setting.has_shards else None, setting.num_waves)
+    figures = StageFigures()
+    checkpoints: list[Path] = []
+    inbox = Inbox(upstream, downstream, Clock(0))
+    parts = StageParts(
+        identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(rank), Incarnation(0), NUM_STAGES, 1),
+        sync=SyncSpec(setting.minibatches_per_wave, None, weights=setting.weights),
+        layers=layers,
+        compute=StageCompute(
+            layers, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=loss if is_last else None
+        ),
+        emulator=Emulator(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=0),
+        versions=versions,
+        weights=weights,
+        has_shards=setting.has_shards,
+        clipping=None,
+        replicas=None,
+        pool=pool,
+        order=order_for(setting.weights, setting.schedule),
+        schedule=setting.schedule,
+        data=StageData(data, RandomTokens(num_samples), None, {}),
+        upstream=upstream,
+        downstream=downstream,
+        synchroniser=synchroniser,
+        history=NullHistory(),
+        timeline=_Stamps(figures),
+        report=_ignore,
+        clock=SYSTEM_CLOCK,
+        checkpoint_dir=lambda _clock: checkpoints[0],
+        guard=nullcontext(),
+        stall_seconds=120.0,
+    )
+    runner = StageRunner(parts, inbox)
+    synchroniser.begin(inbox)
+    with tempfile.TemporaryDirectory() as folder:  # the checkpoint of the last barrier: after the measured time
+        checkpoints.append(Path(folder))
+        runner.run(Clock(0))
+    figures.activation_bytes = parts.compute.activation_bytes_peak
+    figures.weight_buffers = runner.peak_buffers_at_rest
+    return figures
+
+
+def _weights(setting: Setting, pool: BufferPool, first: FlatBuffer, versions: VersionTable) -> StageWeights:
+    if not setting.has_shards:
+        optimizer = StageOptimizer(setting.optimizer, first, predicts=versions.is_predicting)
+        return DirectWeights(pool, optimizer, first, versions)
+    rho = pool.take().zero_()
+    return AnchoredWeights(
+        pool, StageOptimizer(setting.optimizer, rho, predicts=versions.is_predicting), rho, versions
+    )
+
+
+def _layout(layers: Sequence[Layer]) -> FlatLayout:
+    return FlatLayout(
+        [
+            (name, tuple(parameter.shape), dtype_name(parameter.dtype))
+            for layer in layers
+            for local, name in layer.parameters.items()
+            for parameter in (layer.module.get_parameter(local),)
+        ]
+    )
+
+
+def _fill(buffer: FlatBuffer, layers: Sequence[Layer]) -> FlatBuffer:
+    for layer in layers:
+        for local, name in layer.parameters.items():
+            buffer.views[name].copy_(layer.module.get_parameter(local).detach())
+    return buffer
+
+
+def _ignore(report: StageReport) -> None:
+    del report
