@@ -26,6 +26,7 @@ from hetpipe.link.gloo import connect_gloo
 from hetpipe.link.policy import LinkLimits
 from hetpipe.observe.history import NullHistory
 from hetpipe.observe.metrics import NullMetrics
+from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
 from hetpipe.pipeline.compute import Emulator, StageCompute
@@ -116,7 +117,11 @@ def store_of(rank: int, port: int) -> TCPStore:
 
 
 def two_processes(target: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run `target(rank, port, *arguments)` as rank 0 and 1, each in a process; returns what they returned."""
+    """Run `target(rank, port, *arguments)` as rank 0 and 1, each in a process; returns what they returned.
+
+    Raises:
+        RuntimeError: one of them failed; it has said why on standard error.
+    """
     context = multiprocessing.get_context("spawn")
     results: Queue[tuple[int, Any]] = context.Queue()
     port = _free_port()
@@ -128,6 +133,8 @@ def two_processes(target: Callable[..., Any], *arguments: Any) -> list[Any]:
         process.start()
     try:
         found = dict(results.get(timeout=_LONGEST_RUN_SECONDS) for _ in processes)
+        if None in found.values():
+            raise RuntimeError("a process of the benchmark failed; what it printed says why")
         return [found[rank] for rank in range(NUM_STAGES)]
     finally:
         for process in processes:
@@ -136,7 +143,11 @@ def two_processes(target: Callable[..., Any], *arguments: Any) -> list[Any]:
 
 
 def _put(target: Callable[..., Any], rank: int, port: int, arguments: tuple[Any, ...], results: Queue[Any]) -> None:
-    results.put((rank, target(rank, port, *arguments)))
+    found = None
+    try:
+        found = target(rank, port, *arguments)
+    finally:
+        results.put((rank, found))
 
 
 def _free_port() -> int:
@@ -165,6 +176,9 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     versions = VersionTable(setting.weights, rank, NUM_STAGES, setting.minibatches_per_wave)
     first = _fill(pool.take(), layers)
     weights = _weights(setting, pool, first, versions)
+    compute = StageCompute(
+        layers, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=loss if is_last else None
+    )
     forget_weights(layers)
     num_samples = setting.minibatches_per_wave * setting.num_waves * MICROBATCH
     data = DataSpec(num_samples, MICROBATCH, 0, 1, None)
@@ -176,9 +190,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(rank), Incarnation(0), NUM_STAGES, 1),
         sync=SyncSpec(setting.minibatches_per_wave, None, weights=setting.weights),
         layers=layers,
-        compute=StageCompute(
-            layers, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=loss if is_last else None
-        ),
+        compute=compute,
         emulator=Emulator(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=0),
         versions=versions,
         weights=weights,
@@ -193,6 +205,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         downstream=downstream,
         synchroniser=synchroniser,
         history=NullHistory(),
+        metrics=NullMetrics(),
         timeline=_Stamps(figures),
         report=_ignore,
         clock=SYSTEM_CLOCK,
@@ -205,7 +218,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     with tempfile.TemporaryDirectory() as folder:  # the checkpoint of the last barrier: after the measured time
         checkpoints.append(Path(folder))
         runner.run(Clock(0))
-    figures.activation_bytes = parts.compute.activation_bytes_peak
+    figures.activation_bytes = compute.activation_bytes_peak
     figures.weight_buffers = runner.peak_buffers_at_rest
     return figures
 

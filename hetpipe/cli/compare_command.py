@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hetpipe.cli.compare_progress import CompareLines, CompareLive, CompareProgress
 from hetpipe.cli.compare_record import ComparisonFolder, TrialRecord, TrialState
 from hetpipe.cli.compare_trainer import train_trial
 from hetpipe.cli.compare_trials import Trial, TrialSettings, trials_of
-from hetpipe.cli.compare_view import summaries_of, view_of
+from hetpipe.cli.compare_view import comparison_json, summaries_of, view_of
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.text import shown_path
@@ -113,27 +113,8 @@ def _tell(
             raise UserError(f"cannot write {options.html}: {error.strerror}; give --html another file") from error
         output.say("", f"the page is in {shown_path(options.html.absolute(), shell.current)}")
     if output.machine is not None:
-        output.answer(_to_json(folder, trials, [one.to_json() for one in summaries], records))
-
-
-def _to_json(
-    folder: ComparisonFolder, trials: Sequence[Trial], policies: list[dict[str, Any]], records: Sequence[TrialRecord]
-) -> dict[str, Any]:
-    return {
-        "run_dir": str(folder.path),
-        "seeds": sorted({trial.seed for trial in trials}),
-        "policies": policies,
-        "runs": [
-            {
-                "weights": one.weights,
-                "seed": one.seed,
-                "state": one.state,
-                "sentence": one.sentence,
-                "run_dir": str(folder.path / one.run_dir),
-            }
-            for one in records
-        ],
-    }
+        seeds = sorted({trial.seed for trial in trials})
+        output.answer(comparison_json(folder.path, seeds, summaries, records))
 
 
 def _progress_for(output: Output, shell: Shell) -> CompareProgress:

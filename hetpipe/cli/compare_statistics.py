@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from hetpipe.cli.compare_record import Point
+from hetpipe.observe.metrics import TimedWave
 
 #: What a curve runs over.
 Axis = Literal["minibatches", "seconds"]
@@ -40,16 +41,6 @@ class CurvePoint:
     most: float
 
 
-@dataclass(frozen=True, slots=True)
-class Wave:
-    """What one wave of one virtual worker did."""
-
-    seconds: float
-    minibatches: int
-    samples: int
-    loss: float | None
-
-
 def spread_of(values: Iterable[float | None]) -> Spread | None:
     """Mean and spread of those values that are there and finite; None of none.
 
@@ -62,20 +53,23 @@ def spread_of(values: Iterable[float | None]) -> Spread | None:
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, min(known), max(known))
 
 
-def training_curve(waves: Iterable[Wave]) -> tuple[Point, ...]:
-    """The training loss of a run: waves of all virtual workers in their order in time, put together to few points.
+def training_curve(waves: Sequence[TimedWave], *, began: float) -> tuple[Point, ...]:
+    """The training loss of a run: waves put together to few points.
 
     A point stands at the end of its waves; its loss is their mean over samples.
+
+    Args:
+        waves: of all virtual workers, in the order of time.
+        began: when training began, in monotonic seconds.
     """
-    ordered = sorted(waves, key=lambda wave: wave.seconds)
-    counts = list(accumulate(wave.minibatches for wave in ordered))
+    counts = list(accumulate(one.wave.minibatches for one in waves))
     points = []
-    for chunk in _chunks(len(ordered), MOST_POINTS):
-        known = [(wave.loss, wave.samples) for wave in ordered[chunk] if wave.loss is not None and wave.samples]
-        if known:
-            samples = sum(weight for _, weight in known)
+    for chunk in _chunks(len(waves), MOST_POINTS):
+        known = [(one.wave.loss, one.wave.samples) for one in waves[chunk] if one.wave.loss is not None]
+        samples = sum(weight for _, weight in known)
+        if samples:
             loss = sum(loss * weight for loss, weight in known) / samples
-            points.append(Point(counts[chunk.stop - 1], ordered[chunk.stop - 1].seconds, {"loss": loss}))
+            points.append(Point(counts[chunk.stop - 1], waves[chunk.stop - 1].t - began, {"loss": loss}))
     return tuple(points)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
-from hetpipe.cli.compare_statistics import Wave, training_curve
+from hetpipe.cli.compare_statistics import training_curve
 from hetpipe.cli.compare_trials import Trial
 from hetpipe.cli.interrupts import Interrupts
 from hetpipe.cli.run_folder import RunFolder
@@ -96,7 +96,7 @@ def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) 
         state=_state(end),
         sentence="; ".join(end.sentences),
         evaluations=() if recorder.began is None else _evaluations(recorder, folder, recorder.began),
-        losses=() if recorder.began is None else training_curve(_waves(folder, recorder.began)),
+        losses=() if recorder.began is None else training_curve(read_metrics(folder.path), began=recorder.began),
         result=end.result if end.state is JobState.FINISHED else None,
     )
 
@@ -131,12 +131,6 @@ def minibatches_at_barriers(job: Job, num_samples: int) -> dict[int, int]:
         total += sum(len(dealt) for dealt in blocks.values())
         found[int(segment.end)] = total
     return found
-
-
-def _waves(folder: RunFolder, began: float) -> Iterator[Wave]:
-    for line in read_metrics(folder.path):
-        wave = line.wave
-        yield Wave(line.t - began, wave.minibatches, wave.samples, wave.loss)
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
@@ -50,11 +51,6 @@ class PolicySummary:
     wave_seconds: Spread | None
     """Of one wave of one virtual worker, on average over the run."""
     stages: tuple[StagePeaks, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `policies` in `compare --json`."""
-        values: dict[str, Any] = plain(PolicySummary, self)
-        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +136,34 @@ def _peaks(results: Sequence[TrainResult]) -> tuple[StagePeaks, ...]:
         )
         for place in places
     )
+
+
+def comparison_json(
+    folder: Path, seeds: Sequence[int], summaries: Sequence[PolicySummary], records: Sequence[TrialRecord]
+) -> dict[str, Any]:
+    """The object of `compare --json`.
+
+    Args:
+        folder: of the comparison.
+        seeds: those that were asked for.
+        summaries: of `summaries_of`.
+        records: the runs in them.
+    """
+    return {
+        "run_dir": str(folder),
+        "seeds": list(seeds),
+        "policies": [plain(PolicySummary, one) for one in summaries],
+        "runs": [
+            {
+                "weights": one.weights,
+                "seed": one.seed,
+                "state": one.state,
+                "sentence": one.sentence,
+                "run_dir": str(folder / one.run_dir),
+            }
+            for one in records
+        ],
+    }
 
 
 def spread_text(spread: Spread | None, number: Callable[[float], str] = measure) -> str:

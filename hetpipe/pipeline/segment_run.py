@@ -28,6 +28,7 @@ from hetpipe.schedule.policy import Action, Kind, Ready, StageView, Wait
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.sync.division import Block
 from hetpipe.sync.gate import starts_drained
+from hetpipe.weights.policy import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class SegmentRun:
         self._begun = p
         if flying.clock != self._clocks.in_use:
             self._switch(p, flying.clock)
-        through = parts.versions.forward_through(p, start=self._start)
+        version = parts.weights.forward(p)
         identity = parts.identity
         parts.history.forward(
             vw=identity.vw,
@@ -211,38 +212,35 @@ class SegmentRun:
             stage=identity.stage,
             p=p,
             clock=flying.clock,
-            local_through=through,
+            local_through=version.through,
         )
         started = parts.clock.monotonic()
         with parts.guard:
-            outputs = self._compute_forward(p, values)
+            outputs = self._compute_forward(p, version, values)
+        parts.weights.forwarded(p)
         parts.emulator.stretch(Kind.FORWARD, started)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
-            frame = Frame(FrameKind.FORWARD, p, flying.clock, through, outputs, flying.samples)
+            frame = Frame(FrameKind.FORWARD, p, flying.clock, version.through, outputs, flying.samples)
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
 
-    def _compute_forward(self, p: Minibatch, values: Values) -> Values:
+    def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
         """Read what this stage reads of minibatch `p`, run its layers, and on the last stage the loss."""
         parts, identity = self._parts, self._parts.identity
         if not (identity.is_first or identity.is_last):
-            return self._run_layers(p, values)
+            return self._run_layers(p, version, values)
         assert parts.data.train is not None, "the first and last stage read the data"
         block = self._blocks[p - self._start * self._n - 1]
         batch = read_minibatch(parts.data.train, block, seed=parts.data.spec.seed, vw=identity.vw, p=p)
-        outputs = self._run_layers(p, batch.inputs if identity.is_first else values)
+        outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
             self._tally.loss(p, parts.compute.loss(p, outputs, batch.target), len(block))
         return outputs
 
-    def _run_layers(self, p: Minibatch, values: Values) -> Values:
-        weights = self._parts.weights
-        version = weights.forward(p)
+    def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
-        outputs = self._parts.compute.forward(p, version.weights, values, saving)
-        weights.forwarded(p)
-        return outputs
+        return self._parts.compute.forward(p, version.weights, values, saving)
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
@@ -267,31 +265,31 @@ class SegmentRun:
     def _backward(self, p: Minibatch) -> None:
         parts, identity = self._parts, self._parts.identity
         flying = self._flying.pop(p)
+        version = parts.weights.backward(p)
         parts.history.backward(
             vw=identity.vw,
             incarnation=identity.incarnation,
             stage=identity.stage,
             p=p,
             clock=flying.clock,
-            local_through=parts.versions.backward_through(p, start=self._start),
+            local_through=version.through,
         )
-        gradients = self._compute_backward(p, flying)
+        gradients = self._compute_backward(p, flying, version)
         self._backwarded = p
         self._updates.add(p, gradients, flying.samples)
         if p == self._last:
             self._updates.flush()
 
-    def _compute_backward(self, p: Minibatch, flying: _InFlight) -> dict[str, Tensor | None]:
+    def _compute_backward(self, p: Minibatch, flying: _InFlight, version: Version) -> dict[str, Tensor | None]:
         """Run the layers backward and send the gradients of the inputs upstream; returns those of the weights."""
         parts = self._parts
         started = parts.clock.monotonic()
-        found = parts.compute.backward(p, parts.weights.backward(p).weights, self._take_gradients(p))
+        found = parts.compute.backward(p, version.weights, self._take_gradients(p))
         parts.weights.backwarded(p)
         parts.emulator.stretch(Kind.BACKWARD, started)
         self._tally.computed(Activity.BACKWARD, p, started)
         if parts.upstream is not None:
-            through = parts.versions.backward_through(p, start=self._start)
-            frame = Frame(FrameKind.BACKWARD, p, flying.clock, through, found.inputs)
+            frame = Frame(FrameKind.BACKWARD, p, flying.clock, version.through, found.inputs)
             parts.upstream.send(frame, deadline_seconds=SEND_SECONDS)
         return found.weights
 

@@ -16,7 +16,7 @@ from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
-from hetpipe.weights.policy import Version, leaves_of
+from hetpipe.weights.policy import Version, version_of
 
 
 class AnchoredWeights:
@@ -97,7 +97,7 @@ class AnchoredWeights:
         if self._table.is_predicting:
             version = self._predicted(self._table.forward_steps_ahead(p, start=self._start))
         else:
-            version = leaves_of(self._version(p))
+            version = self._version(p)
         self._used[p] = version
         return version
 
@@ -161,14 +161,17 @@ class AnchoredWeights:
         """Own whole waves in the weights of `p`."""
         return Wave(self._table.forward_through(p, start=self._start) // self._n)
 
-    def _version(self, p: Minibatch) -> FlatBuffer:
+    def _version(self, p: Minibatch) -> Version:
         """The weights of `p`, with a holder of its own."""
         v = self._table.forward_through(p, start=self._start)
         self._grow(Wave(v // self._n))
-        assert self._anchor is not None, "no segment was started"
         if v % self._n == 0:
-            return self._pool.hold(self._anchor)
-        is_last = self._table.last_user(v) == p
+            return version_of(self._pool.hold(self.at_barrier), self._anchor_through * self._n)
+        return version_of(self._inside_wave(v, is_last=self._table.last_user(v) == p), v)
+
+    def _inside_wave(self, v: int, *, is_last: bool) -> FlatBuffer:
+        """B + ρ_v; `is_last`: nobody else will ask for it."""
+        assert self._anchor is not None, "no segment was started"
         if v == self._rho_through:
             return self._newest_version(self._anchor, is_last=is_last)
         buffer = self._sums.pop(v) if is_last else self._sums[v]
@@ -237,10 +240,14 @@ class AnchoredWeights:
     def _predicted(self, steps: int) -> Version:
         assert self._newest is not None, "no segment was started"
         if steps == 0:
-            return leaves_of(self._pool.hold(self._newest))
+            return version_of(self._pool.hold(self._newest), self._newest_through)
         ahead = self._pool.take().copy_(self._newest)
         self.optimizer.predict_(ahead, steps)
-        return leaves_of(ahead)
+        return version_of(ahead, self._newest_through)
+
+    @property
+    def _newest_through(self) -> int:
+        return self._closed * self._n if self._rho_through is None else self._rho_through
 
     def _follow(self) -> None:
         """Bring the newest weights up to date."""

@@ -15,7 +15,7 @@ from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
-from hetpipe.weights.policy import Version, leaves_of
+from hetpipe.weights.policy import Version, version_of
 
 
 class DirectWeights:
@@ -56,7 +56,7 @@ class DirectWeights:
             assert through == self._through, f"minibatch {p} wants the weights through {through}, not {self._through}"
             version = self._predicted(self._table.forward_steps_ahead(p, start=self._start))
         else:
-            version = leaves_of(self._pool.hold(self._buffer(through)))
+            version = version_of(self._pool.hold(self._buffer(through)), through)
         self._used[p] = version
         return version
 
@@ -111,10 +111,10 @@ class DirectWeights:
 
     def _predicted(self, steps: int) -> Version:
         if steps == 0:
-            return leaves_of(self._pool.hold(self._newest))
+            return version_of(self._pool.hold(self._newest), self._through)
         ahead = self._pool.take().copy_(self._newest)
         self.optimizer.predict_(ahead, steps)
-        return leaves_of(ahead)
+        return version_of(ahead, self._through)
 
     def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor] | None:
         """The weights whose decay is part of the update after `p`; None: those it is made on."""

@@ -25,11 +25,14 @@ class Version:
     buffer: FlatBuffer
     weights: Mapping[str, Tensor]
     """Leaves by parameter name: views of `buffer` that require gradients."""
+    through: Minibatch
+    """What really is in them: the last own minibatch of an update, predicted ones left aside."""
 
 
-def leaves_of(buffer: FlatBuffer) -> Version:
+def version_of(buffer: FlatBuffer, through: int) -> Version:
     """A version whose weights are the tensors of `buffer`."""
-    return Version(buffer, {name: view.detach().requires_grad_() for name, view in buffer.views.items()})
+    weights = {name: view.detach().requires_grad_() for name, view in buffer.views.items()}
+    return Version(buffer, weights, Minibatch(through))
 
 
 class StageWeights(Protocol):

@@ -11,11 +11,11 @@ from hetpipe.cli.compare_statistics import (
     MOST_POINTS,
     CurvePoint,
     Spread,
-    Wave,
     common_curve,
     spread_of,
     training_curve,
 )
+from hetpipe.observe.metrics import TimedWave, WaveMetrics
 from tests.cli.comparisons import curve
 
 
@@ -25,25 +25,30 @@ def test_a_spread() -> None:
     assert spread_of([None]) is None
 
 
+def wave(t: float, minibatches: int, samples: int, loss: float | None) -> TimedWave:
+    metrics = WaveMetrics(
+        wave=0, p=0, minibatches=minibatches, samples=samples, loss=loss, learning_rate=None, gradient_norm=None
+    )
+    return TimedWave(t, metrics)
+
+
 def test_waves_become_few_points_that_lose_no_minibatch() -> None:
-    waves = [Wave(0.5 * number, 4, 16, float(number)) for number in range(1, 5 * MOST_POINTS + 1)]
-    points = training_curve(waves)
+    waves = [wave(10.0 + 0.5 * number, 4, 16, float(number)) for number in range(1, 5 * MOST_POINTS + 1)]
+    points = training_curve(waves, began=10.0)
     assert len(points) == MOST_POINTS
     assert (points[-1].minibatches, points[-1].seconds) == (4 * len(waves), 0.5 * len(waves))
     assert points[0].values == {"loss": pytest.approx(3.0)}
     assert [point.minibatches for point in points[:3]] == [20, 40, 60]
 
 
-def test_waves_of_all_workers_count_in_the_order_of_time_and_weigh_by_samples() -> None:
-    early, late = Wave(1.0, 2, 8, 1.0), Wave(2.0, 2, 24, 2.0)
-    assert [point.minibatches for point in training_curve([late, early])] == [2, 4]
-    many = [Wave(float(n), 1, 1 if n % 2 else 3, 0.0 if n % 2 else 1.0) for n in range(2 * MOST_POINTS)]
-    assert {point.values["loss"] for point in training_curve(many)} == {0.75}
+def test_waves_weigh_by_their_samples() -> None:
+    many = [wave(float(n), 1, 1 if n % 2 else 3, 0.0 if n % 2 else 1.0) for n in range(2 * MOST_POINTS)]
+    assert {point.values["loss"] for point in training_curve(many, began=0.0)} == {0.75}
 
 
 def test_waves_without_a_loss_are_passed_over() -> None:
-    assert training_curve([]) == ()
-    points = training_curve([Wave(1.0, 4, 16, None), Wave(2.0, 4, 16, 0.5), Wave(3.0, 0, 0, None)])
+    assert training_curve([], began=0.0) == ()
+    points = training_curve([wave(1.0, 4, 16, None), wave(2.0, 4, 16, 0.5), wave(3.0, 0, 0, None)], began=0.0)
     assert [(point.minibatches, point.values) for point in points] == [(8, {"loss": 0.5})]
 
 

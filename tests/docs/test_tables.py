@@ -6,14 +6,19 @@ import inspect
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hetpipe.check.report import ReportJson
 from hetpipe.cli import resume
+from hetpipe.cli.compare_record import TrialRecord, TrialState
+from hetpipe.cli.compare_statistics import MOST_POINTS
+from hetpipe.cli.compare_view import PolicySummary, comparison_json
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.status import RunStatus
 from hetpipe.coordinator.lifecycle import TABLE
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.metrics import WaveMetrics
 from hetpipe.pipeline import barrier
 from hetpipe.spec.events import ProcessStatus
 from hetpipe.sync import segment
@@ -81,6 +86,25 @@ def test_what_the_reasons_of_a_barrier_lead_to() -> None:
 
 def test_the_json_of_train() -> None:
     assert sorted(keys(table_after(FILES, "`train`"))) == sorted(leaves(TrainResult))
+
+
+def test_the_lines_of_the_metrics() -> None:
+    written = {"t", *(field.name for field in fields(WaveMetrics))}
+    assert set(keys(table_after(FILES, "## Metrics"))) == written
+
+
+def test_the_runs_of_a_comparison() -> None:
+    rows = table_after(FILES, "`compare.json` holds")
+    assert keys(rows) == [field.name for field in fields(TrialRecord)]
+    (states,) = (row[1] for row in rows if row[0] == "`state`")
+    assert code_spans(states) == [state.value for state in TrialState]
+    assert f"at most {MOST_POINTS} points" in str(rows)
+
+
+def test_the_json_of_compare() -> None:
+    told = {field.name for field in fields(PolicySummary)}
+    assert set(keys(table_after(FILES, "Of each policy"))) == told
+    assert keys(table_after(FILES, "`compare` *")) == list(comparison_json(Path(), (), [], []))
 
 
 def test_the_json_of_check() -> None:

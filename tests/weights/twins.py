@@ -1,8 +1,8 @@
-"""Stages without a network: a version store, driven in step with a twin that clones everything at every step.
+"""A version store without a stage around it, driven in step with a twin that clones everything at every step.
 
-The twin writes `policies.md` and `wsp.md` §3 down once more, with dictionaries of tensors, and keeps all for ever. Every
-answer of the store is compared with it at once, bit for bit. Names: p is a minibatch, K stages, i this one, N minibatches
-make a wave, A make an update.
+The twin writes `policies.md` and `wsp.md` §3 down once more, with dictionaries of tensors, and keeps all for ever.
+Every answer of the store is compared with it at once, bit for bit. Names: p is a minibatch, K stages, i this one, N
+minibatches make a wave, A make an update.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.spec.job import OptimizerSpec
-from hetpipe.spec.policies import WeightPolicy
+from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
@@ -323,15 +323,19 @@ class Stage:
             waits: updates wait for a norm as long as they can.
         """
         while self.updated < last:
-            may_update = self.completed >= self.next_update(last)
-            if may_update and not (waits and self.case.may_wait and rng.random() < 0.7):
-                self.update(last=last)
-            elif self.may_start(last) and (self.case.is_strict or self.completed == self.started or rng.random() < 0.6):
-                self.forward(self.pick(rng, lag))
-            elif self.completed < self.started and not self.is_due(last):
-                self.backward()
-            else:
-                self.update(last=last)
+            self.act(last, rng, lag=lag, waits=waits)
+
+    def act(self, last: int, rng: random.Random, *, lag: int, waits: bool) -> None:
+        """The next action of a segment."""
+        may_update = self.completed >= self.next_update(last)
+        if may_update and not (waits and self.case.may_wait and rng.random() < 0.7):
+            self.update(last=last)
+        elif self.may_start(last) and (self.case.is_strict or self.completed == self.started or rng.random() < 0.6):
+            self.forward(self.pick(rng, lag))
+        elif self.completed < self.started and not self.is_due(last):
+            self.backward()
+        else:
+            self.update(last=last)
 
     def is_due(self, last: int) -> bool:
         """Whether the strict order wants a forward now, even if it has to wait."""
@@ -346,3 +350,26 @@ class Stage:
         newest = self.newest_usable(self.started + 1)
         lowest = max(self.twin.clock, newest - lag)
         return rng.randint(lowest, max(lowest, newest))
+
+
+def random_case(rng: random.Random, weights: WeightPolicy, *, has_shards: bool) -> Case:
+    """A small stage under one policy."""
+    k = rng.randint(1, 4)
+    least = least_minibatches_per_wave(weights, k)
+    n = rng.randint(least, least + 3)
+    a = 1 if weights in ("flush", "double_buffer") else rng.choice([a for a in range(1, n + 1) if n % a == 0])
+    return Case(weights=weights, n=n, k=k, i=rng.randrange(k), a=a, has_shards=has_shards)
+
+
+def run_some(rng: random.Random, case: Case, *, lag: int) -> Stage:
+    """Some segments, most of which end in the middle of a wave; at a barrier in the end."""
+    stage = Stage(case, seed=rng.randrange(1000))
+    clock = 0
+    waits = rng.random() < 0.5
+    for _ in range(rng.randint(1, 3)):
+        stage.begin(clock)
+        waves = rng.randint(1, 6)
+        stage.run((clock + waves) * case.n - rng.randrange(case.n), rng, lag=lag, waits=waits)
+        clock += waves
+    stage.begin(clock)
+    return stage
