@@ -7,18 +7,18 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from benchmarks import allocation, pipeline, planner, prediction, protocol, simulator, wire
+from benchmarks import allocation, pipeline, planner, policies, prediction, protocol, simulator, wire
 
 ROUNDS = 5
 
 
-def _say(title: str, figures: Mapping[str, Any]) -> None:
+def _say(title: str, figures: Mapping[str, Any] | Sequence[Any]) -> None:
     sys.stdout.write(f"\n{title}\n{json.dumps(figures, indent=1, ensure_ascii=False)}\n")
     sys.stdout.flush()
 
@@ -67,6 +67,14 @@ def _prediction() -> None:
         _say(f"predicted and measured, {case.name}", prediction.figures(prediction.measure(case)))
 
 
+def _policies() -> None:
+    rates = policies.measure(ROUNDS)
+    _say("(i) weight policies, samples per second", rates.table())
+    _say("    ratios (of each round, then the median)", rates.ratios())
+    _say("    seconds of forward and backward per minibatch, stage by stage", rates.stage_seconds)
+    _say("    memory, stage by stage", policies.memory())
+
+
 PARTS = {
     "pipeline": _pipeline,
     "wire": _wire,
@@ -75,6 +83,7 @@ PARTS = {
     "allocation": _allocation,
     "planner": _planner,
     "prediction": _prediction,
+    "policies": _policies,
 }
 
 

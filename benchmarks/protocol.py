@@ -90,8 +90,14 @@ def plain_rate(seconds: float = 8.0) -> float:
     return sum(found) / len(found)
 
 
+def peak_resident_bytes(process: Path) -> int:
+    """Peak resident memory (VmHWM) of a process, by its folder in `/proc`; 0 if it is a zombie."""
+    lines = (process / "status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
 class PeakMemory(threading.Thread):
-    """Samples the peak resident memory (VmHWM) of a run's processes, by role."""
+    """Samples the peak resident memory of a run's processes, by role."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -107,13 +113,12 @@ class PeakMemory(threading.Thread):
     def _look(self, process: Path) -> None:
         try:
             command = (process / "cmdline").read_bytes().decode(errors="replace")
-            status = (process / "status").read_text()
+            peak = peak_resident_bytes(process)
         except OSError:
             return
         role = next((role for module, role in ROLES.items() if module in command), None)
-        peak = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")), None)
-        if role is not None and peak is not None:
-            self.peak_bytes[role] = max(self.peak_bytes.get(role, 0), int(peak) * 1024)
+        if role is not None:
+            self.peak_bytes[role] = max(self.peak_bytes.get(role, 0), peak)
 
     def finish(self) -> dict[str, int]:
         """The peaks, in bytes."""

@@ -1,7 +1,7 @@
 """One virtual worker of 2 stages in 2 processes over the real gloo link: the runtime without command line and shards.
 
-What the benchmarks of the pipeline and of the weight policies have in common: how the processes are made, how a stage is
-put together around `AloneSynchroniser`, and what it did when.
+What the benchmarks of the pipeline and of the weight policies share: how the processes are made, how a stage is put
+together around `AloneSynchroniser`, and what it did when.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.queues import Queue
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from benchmarks.alone import AloneSynchroniser
 from benchmarks.model import MICROBATCH, RandomTokens, loss, model
+from benchmarks.protocol import peak_resident_bytes
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.link.gloo import connect_gloo
 from hetpipe.link.policy import LinkLimits
 from hetpipe.observe.history import NullHistory
-from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
@@ -51,6 +52,8 @@ if TYPE_CHECKING:  # torch.distributed has this name, but only this module has i
     from torch._C._distributed_c10d import TCPStore
 else:
     from torch.distributed import TCPStore
+
+T = TypeVar("T")
 
 NUM_STAGES = 2
 _SECONDS = timedelta(seconds=120)
@@ -82,6 +85,13 @@ class StageFigures:
     """Kept for backwards, at most at once."""
     weight_buffers: int = 0
     """Held between two actions, at most at once."""
+    peak_resident_bytes: int = 0
+    """Of the whole process."""
+
+    @property
+    def seconds_per_minibatch(self) -> float:
+        """Forward and backward, in the mean."""
+        return (self.seconds["FORWARD"] + self.seconds["BACKWARD"]) / self.updates[-1][0]
 
     def minibatches_per_second(self, first: int, last: int) -> float:
         """From the update after minibatch `first` to the update after minibatch `last`."""
@@ -116,14 +126,14 @@ def store_of(rank: int, port: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=_SECONDS)
 
 
-def two_processes(target: Callable[..., Any], *arguments: Any) -> list[Any]:
+def two_processes(target: Callable[..., T], *arguments: Any) -> list[T]:
     """Run `target(rank, port, *arguments)` as rank 0 and 1, each in a process; returns what they returned.
 
     Raises:
         RuntimeError: one of them failed; it has said why on standard error.
     """
     context = multiprocessing.get_context("spawn")
-    results: Queue[tuple[int, Any]] = context.Queue()
+    results: Queue[tuple[int, T | None]] = context.Queue()
     port = _free_port()
     processes = [
         context.Process(target=_put, args=(target, rank, port, arguments, results), daemon=True)
@@ -132,10 +142,11 @@ def two_processes(target: Callable[..., Any], *arguments: Any) -> list[Any]:
     for process in processes:
         process.start()
     try:
-        found = dict(results.get(timeout=_LONGEST_RUN_SECONDS) for _ in processes)
-        if None in found.values():
+        found = sorted((results.get(timeout=_LONGEST_RUN_SECONDS) for _ in processes), key=itemgetter(0))
+        returned = [value for _, value in found if value is not None]
+        if len(returned) < NUM_STAGES:
             raise RuntimeError("a process of the benchmark failed; what it printed says why")
-        return [found[rank] for rank in range(NUM_STAGES)]
+        return returned
     finally:
         for process in processes:
             process.join(20)
@@ -220,6 +231,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         runner.run(Clock(0))
     figures.activation_bytes = compute.activation_bytes_peak
     figures.weight_buffers = runner.peak_buffers_at_rest
+    figures.peak_resident_bytes = peak_resident_bytes(Path("/proc/self"))
     return figures
 
 
@@ -228,9 +240,7 @@ def _weights(setting: Setting, pool: BufferPool, first: FlatBuffer, versions: Ve
         optimizer = StageOptimizer(setting.optimizer, first, predicts=versions.is_predicting)
         return DirectWeights(pool, optimizer, first, versions)
     rho = pool.take().zero_()
-    return AnchoredWeights(
-        pool, StageOptimizer(setting.optimizer, rho, predicts=versions.is_predicting), rho, versions
-    )
+    return AnchoredWeights(pool, StageOptimizer(setting.optimizer, rho, predicts=versions.is_predicting), rho, versions)
 
 
 def _layout(layers: Sequence[Layer]) -> FlatLayout:

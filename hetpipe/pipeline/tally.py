@@ -59,17 +59,12 @@ class Tally:
         self._waves = Clock(0)
         self._first_loss: float | None = None
         self._last_loss: float | None = None
-        #: Σ loss · samples, Σ samples and minibatches of the wave under way.
-        self._wave_loss = 0.0
-        self._wave_samples = 0
-        self._wave_minibatches = 0
+        #: Loss and samples of the minibatches whose wave is not closed yet, in their order.
+        self._losses: dict[Minibatch, tuple[float, int]] = {}
 
     def loss(self, p: Minibatch, value: float, num_samples: int) -> None:
         """The mean loss of minibatch `p`; last stage only."""
-        del p
-        self._wave_loss += value * num_samples
-        self._wave_samples += num_samples
-        self._wave_minibatches += 1
+        self._losses[p] = (value, num_samples)
         self._samples += num_samples
 
     def computed(self, activity: Activity, p: Minibatch, started: float) -> None:
@@ -80,24 +75,26 @@ class Tally:
         self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p)
 
     def wave_closed(self, num_waves: int, last: Minibatch) -> None:
-        """All minibatches of a wave are done here; the last one was `last`."""
+        """All minibatches of a wave are done here, the last one was `last`; of the next wave some may be computed."""
         self._waves = Clock(num_waves)
-        if self._wave_samples:
-            self._last_loss = self._wave_loss / self._wave_samples
-            if self._first_loss is None:
-                self._first_loss = self._last_loss
-            self._metrics.write(
-                WaveMetrics(
-                    wave=num_waves - 1,
-                    p=last,
-                    minibatches=self._wave_minibatches,
-                    samples=self._wave_samples,
-                    loss=self._last_loss,
-                    learning_rate=self._measure().learning_rate,
-                    gradient_norm=self.gradient_norm,
-                )
+        done = [self._losses.pop(p) for p in list(self._losses) if p <= last]
+        if not done:
+            return
+        samples = sum(num_samples for _, num_samples in done)
+        self._last_loss = sum(loss * num_samples for loss, num_samples in done) / samples
+        if self._first_loss is None:
+            self._first_loss = self._last_loss
+        self._metrics.write(
+            WaveMetrics(
+                wave=num_waves - 1,
+                p=last,
+                minibatches=len(done),
+                samples=samples,
+                loss=self._last_loss,
+                learning_rate=self._measure().learning_rate,
+                gradient_norm=self.gradient_norm,
             )
-            self._wave_loss, self._wave_samples, self._wave_minibatches = 0.0, 0, 0
+        )
 
     def tick(self, *, now: bool = False) -> None:
         """Report if it is time, or `now`."""

@@ -16,7 +16,7 @@ from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
-from hetpipe.weights.policy import Version, version_of
+from hetpipe.weights.policy import Version, predicted_version, version_of
 
 
 class AnchoredWeights:
@@ -239,15 +239,8 @@ class AnchoredWeights:
 
     def _predicted(self, steps: int) -> Version:
         assert self._newest is not None, "no segment was started"
-        if steps == 0:
-            return version_of(self._pool.hold(self._newest), self._newest_through)
-        ahead = self._pool.take().copy_(self._newest)
-        self.optimizer.predict_(ahead, steps)
-        return version_of(ahead, self._newest_through)
-
-    @property
-    def _newest_through(self) -> int:
-        return self._closed * self._n if self._rho_through is None else self._rho_through
+        through = self._closed * self._n if self._rho_through is None else self._rho_through
+        return predicted_version(self._newest, steps, through=through, pool=self._pool, optimizer=self.optimizer)
 
     def _follow(self) -> None:
         """Bring the newest weights up to date."""

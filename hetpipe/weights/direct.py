@@ -15,7 +15,7 @@ from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
-from hetpipe.weights.policy import Version, version_of
+from hetpipe.weights.policy import Version, predicted_version, version_of
 
 
 class DirectWeights:
@@ -110,11 +110,7 @@ class DirectWeights:
         return self._newest if through == self._through else self._older[through]
 
     def _predicted(self, steps: int) -> Version:
-        if steps == 0:
-            return version_of(self._pool.hold(self._newest), self._through)
-        ahead = self._pool.take().copy_(self._newest)
-        self.optimizer.predict_(ahead, steps)
-        return version_of(ahead, self._through)
+        return predicted_version(self._newest, steps, through=self._through, pool=self._pool, optimizer=self.optimizer)
 
     def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor] | None:
         """The weights whose decay is part of the update after `p`; None: those it is made on."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hetpipe.spec.ids import Clock, Minibatch, Wave
-from hetpipe.weights.flat import FlatBuffer
+from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
 
 
@@ -33,6 +33,17 @@ def version_of(buffer: FlatBuffer, through: int) -> Version:
     """A version whose weights are the tensors of `buffer`."""
     weights = {name: view.detach().requires_grad_() for name, view in buffer.views.items()}
     return Version(buffer, weights, Minibatch(through))
+
+
+def predicted_version(
+    newest: FlatBuffer, steps: int, *, through: int, pool: BufferPool, optimizer: StageOptimizer
+) -> Version:
+    """The weights `steps` updates ahead of `newest`, which are those through `through`; with a holder of its own."""
+    if steps == 0:
+        return version_of(pool.hold(newest), through)
+    ahead = pool.take().copy_(newest)
+    optimizer.predict_(ahead, steps)
+    return version_of(ahead, through)
 
 
 class StageWeights(Protocol):

@@ -20,7 +20,6 @@ def test_every_version_is_the_formula(weights: WeightPolicy) -> None:
     for seed in range(60):
         rng = random.Random(seed)
         case = random_case(rng, weights, has_shards=False)
-
         stage = run_some(rng, case, lag=0)
         assert stage.weights.peak_at_rest <= at_rest(case)
 

@@ -199,8 +199,8 @@ class Stage:
         #: p → its clock, while it is between its forward and its update.
         self.clocks: dict[int, int] = {}
         self.started = self.completed = self.updated = 0
-        #: Device buffers between two actions, at most at once so far.
-        self.peak_at_rest = 0
+        #: Buffers between two actions, at most at once so far: on the device, and in host memory.
+        self.peak_at_rest = self.host_peak_at_rest = 0
 
     def store(self) -> StageWeights:
         case = self.case
@@ -260,7 +260,9 @@ class Stage:
             self.twin.clock = clock
         self.clocks[p] = self.twin.clock
         self.started = p
-        self.check(self.weights.forward(Minibatch(p)), self.twin.forward(p, self.clocks[p]), f"forward of {p}")
+        version = self.weights.forward(Minibatch(p))
+        assert version.through == self.twin.seen_by(p)
+        self.check(version, self.twin.forward(p, self.clocks[p]), f"forward of {p}")
         self.weights.forwarded(Minibatch(p))
         self.rest()
 
@@ -272,7 +274,9 @@ class Stage:
     def backward(self) -> None:
         """Complete the oldest minibatch."""
         p = self.completed + 1
-        self.check(self.weights.backward(Minibatch(p)), self.twin.backward(p, self.clocks[p]), f"backward of {p}")
+        version = self.weights.backward(Minibatch(p))
+        assert version.through == (self.twin.newest if self.case.is_predicting else self.twin.seen_by(p))
+        self.check(version, self.twin.backward(p, self.clocks[p]), f"backward of {p}")
         self.weights.backwarded(Minibatch(p))
         self.completed = p
         self.rest()
@@ -310,6 +314,7 @@ class Stage:
 
     def rest(self) -> None:
         self.peak_at_rest = max(self.peak_at_rest, self.pool.alive)
+        self.host_peak_at_rest = max(self.host_peak_at_rest, self.pool.host_alive)
 
     # -- a segment ---------------------------------------------------------------------------------------------------
 

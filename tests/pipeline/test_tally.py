@@ -1,0 +1,69 @@
+"""What a stage counts: losses belong to the wave of their minibatch, whenever that is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from hetpipe.observe.metrics import WaveMetrics
+from hetpipe.observe.timeline import NullTimeline
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.synchroniser import Synchroniser
+from hetpipe.pipeline.tally import Figures, Tally
+from hetpipe.pipeline.waiting import Waiter
+from hetpipe.spec.ids import Clock, Minibatch
+from hetpipe.spec.run import StageProgress, StageReport
+from hetpipe.testing.fake_clock import FakeClock
+
+
+class Lines:
+    """Metrics kept in a list."""
+
+    def __init__(self) -> None:
+        self.waves: list[WaveMetrics] = []
+
+    def write(self, wave: WaveMetrics) -> None:
+        self.waves.append(wave)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Nobody:
+    """A synchroniser that moved nothing."""
+
+    pushed_bytes = pulled_bytes = 0
+
+
+def tally_with(lines: Lines, report: Callable[[StageReport], None]) -> Tally:
+    clock, timeline, inbox = FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
+    around: dict[str, Any] = {"report": report, "timeline": timeline, "clock": clock}
+    waiter = Waiter("a stage", inbox.bell, stall_seconds=1.0, **around)
+    measure = lambda: Figures(weight_bytes=7, activation_bytes=9, learning_rate=0.5)  # noqa: E731
+    return Tally(inbox, waiter, cast("Synchroniser", Nobody()), measure=measure, metrics=lines, **around)
+
+
+def test_minibatches_of_the_next_wave_may_be_computed_before_a_wave_is_closed() -> None:
+    """As under clipping by the norm over all stages, where the last update of a wave waits for it."""
+    lines = Lines()
+    reports: list[StageReport] = []
+    tally = tally_with(lines, reports.append)
+    for p, loss, samples in ((1, 4.0, 2), (2, 2.0, 2), (3, 100.0, 2), (4, 50.0, 1)):
+        tally.loss(Minibatch(p), loss, samples)
+    tally.gradient_norm = 1.5
+    tally.wave_closed(1, Minibatch(2))
+    tally.wave_closed(2, Minibatch(4))
+    tally.wave_closed(3, Minibatch(6))  # an empty one
+
+    assert [(wave.wave, wave.p, wave.minibatches, wave.samples) for wave in lines.waves] == [(0, 2, 2, 4), (1, 4, 2, 3)]
+    assert [wave.loss for wave in lines.waves] == [3.0, pytest.approx(250.0 / 3)]
+    assert (lines.waves[0].gradient_norm, lines.waves[0].learning_rate) == (1.5, 0.5)
+
+    tally.tick(now=True)
+    (progress,) = reports
+    assert isinstance(progress, StageProgress)
+    assert (progress.first_loss, progress.clock) == (3.0, Clock(3))
+    assert progress.loss == pytest.approx(250.0 / 3)
+    assert (progress.weight_bytes, progress.activation_bytes, progress.learning_rate) == (7, 9, 0.5)
