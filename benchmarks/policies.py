@@ -74,11 +74,9 @@ class Rates:
 
     def table(self) -> dict[str, Any]:
         """Samples per second."""
-        rounds = {contender.name: rates for contender, rates in self.samples_per_second.items()}
-        summaries = {"median": median, "least": min, "most": max}
         return {
-            name: {what: round(summary(rates), 2) for what, summary in summaries.items()}
-            for name, rates in rounds.items()
+            one.name: {"median": round(median(found), 2), "least": round(min(found), 2), "most": round(max(found), 2)}
+            for one, found in self.samples_per_second.items()
         }
 
     def ratios(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hetpipe.spec.ids import Clock
 from hetpipe.sync.division import shuffled
 
 RATE = 2.0**-5
@@ -88,7 +89,7 @@ class Targets(Dataset[tuple[tuple[Tensor, Tensor], Tensor]]):
     """Sample j is what minibatch p takes, where the shuffled order says that p takes j."""
 
     def __init__(self) -> None:
-        order = shuffled(list(range(COUNT)), seed=SEED, epoch=0, barrier=0)
+        order = shuffled(list(range(COUNT)), seed=SEED, epoch=0, barrier=Clock(0))
         self.minibatch_of = {sample: p for p, sample in enumerate(order, start=1)}
 
     def __len__(self) -> int:

@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
+from hetpipe.schedule.versions import VersionTable
 from hetpipe.spec.ids import Clock
+from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
 from hetpipe.sync.gate import (
     is_switch_point,
     local_through,
@@ -14,6 +16,8 @@ from hetpipe.sync.gate import (
     newest_usable_clock,
     required_clock,
     starts_drained,
+    switch_minibatch,
+    switch_number,
     unplanned_barrier,
     wave_of,
 )
@@ -22,6 +26,10 @@ from . import oracle
 
 SIZES = [1, 2, 3, 4, 5, 8]
 BOUNDS = [0, 1, 2, 4, 9]
+
+
+def is_switch(p: int, n: int, weights: str, start: int = 0) -> bool:
+    return is_switch_point(p, minibatches_per_wave=n, start=start, weights=weights)
 
 
 def clocks(n: int, d: int, *, until: int, weights: str = "wave") -> list[int]:
@@ -113,20 +121,38 @@ class TestLocalVersions:
             usable = [newest_usable_clock(p, minibatches_per_wave=3, start=3, weights=weights) for p in range(10, 17)]
             assert usable == newest
 
+    @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+    @pytest.mark.parametrize("n", SIZES)
+    def test_switch_points_are_numbered(self, n: int, weights: str) -> None:
+        """By waves: number s is the first minibatch after s whole waves, or for most policies the last one in them."""
+        points = [s * n + (weights in ("flush", "double_buffer")) for s in range(1, 9)]
+        assert all(is_switch(p, n, weights) for p in points)
+        assert [switch_minibatch(s, minibatches_per_wave=n, weights=weights) for s in range(1, 9)] == points
+        for s, p in enumerate(points, start=1):
+            numbers = [switch_number(q, minibatches_per_wave=n, weights=weights) for q in range(p, p + n + 1)]
+            assert numbers == [s] * n + [s + 1]
+
     def test_only_flush_drains(self) -> None:
         assert [p for p in range(1, 8) if starts_drained(p, minibatches_per_wave=3, weights="flush")] == [1, 4, 7]
         assert not any(starts_drained(p, minibatches_per_wave=3, weights="double_buffer") for p in range(1, 8))
 
-    @pytest.mark.parametrize("start", [0, 3])
-    @pytest.mark.parametrize("d", BOUNDS)
     @pytest.mark.parametrize("n", SIZES)
-    def test_the_required_clock_is_always_usable(self, n: int, d: int, start: int) -> None:
-        """W*·N ≤ v(p): the version never holds an update of its own twice, and a clock that is allowed exists."""
-        for p in range(start * n + 1, (start + d + 6) * n):
-            required = required_clock(p, minibatches_per_wave=n, staleness=d, start=start)
-            newest = newest_usable_clock(p, minibatches_per_wave=n, start=start)
-            assert start <= required <= newest
-            assert newest * n <= local_through(p, minibatches_per_wave=n, start=start) < (newest + 1) * n
+    @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+    def test_the_required_clock_is_always_usable(self, weights: WeightPolicy, n: int) -> None:
+        """W*·N ≤ v(p): the version never holds an update of its own twice, and a clock that is allowed exists.
+
+        Policies that see more of their own updates than `wave` choose their clocks as it does.
+        """
+        table = VersionTable("wave" if weights not in ("flush", "double_buffer") else weights, 0, 1, n)
+        for start, p in [(start, p) for start in (0, 3) for p in range(start * n + 1, (start + 12) * n)]:
+            newest = newest_usable_clock(p, minibatches_per_wave=n, start=start, weights=weights)
+            for d in BOUNDS:
+                required = required_clock(p, minibatches_per_wave=n, staleness=d, start=start, weights=weights)
+                assert required == max(start, newest - d)
+            assert newest * n <= table.forward_through(p, start=start) < (newest + 1) * n
+            assert VersionTable(weights, 0, min(n, 3), n).forward_through(p, start=start) >= newest * n
+            before = newest_usable_clock(p - 1, minibatches_per_wave=n, start=start, weights=weights)
+            assert newest == before or is_switch(p, n, weights, start)
 
     def test_waves(self) -> None:
         assert [wave_of(p, minibatches_per_wave=3) for p in range(1, 8)] == [0, 0, 0, 1, 1, 1, 2]
@@ -138,13 +164,33 @@ class TestCommitAndBarrier:
 
     @pytest.mark.parametrize("d", BOUNDS)
     @pytest.mark.parametrize("n", SIZES)
-    def test_nobody_can_have_started_beyond_an_unplanned_barrier(self, n: int, d: int) -> None:
+    @pytest.mark.parametrize(("weights", "ahead"), [("wave", 2), ("stash", 2), ("flush", 1), ("double_buffer", 2)])
+    def test_nobody_can_have_started_beyond_an_unplanned_barrier(
+        self, weights: str, ahead: int, n: int, d: int
+    ) -> None:
+        """And of no earlier one would that be true, where a wave has several minibatches."""
         for published in range(5):
-            barrier = unplanned_barrier(committed=0, published=published, staleness=d, last_switch=0, planned=10**6)
-            first_beyond = barrier * n + 1
-            needs = required_clock(first_beyond, minibatches_per_wave=n, staleness=d)
-            assert needs > published
-            assert barrier == published + d + 2
+            barrier = unplanned_barrier(
+                committed=0, published=published, staleness=d, last_switch=0, planned=10**6, weights=weights
+            )
+            needs = [
+                required_clock(p, minibatches_per_wave=n, staleness=d, weights=weights)
+                for p in ((barrier - 1) * n + 1, barrier * n + 1)
+            ]
+            assert needs[1] > published
+            assert needs[0] <= published or n == 1
+            assert barrier == published + d + ahead
+
+    @pytest.mark.parametrize("n", SIZES)
+    @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+    def test_without_a_bound_the_questions_tell_who_has_started_what(self, weights: str, n: int) -> None:
+        for asked in range(1, 6):
+            barrier = unplanned_barrier(
+                committed=0, published=0, staleness=None, last_switch=asked, planned=10**6, weights=weights
+            )
+            following = switch_minibatch(asked + 1, minibatches_per_wave=n, weights=weights)
+            assert following <= barrier * n + 1, "whoever goes beyond it asks again before"
+            assert barrier == asked + 1
 
     @pytest.mark.parametrize(
         ("committed", "published", "staleness", "last_switch", "planned", "expected"),
