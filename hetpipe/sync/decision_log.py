@@ -357,7 +357,8 @@ class DecisionLog:
         """Set an unplanned barrier; `planned` are the reasons that stay true where the planned one is not passed."""
         clock = unplanned_barrier(
             committed=self._most_committed,
-            published=self.published,
+            # Also before the start is published the barrier leaves room for a wave: else nothing could pass it.
+            published=max(self.published, self.segment.start),
             staleness=self.config.sync.staleness,
             # Up to the first switch point at which a clock is chosen, minibatches start without a question.
             last_switch=max(self.segment.start + 1, *(m.last_switch for m in self.members.values()), 0),

@@ -27,7 +27,7 @@ from hetpipe.sync.shard_state import (
     stage_key,
 )
 
-from .oracle import Blocks, Oracle, required_clock
+from .oracle import Blocks, Oracle, required_clock, seen_through
 from .scenario import JOB, LIFE, TERM, Scenario, push_header
 
 
@@ -157,34 +157,51 @@ class Worker:
 
     def start(self, log: DecisionLog) -> bool:
         """Start the next minibatch, if the gate allows it."""
-        n, d = self.scenario.n, self.scenario.d
+        n = self.scenario.n
         p = self.started + 1
         if self.segment is None or p > min(self.segment * n + len(self.blocks), self.barrier * n):
             return False
-        if p - n > max(self.completed, self.segment * n):
+        seen = max(self._seen_through(p), self.segment * n)
+        if max(p - n, seen) > self.completed:
             return False
-        required = max(self.segment, required_clock(p, n=n, d=d))
+        required = self._required(p)
         clock = self.clock
-        switches = p % n == 0 and p > (self.segment + 1) * n
+        switches = self._switches(p) and seen >= (self.segment + 1) * n
         if switches:
             if self.scenario.deterministic:
                 clock = required
                 if self.published < clock:
                     return False
             else:
-                held = self._hold(log, p // n, required)
+                held = self._hold(log, p, required)
                 if held is None:
                     return False
                 clock = held
         assert clock >= required, f"minibatch {p} may start with clock {clock}, it needs {required}"
-        assert clock * n <= max(p - n, self.segment * n), f"clock {clock} holds updates that {p} must not see"
+        assert clock * n <= seen, f"clock {clock} holds updates that {p} must not see"
         self.started, self.clock = p, clock
         if switches:
             self.chosen[p] = clock
         return True
 
-    def _hold(self, log: DecisionLog, switch: int, required: int) -> int | None:
+    def _seen_through(self, p: int) -> int:
+        return seen_through(p, n=self.scenario.n, weights=self.scenario.weights)
+
+    def _required(self, p: int) -> int:
+        assert self.segment is not None
+        scenario = self.scenario
+        return max(self.segment, required_clock(p, n=scenario.n, d=scenario.d, weights=scenario.weights))
+
+    def _switches(self, p: int) -> bool:
+        """Whether another clock may come into use at p: where it sees a wave more than its predecessor."""
+        n = self.scenario.n
+        return self._seen_through(p) // n > self._seen_through(p - 1) // n
+
+    def _hold(self, log: DecisionLog, p: int, required: int) -> int | None:
+        """The clock that the log chooses for p."""
         vw = VirtualWorkerIndex(self.vw)
+        # Switch points have the number of waves that are ended with p, or before it.
+        switch = (p if self.scenario.weights == "wave" else p - 1) // self.scenario.n
         try:
             clock = log.hold(vw, LIFE, switch)
         except ClockNotPublished:
@@ -196,7 +213,7 @@ class Worker:
         assert log.published >= required
         assert clock == log.hold(vw, LIFE, switch), "the answer to a repeated question changed"
         self.barrier = min(self.barrier, log.segment.end)  # the answer tells of barriers the log view does not know
-        return clock if switch <= self.barrier else None
+        return clock if p <= self.barrier * self.scenario.n else None
 
     def finish(self) -> bool:
         """Complete the oldest minibatch under way."""
@@ -279,7 +296,8 @@ class Worker:
             wanted.add(self.segment)
         if self.scenario.deterministic:
             n = self.scenario.n
-            following = max((self.started // n + 1) * n, (self.segment + 1) * n)
-            if following <= min(self.segment * n + len(self.blocks), self.barrier * n):
-                wanted.add(max(self.segment, required_clock(following, n=n, d=self.scenario.d)))
+            last = min(self.segment * n + len(self.blocks), self.barrier * n)
+            following = next((p for p in range(self.started + 1, last + 1) if self._switches(p)), None)
+            if following is not None:
+                wanted.add(self._required(following))
         return wanted

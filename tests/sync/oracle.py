@@ -29,16 +29,31 @@ from .scenario import LIFE, TERM, Scenario
 Blocks = tuple[tuple[int, ...], ...]
 
 
-def required_clock(p: int, *, n: int, d: int | None) -> int:
-    """`wsp.md` §2, from its text, not its closed form: whole waves that hold all updates up to p − (s_global + 1)."""
+def required_clock(p: int, *, n: int, d: int | None, weights: str = "wave") -> int:
+    """`wsp.md` §2, from its text, not its closed form: whole waves that hold all updates up to p − (s_global + 1).
+
+    Where a wave makes one update: the waves that its own weights hold, but for the last D of them.
+    """
     if d is None:
         return 0
+    if weights in ("flush", "double_buffer"):
+        return max(0, seen_through(p, n=n, weights=weights) // n - d)
     s_local = n - 1
     s_global = (d + 1) * (s_local + 1) + s_local - 1
     waves = 0
     while waves * n < p - (s_global + 1):
         waves += 1
     return waves
+
+
+def seen_through(p: int, *, n: int, weights: str) -> int:
+    """v(p) of `policies.md`: the last own update that a minibatch sees, from its place in its wave."""
+    if weights == "wave":
+        return max(0, p - n)
+    ended = p - 1
+    while ended % n:
+        ended -= 1
+    return ended if weights == "flush" else max(0, ended - n)
 
 
 @dataclass(slots=True)
@@ -213,7 +228,8 @@ class Oracle:
         assert clock > self.published
         assert clock <= self.barrier, f"{record} is later than the planned one"
         if self.scenario.d is not None and self.published >= self.start:
-            assert clock == min(self.barrier, max(committed, self.published + self.scenario.d + 2))
+            ahead = 1 if self.scenario.weights == "flush" else 2
+            assert clock == min(self.barrier, max(committed, self.published + self.scenario.d + ahead))
         kept = self.reasons - self.broken_promises if clock == self.barrier else set()
         self.broken_promises = set()
         assert set(record.reason.split("+")) == kept | {reason}

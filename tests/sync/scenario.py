@@ -19,6 +19,7 @@ from hetpipe.spec.ids import (
     Wave,
 )
 from hetpipe.spec.plan import SlicePlan, TensorSpec
+from hetpipe.spec.policies import WeightPolicy
 from hetpipe.spec.requests import PushHeader, Requester, SliceHeader
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
 from hetpipe.sync.decision_log import LogConfig
@@ -32,6 +33,9 @@ LIFE = Incarnation(0)
 NUM_LAYERS = 3
 ELEMENTS = 6
 
+#: One of each kind of gate; the others choose their clocks as `wave` does.
+POLICIES: tuple[WeightPolicy, ...] = ("wave", "flush", "double_buffer")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -42,6 +46,7 @@ class Scenario:
     num_shards: int
     n: int
     d: int | None
+    weights: WeightPolicy = "wave"
     deterministic: bool
     num_samples: int
     batch_size: int
@@ -76,7 +81,7 @@ class Scenario:
             term=TERM,
             num_shards=self.num_shards,
             membership=Membership({VirtualWorkerIndex(vw): count for vw, count in enumerate(self.num_stages)}),
-            sync=SyncSpec(self.n, self.d, "sum", self.deterministic),
+            sync=SyncSpec(self.n, self.d, "sum", self.deterministic, self.weights),
             data=self.data,
             checkpoint_every_waves=self.every,
             progress=self.progress,
@@ -116,6 +121,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         num_shards=draw(st.integers(1, 3)),
         n=draw(st.integers(1, 4)),
         d=staleness,
+        weights=draw(st.sampled_from(POLICIES)),
         deterministic=staleness is not None and draw(st.booleans()),
         num_samples=num_samples,
         batch_size=draw(st.sampled_from([1, 1, 2, 3])),

@@ -8,6 +8,7 @@ import pytest
 
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
+from hetpipe.spec.policies import WeightPolicy
 from hetpipe.sync.decision_log import DecisionLog
 from hetpipe.sync.records import (
     BarrierRecord,
@@ -202,3 +203,75 @@ class TestDecisionLog:
         assert log.global_clock == log.published == 0
         assert not log.finished
         log.validate_state()
+
+
+class TestPolicies:
+    """`flush` and `double_buffer`: clocks change where a wave begins (`wsp.md` §2)."""
+
+    @pytest.mark.parametrize(
+        ("weights", "first", "newest"), [("wave", (2, 1), 2), ("flush", (1, 1), 3), ("double_buffer", (2, 1), 2)]
+    )
+    def test_questions_at_switch_points(self, weights: WeightPolicy, first: tuple[int, int], newest: int) -> None:
+        """With N = 2, D = 1: which clock number 3, minibatch 6 or 7, is given when all have committed 3 waves."""
+        log = started(replace(SCENARIO, weights=weights))
+        number, _ = first
+        assert log.hold(VW[0], LIFE, number) == 0
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.hold(VW[0], LIFE, number) == 0, "the same question gets the same answer"
+        assert log.hold(VW[1], LIFE, number) == first[1]
+        assert log.hold(VW[0], LIFE, 3) == newest
+
+    @pytest.mark.parametrize(("weights", "number", "p"), [("flush", 2, 5), ("double_buffer", 3, 7)])
+    def test_a_question_that_comes_too_early(self, weights: WeightPolicy, number: int, p: int) -> None:
+        log = started(replace(SCENARIO, weights=weights))
+        with pytest.raises(ClockNotPublished, match=f"minibatch {p} needs clock 1, published is 0"):
+            log.hold(VW[0], LIFE, number)
+        with pytest.raises(WaveOutOfOrder):
+            log.hold(VW[0], LIFE, -1)
+
+    @pytest.mark.parametrize(("weights", "end"), [("wave", 3), ("flush", 2), ("double_buffer", 3)])
+    def test_a_stop_is_set_beyond_what_may_have_begun(self, weights: WeightPolicy, end: int) -> None:
+        log = started(replace(SCENARIO, weights=weights))
+        log.request_barrier("stop")
+        assert (log.segment.end, log.segment.reason) == (end, "stop")
+
+    @pytest.mark.parametrize(("weights", "end"), [("wave", 4), ("flush", 4), ("double_buffer", 4)])
+    def test_without_a_bound_a_stop_is_set_beyond_the_latest_question(self, weights: WeightPolicy, end: int) -> None:
+        log = started(replace(SCENARIO, weights=weights, d=None))
+        log.hold(VW[0], LIFE, 3)
+        log.request_barrier("stop")
+        assert log.segment.end == end
+
+    @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
+    @pytest.mark.parametrize("staleness", [0, 1, None])
+    def test_whoever_goes_before_the_first_publish_stops_nobody(
+        self, weights: WeightPolicy, staleness: int | None
+    ) -> None:
+        """The barrier that an eviction sets leaves room for a wave, or there would be nothing to pass it with."""
+        log = DecisionLog(replace(SCENARIO, weights=weights, d=staleness).log_config())
+        log.evict(VW[1], LIFE)
+        assert log.segment.end > log.segment.start
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+            log.initialized(VW[0], LIFE, StageIndex(stage))
+        acknowledge(log)
+        for wave in range(log.segment.end):
+            commit(log, 0, wave)
+            acknowledge(log)
+        assert log.published == log.segment.start > 0, "the next segment is under way"
+
+    @pytest.mark.parametrize(("weights", "kept"), [("wave", [2, 3]), ("flush", [2, 3]), ("double_buffer", [1, 2, 3])])
+    def test_a_deterministic_run_keeps_what_a_wave_may_still_begin_with(
+        self, weights: WeightPolicy, kept: list[int]
+    ) -> None:
+        """D = 1: wave 3, which everybody may be in, needs clock 2 under `flush`, and 1 under `double_buffer`."""
+        log = started(replace(SCENARIO, weights=weights, deterministic=True))
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.published == 3
+        assert list(log.retained) == kept

@@ -144,7 +144,7 @@ class TestLocalVersions:
         Policies that see more of their own updates than `wave` choose their clocks as it does.
         """
         table = VersionTable("wave" if weights not in ("flush", "double_buffer") else weights, 0, 1, n)
-        for start, p in [(start, p) for start in (0, 3) for p in range(start * n + 1, (start + 12) * n)]:
+        for start, p in ((c, p) for c in (0, 3) for p in range(c * n + 1, (c + 12) * n)):
             newest = newest_usable_clock(p, minibatches_per_wave=n, start=start, weights=weights)
             for d in BOUNDS:
                 required = required_clock(p, minibatches_per_wave=n, staleness=d, start=start, weights=weights)
