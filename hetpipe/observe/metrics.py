@@ -35,6 +35,8 @@ class WaveMetrics:
     """Of the next update; None on a stage without parameters."""
     gradient_norm: float | None
     """Of the last gradient that was stepped, before it was clipped; None without clipping."""
+    max_norm: float | None
+    """What that norm was clipped to; None without clipping."""
 
 
 @dataclass(frozen=True, slots=True)

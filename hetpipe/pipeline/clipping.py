@@ -47,8 +47,8 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return min(1.0, max_norm / (norm + _TINY)) if math.isfinite(norm) else 1.0
 
 
-def scaled(gradients: Mapping[str, Tensor | None], factor: float) -> dict[str, Tensor | None]:
-    """The gradients times `factor`, as new tensors; the same ones if `factor` is 1."""
+def scaled(gradients: dict[str, Tensor | None], factor: float) -> dict[str, Tensor | None]:
+    """The gradients times `factor`, as new tensors; `gradients` itself if `factor` is 1."""
     if factor == 1.0:
-        return dict(gradients)
+        return gradients
     return {name: None if gradient is None else gradient.mul(factor) for name, gradient in gradients.items()}

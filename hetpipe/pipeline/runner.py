@@ -80,10 +80,12 @@ class StageRunner:
 
     def _figures(self) -> Figures:
         parts = self._parts
+        clipping = parts.clipping
         return Figures(
             weight_bytes=parts.pool.peak * parts.pool.layout.num_bytes,
             activation_bytes=parts.compute.activation_bytes_peak,
             learning_rate=parts.weights.optimizer.learning_rate,
+            max_norm=None if clipping is None else clipping.max_norm,
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -20,11 +20,12 @@ REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is asked of a stage's parts for a report; see `StageProgress`."""
+    """What is asked of a stage's parts for a report and for the metrics; see `StageProgress` and `WaveMetrics`."""
 
     weight_bytes: int
     activation_bytes: int
     learning_rate: float | None
+    max_norm: float | None
 
 
 class Tally:
@@ -84,6 +85,7 @@ class Tally:
         self._last_loss = sum(loss * num_samples for loss, num_samples in done) / samples
         if self._first_loss is None:
             self._first_loss = self._last_loss
+        figures = self._measure()
         self._metrics.write(
             WaveMetrics(
                 wave=num_waves - 1,
@@ -91,8 +93,9 @@ class Tally:
                 minibatches=len(done),
                 samples=samples,
                 loss=self._last_loss,
-                learning_rate=self._measure().learning_rate,
+                learning_rate=figures.learning_rate,
                 gradient_norm=self.gradient_norm,
+                max_norm=figures.max_norm,
             )
         )
 

@@ -152,8 +152,7 @@ class Updates:
         assert clipping is not None, "only clipping makes a gradient wait"
         waiting = self._waiting.popleft()
         self._tally.gradient_norm = norm
-        factor = clip_factor(norm, clipping.max_norm)
-        gradients = waiting.gradients if factor == 1.0 else scaled(waiting.gradients, factor)
+        gradients = scaled(waiting.gradients, clip_factor(norm, clipping.max_norm))
         self._step(waiting.p, gradients, is_own=waiting.is_own)
 
     def _step(self, p: Minibatch, gradients: Gradients, *, is_own: bool) -> None:

@@ -233,7 +233,7 @@ def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
         report=parts.report,
         timeline=parts.timeline,
         clock=parts.clock,
-        measure=lambda: Figures(0, 0, None),
+        measure=lambda: Figures(0, 0, None, None),
         metrics=parts.metrics,
     )
     num_waves = num_minibatches // parts.sync.minibatches_per_wave

@@ -27,7 +27,14 @@ def test_a_spread() -> None:
 
 def wave(t: float, minibatches: int, samples: int, loss: float | None) -> TimedWave:
     metrics = WaveMetrics(
-        wave=0, p=0, minibatches=minibatches, samples=samples, loss=loss, learning_rate=None, gradient_norm=None
+        wave=0,
+        p=0,
+        minibatches=minibatches,
+        samples=samples,
+        loss=loss,
+        learning_rate=None,
+        gradient_norm=None,
+        max_norm=None,
     )
     return TimedWave(t, metrics)
 

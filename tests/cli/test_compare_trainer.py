@@ -77,7 +77,14 @@ def test_waves_stand_at_the_seconds_since_the_start_of_training(trial: Trial, fo
     for wave, loss in enumerate([1.0, float("nan"), 0.5]):
         clock.advance(1.5)
         line = WaveMetrics(
-            wave=wave, p=2 * wave + 2, minibatches=2, samples=8, loss=loss, learning_rate=0.1, gradient_norm=None
+            wave=wave,
+            p=2 * wave + 2,
+            minibatches=2,
+            samples=8,
+            loss=loss,
+            learning_rate=0.1,
+            gradient_norm=None,
+            max_norm=None,
         )
         metrics.write(line)
     found = kept(trial, folder, followed())

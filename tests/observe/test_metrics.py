@@ -9,7 +9,9 @@ from pathlib import Path
 from hetpipe.observe.metrics import Metrics, NullMetrics, WaveMetrics, metrics_path, read_metrics
 from hetpipe.testing.fake_clock import FakeClock
 
-WAVE = WaveMetrics(wave=2, p=12, minibatches=4, samples=60, loss=0.25, learning_rate=0.1, gradient_norm=None)
+WAVE = WaveMetrics(
+    wave=2, p=12, minibatches=4, samples=60, loss=0.25, learning_rate=0.1, gradient_norm=None, max_norm=None
+)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -28,7 +30,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_the_keys_of_a_line(tmp_path: Path) -> None:
     path = metrics_path(tmp_path, 0)
     Metrics(path, clock=FakeClock()).write(WAVE)
-    keys = ["t", "wave", "p", "minibatches", "samples", "loss", "learning_rate", "gradient_norm"]
+    keys = ["t", "wave", "p", "minibatches", "samples", "loss", "learning_rate", "gradient_norm", "max_norm"]
     assert list(json.loads(path.read_text())) == keys
 
 

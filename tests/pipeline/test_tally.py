@@ -41,7 +41,7 @@ def tally_with(lines: Lines, report: Callable[[StageReport], None]) -> Tally:
     clock, timeline, inbox = FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
     around: dict[str, Any] = {"report": report, "timeline": timeline, "clock": clock}
     waiter = Waiter("a stage", inbox.bell, stall_seconds=1.0, **around)
-    measure = lambda: Figures(weight_bytes=7, activation_bytes=9, learning_rate=0.5)  # noqa: E731
+    measure = lambda: Figures(weight_bytes=7, activation_bytes=9, learning_rate=0.5, max_norm=1.0)  # noqa: E731
     return Tally(inbox, waiter, cast("Synchroniser", Nobody()), measure=measure, metrics=lines, **around)
 
 
@@ -59,7 +59,8 @@ def test_minibatches_of_the_next_wave_may_be_computed_before_a_wave_is_closed() 
 
     assert [(wave.wave, wave.p, wave.minibatches, wave.samples) for wave in lines.waves] == [(0, 2, 2, 4), (1, 4, 2, 3)]
     assert [wave.loss for wave in lines.waves] == [3.0, pytest.approx(250.0 / 3)]
-    assert (lines.waves[0].gradient_norm, lines.waves[0].learning_rate) == (1.5, 0.5)
+    assert (lines.waves[0].gradient_norm, lines.waves[0].max_norm) == (1.5, 1.0)
+    assert lines.waves[0].learning_rate == 0.5
 
     tally.tick(now=True)
     (progress,) = reports
