@@ -12,7 +12,7 @@ from typing import Literal
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import Axis, common_curve
 from hetpipe.cli.compare_view import LOSS, ComparisonView, Table
-from hetpipe.cli.line_chart import CHART_CSS, Chart, Line, draw_chart
+from hetpipe.cli.curve_charts import Chart, Line, chart_figure, chart_scripts, chart_style, measured
 from hetpipe.cli.page import page
 from hetpipe.cli.plan_page_style import STYLE
 from hetpipe.cli.text import count, duration
@@ -32,9 +32,11 @@ _COMPARE_CSS = """
 .swatch{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
 """
 
-_AXES: tuple[tuple[Axis, str, str], ...] = (
-    ("minibatches", "minibatches", "by minibatches"),
-    ("seconds", "seconds", "by time"),
+_AXES: tuple[tuple[Axis, str], ...] = (("minibatches", "by minibatches"), ("seconds", "by time"))
+
+_HANDLING = (
+    "Point at a chart for its figures. Drag to look closer, double-click to see all again. A click on a name hides its "
+    "line."
 )
 
 _NOTE = (
@@ -51,16 +53,24 @@ def page_of(view: ComparisonView, records: Sequence[TrialRecord]) -> str:
         view: what is said.
         records: every run in it, for the curves.
     """
+    charts = _charts(records)
     content = [
         *(f'<div class="card remark"><p>{escape(remark)}</p></div>' for remark in view.remarks),
         *(part for table in view.tables for part in _table(table)),
-        *_charts(records),
+        "<h2>Curves</h2>",
+        *_figures(charts),
         "<h2>Runs</h2>",
         *_runs(records),
         f'<p class="faint">{_NOTE}</p>',
     ]
-    style = STYLE + CHART_CSS + _COMPARE_CSS
-    return page(view.title, view.subtitle, style=style, content=content, made_by="hetpipe compare")
+    return page(
+        view.title,
+        view.subtitle,
+        style=chart_style() + STYLE + _COMPARE_CSS,
+        content=content,
+        made_by="hetpipe compare",
+        scripts=chart_scripts() if charts else (),
+    )
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -83,28 +93,40 @@ def _swatched(cell: str, weights: str) -> str:
     return cell.replace("<td>", f'<td><i class="swatch" style="background:var({colour})"></i>', 1)
 
 
-def _charts(records: Sequence[TrialRecord]) -> Iterator[str]:
+def _charts(records: Sequence[TrialRecord]) -> list[tuple[Chart, ...]]:
+    """Of each thing that was measured, one chart for each axis; none where runs have nothing to compare."""
     finished = [one for one in records if one.state is TrialState.FINISHED]
     names = dict.fromkeys(name for one in finished for point in one.evaluations for name in point.values)
-    yield "<h2>Curves</h2>"
-    for name in sorted(names, key=lambda name: (name != LOSS, name)):
-        yield from _pair(f"Evaluation: {name}", name, finished, "evaluations")
-    if any(one.losses for one in finished):
-        yield from _pair("Training loss", LOSS, finished, "losses")
+    pairs = [
+        _pair(f"Evaluation: {name}", name, finished, "evaluations")
+        for name in sorted(names, key=lambda name: (name != LOSS, name))
+    ]
+    pairs.append(_pair("Training loss", LOSS, finished, "losses"))
+    return [pair for pair in pairs if any(chart.lines for chart in pair)]
 
 
 def _pair(
     title: str, name: str, finished: Sequence[TrialRecord], which: Literal["evaluations", "losses"]
-) -> Iterator[str]:
-    yield '<div class="charts">'
-    for axis, label, words in _AXES:
+) -> tuple[Chart, ...]:
+    charts = []
+    for axis, words in _AXES:
         lines = []
         for policy in dict.fromkeys(one.weights for one in finished):
             runs = [getattr(one, which) for one in finished if one.weights == policy]
-            lines.append(Line(policy, _colour(policy), common_curve(runs, name, axis)))
-        chart = Chart(f"{title} {words}", label, name, tuple(lines))
-        yield f'<figure class="card"><figcaption>{escape(chart.title)}</figcaption>{draw_chart(chart)}</figure>'
-    yield "</div>"
+            if points := measured(common_curve(runs, name, axis)):
+                lines.append(Line(policy, _colour(policy), points))
+        charts.append(Chart(f"{title} {words}", axis, name, tuple(lines)))
+    return tuple(charts)
+
+
+def _figures(charts: Sequence[tuple[Chart, ...]]) -> Iterator[str]:
+    if not charts:
+        yield '<p class="faint">No run has measured anything that could be drawn.</p>'
+        return
+    yield "<noscript><p>The curves need JavaScript; the tables above do not.</p></noscript>"
+    yield f'<p class="faint">{_HANDLING}</p>'
+    for pair in charts:
+        yield f'<div class="charts">{"".join(map(chart_figure, pair))}</div>'
 
 
 def _colour(policy: WeightPolicy) -> str:
