@@ -23,7 +23,7 @@ _COMPARE_CSS = """
   --series-5:#009e73;--series-6:#6b6b6b}
 @media (prefers-color-scheme:dark){:root{--series-0:#5aa9e6;--series-1:#ff8c4b;--series-2:#9bd3f5;--series-3:#e39ccb;
   --series-4:#e0b83a;--series-5:#3fcf9f;--series-6:#b5b5b5}}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:14px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:14px;margin:14px 0}
 .charts figure{margin:0}
 .charts figcaption{font-weight:600;color:var(--ink)}
 .compare td,.compare th{white-space:nowrap}

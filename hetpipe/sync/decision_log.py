@@ -450,7 +450,9 @@ class DecisionLog:
             return tuple(Clock(c) for c in range(min(first, self.published), self.published + 1))
         # Once the wave of its switch point is committed, all stages of a member have pulled what it holds.
         held = {m.held for m in self.members.values() if m.committed <= self._wave_of_switch(m.last_switch)}
-        return tuple(sorted({self.published, *held}))
+        # Under `double_buffer` the next answer lacks a wave that may be published already.
+        answers = {min(self.published, self._next_usable(m)) for m in self.members.values()}
+        return tuple(sorted({self.published, *held, *answers}))
 
     def _oldest_required(self, staleness: int) -> Clock:
         """The oldest clock that a wave which is not committed by all may still require."""
@@ -464,6 +466,17 @@ class DecisionLog:
             start=self.progress.clock,
             weights=sync.weights,
         )
+
+    def _next_usable(self, member: Member) -> Clock:
+        """The newest clock that may be the answer to a member's next question; never that of the barrier behind it."""
+        sync, start = self.config.sync, self.progress.clock
+        newest = newest_usable_clock(
+            self._switch_minibatch(member.last_switch + 1),
+            minibatches_per_wave=sync.minibatches_per_wave,
+            start=start,
+            weights=sync.weights,
+        )
+        return Clock(max(newest, start + 1))
 
     def _switch_minibatch(self, switch: int) -> int:
         sync = self.config.sync

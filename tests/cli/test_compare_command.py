@@ -160,7 +160,7 @@ def test_ctrl_c_before_anything_is_finished(tmp_path: Path) -> None:
 def test_the_page(tmp_path: Path) -> None:
     called = call(tmp_path, Trainer(), html=Path("page.html"))
     assert "the page is in page.html" in called.people
-    assert "<svg" in Path("page.html").read_text()
+    assert '<figure class="card curves"' in Path("page.html").read_text()
 
 
 def test_a_page_that_could_not_be_written_is_refused_before_anything_is_trained(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_comparison_and_going_on_with_it(tmp_path: Path) -> None:
     wave, flush = answer["policies"]
     assert wave["final"]["loss"]["mean"] != flush["final"]["loss"]["mean"]
     assert all(stage["weight_bytes"] > 0 and stage["activation_bytes"] > 0 for stage in wave["stages"])
-    assert page.read_text().count('<svg class="chart"') >= 2
+    assert page.read_text().count('<figure class="card curves"') >= 2
 
     for record in json.loads((kept / "compare.json").read_text())["runs"]:
         # 46 samples in minibatches of 4, twice

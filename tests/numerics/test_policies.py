@@ -275,5 +275,5 @@ def test_the_number_of_live_tensors_is_flat_over_500_minibatches(
         del result
         kept.clear()
         gc.collect()
-    # The timing decides whether a pool had to make one more buffer, of 8 tensors.
-    assert counts[1] <= counts[0] + 2 * 8, counts
+    # Timing decides how many buffers, of 8 tensors each, a pool ever had to make. A leak is a tensor per wave, or 200.
+    assert counts[1] <= counts[0] + 8 * 8, counts

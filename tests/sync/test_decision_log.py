@@ -275,3 +275,24 @@ class TestPolicies:
             acknowledge(log)
         assert log.published == 3
         assert list(log.retained) == kept
+
+    @pytest.mark.parametrize("staleness", [0, 1, None])
+    @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
+    def test_what_the_next_question_is_answered_with_is_kept(
+        self, weights: WeightPolicy, staleness: int | None
+    ) -> None:
+        """Also if everything that was begun is published when it is asked: `double_buffer` lacks the last wave."""
+        log = started(replace(SCENARIO, weights=weights, d=staleness, num_samples=1000))
+        for wave in range(5):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+            assert log.published == wave + 1
+            if wave + 1 < 2:
+                continue  # nobody asks: no clock of this segment is old enough
+            kept = log.retained
+            number = wave + 1 if weights != "wave" else wave + 2
+            clock = log.hold(VW[0], LIFE, number)
+            assert log.hold(VW[1], LIFE, number) == clock
+            assert clock in kept
+            assert clock == log.published - (weights == "double_buffer")
