@@ -4,8 +4,8 @@ Model, data, batch, optimizer and N are the same for all; only which weights a m
 stages compute, differ. The model is that of the pipeline benchmark: its stages compute for hundreds of milliseconds per
 minibatch, send 1 MiB to each other, and hold 50 MB of weights, which is about a transformer's share of each.
 
-All contenders take turns within one run, so that a machine that drifts slows them alike, and every round begins with
-another one.
+All contenders take turns within one run, so that a machine that drifts slows them alike; every round begins with
+another one, and every other round goes backwards.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def measure(rounds: int) -> Rates:
     first, last = MINIBATCHES_PER_WAVE, MINIBATCHES_PER_WAVE * (NUM_WAVES - 1)
     for number in range(rounds):
         begin = 3 * number % len(CONTENDERS)
-        for contender in (*CONTENDERS[begin:], *CONTENDERS[:begin]):
+        turn = (*CONTENDERS[begin:], *CONTENDERS[:begin])
+        for contender in turn if number % 2 == 0 else reversed(turn):
             stages = contender.run(MINIBATCHES_PER_WAVE, NUM_WAVES)
             rates[contender].append(MICROBATCH * stages[0].minibatches_per_second(first, last))
             seconds.append([stage.seconds_per_minibatch for stage in stages])

@@ -448,11 +448,16 @@ class DecisionLog:
         if sync.deterministic and sync.staleness is not None:
             first = self._oldest_required(sync.staleness)
             return tuple(Clock(c) for c in range(min(first, self.published), self.published + 1))
-        # Once the wave of its switch point is committed, all stages of a member have pulled what it holds.
-        held = {m.held for m in self.members.values() if m.committed <= self._wave_of_switch(m.last_switch)}
-        # Under `double_buffer` the next answer lacks a wave that may be published already.
-        answers = {min(self.published, self._next_usable(m)) for m in self.members.values()}
-        return tuple(sorted({self.published, *held, *answers}))
+        wanted = {self.published}
+        for member in self.members.values():
+            # Once the wave of its switch point is committed, all stages of a member have pulled what it holds.
+            if member.committed <= self._wave_of_switch(member.last_switch):
+                wanted.add(member.held)
+            # Under `double_buffer` the next answer lacks a wave that may be published already.
+            switch = self._next_switch(member)
+            if member.committed <= self._wave_of_switch(switch):
+                wanted.add(min(self.published, self._newest_usable(switch)))
+        return tuple(sorted(wanted))
 
     def _oldest_required(self, staleness: int) -> Clock:
         """The oldest clock that a wave which is not committed by all may still require."""
@@ -467,16 +472,21 @@ class DecisionLog:
             weights=sync.weights,
         )
 
-    def _next_usable(self, member: Member) -> Clock:
-        """The newest clock that may be the answer to a member's next question; never that of the barrier behind it."""
-        sync, start = self.config.sync, self.progress.clock
-        newest = newest_usable_clock(
-            self._switch_minibatch(member.last_switch + 1),
+    def _next_switch(self, member: Member) -> int:
+        """The switch point that a member asks about next; it has the clock of the barrier and does not ask for that."""
+        switch = member.last_switch + 1
+        while self._newest_usable(switch) <= self.progress.clock:
+            switch += 1
+        return switch
+
+    def _newest_usable(self, switch: int) -> Clock:
+        sync = self.config.sync
+        return newest_usable_clock(
+            self._switch_minibatch(switch),
             minibatches_per_wave=sync.minibatches_per_wave,
-            start=start,
+            start=self.progress.clock,
             weights=sync.weights,
         )
-        return Clock(max(newest, start + 1))
 
     def _switch_minibatch(self, switch: int) -> int:
         sync = self.config.sync

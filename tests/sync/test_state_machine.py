@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -223,9 +223,15 @@ class Machine(RuleBasedStateMachine):
         blocks = () if stage == 0 else None
         if wave < self.scenario.start:
             return
+        errors: tuple[type[Exception], ...] = ()
+        if worker.evicted:
+            errors = (StaleIncarnation,)
+        elif wave >= self.log.segment.end:
+            # Nothing holds up the reports of empty waves, and a barrier that is set before them drops them.
+            assert wave not in worker.reported[stage]
+            errors = (WaveOutOfOrder,)
         self.unchanged(
-            lambda: self.log.staged(VirtualWorkerIndex(worker.vw), LIFE, Wave(wave), StageIndex(stage), blocks),
-            *((StaleIncarnation,) if worker.evicted else ()),
+            lambda: self.log.staged(VirtualWorkerIndex(worker.vw), LIFE, Wave(wave), StageIndex(stage), blocks), *errors
         )
         header = push_header(self.scenario, worker.vw, stage, target.index, wave)
         if header.slices and wave in worker.reported[stage] and not worker.evicted:
@@ -465,6 +471,7 @@ _SETTINGS = settings(
     deadline=None,
     database=None,
     report_multiple_bugs=False,
+    phases=(Phase.generate, Phase.shrink),  # to explain a failure Hypothesis traces every line of every run
     suppress_health_check=list(HealthCheck),
 )
 
