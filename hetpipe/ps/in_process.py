@@ -46,6 +46,7 @@ class InProcessClock:
     def __init__(self, job_shard: JobShard) -> None:
         self._job = job_shard
         self._clock = job_shard.clock_shard
+        self._closed = False
 
     def join(self, requester: Requester, link_address: str) -> Meeting:
         """See `ClockTransport.join`."""
@@ -72,7 +73,7 @@ class InProcessClock:
         """See `ClockTransport.follow`."""
         bell = self._clock.news if gathered else self._clock.bell
         with bell:
-            bell.wait_for(lambda: self._clock.records_from(start), timeout=_FOLLOW_SECONDS)
+            bell.wait_for(lambda: self._closed or self._clock.records_from(start), timeout=_FOLLOW_SECONDS)
             records = self._clock.records_from(start)
         if records:
             yield records
@@ -105,4 +106,8 @@ class InProcessClock:
         yield from self._job.buffers.stream(header)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Who follows waits no longer."""
+        self._closed = True
+        with self._clock.bell:  # the lock of both
+            self._clock.bell.notify_all()
+            self._clock.news.notify_all()

@@ -167,12 +167,13 @@ class _Cluster:
 
     def _run_to_the_end(self) -> InProcessResult:
         for shard in self._shards:
-            shard.start(None if shard is self._shards[0] else self._clock)
+            shard.start(None if shard is self._shards[0] else InProcessClock(self._shards[0]))
         threads = [thread for vw in self.plan.virtual_workers for thread in self._worker(vw.index)]
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads) and not self.result.errors:
-            threads[0].join(0.005) if threads[0].is_alive() else threads[-1].join(0.005)
+        for thread in threads:
+            while thread.is_alive() and not self.result.errors:
+                thread.join(0.01)
         for thread in threads:
             thread.join(0.1 if self.result.errors else None)
         self.result.snapshot = self._shards[0].clock_shard.snapshot()

@@ -18,22 +18,23 @@ ENDS_WITHIN_SECONDS = 15.0
 
 
 @pytest.mark.parametrize(
-    ("role", "named"),
+    ("role", "named", "workers"),
     [
-        ("stage", "stage "),
-        ("parameter_server", "parameter server"),
-        ("agent", "agent"),
-        ("coordinator", "coordinator"),
+        ("stage", "stage ", 2),
+        ("parameter_server", "parameter server", 1),
+        ("agent", "agent", 1),
+        ("coordinator", "coordinator", 1),
     ],
 )
-def test_a_killed_process_ends_the_run_and_is_named(tmp_path: Path, role: str, named: str) -> None:
-    job = write_job(tmp_path, epochs=100_000, checkpoint={"every_waves": 4, "keep": 2})
+def test_a_killed_process_ends_the_run_and_is_named(tmp_path: Path, role: str, named: str, workers: int) -> None:
+    checkpoint, shape = {"every_waves": 4, "keep": 2}, {"count": workers, "stages": 2}
+    job = write_job(tmp_path, epochs=100_000, checkpoint=checkpoint, workers=shape)
     train = Train(tmp_path, job)
     train.wait_for_checkpoint()
     status = train.status()
     everyone = [process["pid"] for process in status["processes"]]
     assert status["state"] == "running"
-    assert len(everyone) == 1 + 1 + 1 + 4
+    assert len(everyone) == 1 + 1 + 1 + 2 * workers
 
     killed_at = SYSTEM_CLOCK.monotonic()
     victim = pids_of(status, role)[-1]
@@ -55,7 +56,8 @@ def test_a_killed_process_ends_the_run_and_is_named(tmp_path: Path, role: str, n
 
 
 def test_ctrl_c_checkpoints_and_a_resume_goes_on(tmp_path: Path) -> None:
-    job = write_job(tmp_path, epochs=100_000, checkpoint={"every_waves": 50, "keep": 1})
+    checkpoint, shape = {"every_waves": 50, "keep": 1}, {"count": 2, "stages": 1}
+    job = write_job(tmp_path, epochs=100_000, checkpoint=checkpoint, workers=shape)
     train = Train(tmp_path, job)
     train.wait_for_checkpoint()
     everyone = [process["pid"] for process in train.status()["processes"]]
@@ -69,7 +71,8 @@ def test_ctrl_c_checkpoints_and_a_resume_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_stops_now(tmp_path: Path) -> None:
-    job = write_job(tmp_path, epochs=100_000, checkpoint={"every_waves": 4, "keep": 1})
+    checkpoint, shape = {"every_waves": 4, "keep": 1}, {"count": 1, "stages": 2}
+    job = write_job(tmp_path, epochs=100_000, checkpoint=checkpoint, workers=shape)
     train = Train(tmp_path, job)
     train.wait_for_checkpoint()
     everyone = [process["pid"] for process in train.status()["processes"]]

@@ -49,7 +49,7 @@ def test_processes_equal_the_reference(
         optimizer=optimizer,
         workers={"count": workers, "stages": stages},
         sync={"kind": "wsp", "D": staleness, "minibatches_per_wave": wave, "deterministic": True},
-        parameter_servers={"count": 2, "placement": "round_robin"},
+        parameter_servers={"count": 1 + stages % 2, "placement": "round_robin"},
         checkpoint={"every_waves": 3, "keep": 1},
         cluster={"devices": [{"slowdown": 5.0, "jitter": 4.0}]},
     )
