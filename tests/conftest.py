@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
+import structlog
 import torch
 
 
@@ -10,3 +14,14 @@ import torch
 def _one_thread() -> None:
     """One thread per operation: sums that must agree bit for bit are then added in one order."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A test that configures logging, as every command does, leaves it to the next one as it found it."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

@@ -253,8 +253,13 @@ def test_policies_that_depend_on_the_partition_are_known(weights: str, tmp_path:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["none", "wsp"])
-@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+@pytest.mark.parametrize(
+    ("weights", "kind"),
+    [
+        *((one, "none") for one in WEIGHT_POLICIES),
+        *((one, "wsp") for one in ("wave", "stash", "double_buffer", "predict")),
+    ],
+)
 def test_the_number_of_live_tensors_is_flat_over_500_minibatches(
     weights: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,24 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from hetpipe.observe.log import MAX_TEXT_LENGTH, configure_logging, get_logger
 from hetpipe.testing.fake_clock import FakeClock
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    """Leave the process's logging as it was."""
-    handlers = list(logging.getLogger().handlers)
-    yield
-    logging.getLogger().handlers[:] = handlers
-    structlog.reset_defaults()
 
 
 @pytest.fixture

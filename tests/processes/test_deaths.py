@@ -48,7 +48,7 @@ def test_a_killed_process_ends_the_run_and_is_named(tmp_path: Path, role: str, n
     assert "SIGKILL" in sentence or str(victim) in sentence, sentence
     wait_until(lambda: not any(map(is_alive, everyone)), timeout_seconds=5.0, what=f"end of {everyone}")
 
-    more = train.minibatches_done() // 2 + 40
+    more = train.minibatches_done() // workers + 40
     resumed = Train(tmp_path, "--resume", train.run_dir, "--set", f"minibatches={more}")
     again = resumed.finish()
     assert again.returncode == 0, again.stderr

@@ -21,18 +21,15 @@ SGD = {"name": "SGD", "lr": 0.1}
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 ADAMW = {"name": "AdamW", "lr": 0.01}
 
-#: (dtype, V, K, N, D, optimizer): a spread over the matrix that tests/numerics runs in one process.
+#: (dtype, V, K, N, D, optimizer): a spread over the matrix that tests/numerics runs in one process; `test_policies` has
+#: five more.
 CASES = [
     ("32", 1, 1, 1, 0, SGD),
     ("64", 1, 2, 4, 0, MOMENTUM),
     ("32", 1, 3, 2, 1, ADAMW),
     ("64", 2, 1, 2, 0, ADAMW),
-    ("32", 2, 1, 4, 4, MOMENTUM),
-    ("32", 2, 2, 1, 0, MOMENTUM),
     ("64", 2, 2, 4, 1, SGD),
-    ("32", 2, 3, 4, 0, SGD),
     ("64", 2, 3, 2, 4, MOMENTUM),
-    ("32", 3, 1, 1, 1, ADAMW),
     ("32", 3, 2, 2, 0, ADAMW),
     ("64", 3, 3, 4, 4, MOMENTUM),
 ]
