@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 
@@ -14,6 +15,11 @@ import torch
 def _one_thread() -> None:
     """One thread per operation: sums that must agree bit for bit are then added in one order."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay to the end; no garbage collection need look at them."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

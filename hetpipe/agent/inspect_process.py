@@ -16,14 +16,14 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     from hetpipe.clock import SYSTEM_CLOCK
     from hetpipe.spec import wire
     from hetpipe.spec.measurement import ProfileStep
-    from hetpipe.weights.allocator import keep_freed_memory
+    from hetpipe.weights.allocator import settle_memory
 
     def tell(step: ProfileStep) -> None:
         pipe.write(json.dumps({"step": wire.plain(ProfileStep, step)}))
 
     # As stage processes do.
     torch.set_num_threads(1)
-    keep_freed_memory()
+    settle_memory()
 
     def inspect() -> object:
         order: InspectionOrder = wire.from_json(InspectionOrder, first_line)

@@ -16,14 +16,14 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     from hetpipe.profiler.profiling import carry_out
     from hetpipe.spec import wire
     from hetpipe.spec.measurement import ProfileStep
-    from hetpipe.weights.allocator import keep_freed_memory
+    from hetpipe.weights.allocator import settle_memory
 
     def tell(step: ProfileStep) -> None:
         pipe.write(json.dumps({"step": wire.plain(ProfileStep, step)}))
 
     # As stage processes do.
     torch.set_num_threads(1)
-    keep_freed_memory()
+    settle_memory()
 
     def measure() -> object:
         return wire.plain(ProfileAnswer, carry_out(wire.from_json(ProfileOrder, first_line), SYSTEM_CLOCK, tell))

@@ -39,7 +39,7 @@ from hetpipe.spec import wire
 from hetpipe.spec.ids import ShardIndex
 from hetpipe.spec.requests import Meeting
 from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
-from hetpipe.weights.allocator import keep_freed_memory
+from hetpipe.weights.allocator import settle_memory
 
 if TYPE_CHECKING:  # torch.distributed has the name, but only its C++ module has the type
     from torch._C._distributed_c10d import TCPStore
@@ -54,7 +54,7 @@ _POLL_SECONDS = 0.05
 def main(pipe: ReportPipe, first_line: bytes) -> int:
     """Run the stage of the first line; the exit status."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    settle_memory()
     config: StageConfig = wire.from_json(StageConfig, first_line)
     identity = identity_of(config)
     name = f"vw-{config.vw}-stage-{config.stage}"

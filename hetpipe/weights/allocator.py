@@ -1,4 +1,4 @@
-"""Keeps freed memory in the process, for processes that move large tensors again and again.
+"""What a process that computes settles about its memory, once, when its imports are done.
 
 By default glibc takes every large block from the kernel and gives it back when freed; each use then begins with a page
 fault per 4 KiB, which costs more than the copy itself (measured: gRPC transport of 4 MiB messages at half the speed).
@@ -7,6 +7,7 @@ fault per 4 KiB, which costs more than the copy itself (measured: gRPC transport
 from __future__ import annotations
 
 import ctypes
+import gc
 
 #: mallopt's parameters (malloc.h).
 _M_TRIM_THRESHOLD = -1
@@ -15,6 +16,17 @@ _M_MMAP_THRESHOLD = -3
 
 _LARGEST_INT = 2**31 - 1
 _TOP_PAD_BYTES = 64 * 1024 * 1024
+
+
+def settle_memory() -> None:
+    """Keep freed memory in the process, and what was imported out of the garbage collector's sight.
+
+    Modules stay until the end, but each full collection goes through all they hold: with torch 165,000 objects, 0.08 s
+    in the middle of training. The end of the process does so, too (measured: 0.4 of the 1.4 s that it takes to import
+    torch and end).
+    """
+    keep_freed_memory()
+    gc.freeze()
 
 
 def keep_freed_memory() -> bool:

@@ -21,7 +21,7 @@ from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.spec.ids import JobId, ShardIndex
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.spec.requests import PullHeader, PushHeader
-from hetpipe.weights.allocator import keep_freed_memory
+from hetpipe.weights.allocator import settle_memory
 from services.runtime import Shutdown, add_listening_options, advertised_host, announce_ready, new_parser, run_service
 
 #: Threads for calls that move tensors or decide; followers of the log have theirs beside them.
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
-    keep_freed_memory()
+    settle_memory()
     torch.set_num_threads(options.threads)
     host = advertised_host(options.host, options.advertise)
     history = file_history(host, os.getpid())
