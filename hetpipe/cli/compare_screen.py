@@ -11,7 +11,7 @@ from hetpipe.cli.compare_view import Table as TableView
 
 
 def show_comparison(view: ComparisonView, console: Console) -> None:
-    """Print it; cells wrap where the terminal is narrow."""
+    """Print it; cells wrap where the terminal is narrow, but for the names of the policies."""
     console.print(Text(view.title, style="bold"))
     console.print(Text(view.subtitle, style="dim"))
     for table in view.tables:
@@ -26,7 +26,9 @@ def show_comparison(view: ComparisonView, console: Console) -> None:
 def _drawn(view: TableView) -> Table:
     table = Table(title=view.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for index, heading in enumerate(view.headings):
-        table.add_column(heading, justify="right" if index else "left", header_style="dim", overflow="fold")
+        table.add_column(
+            heading, justify="right" if index else "left", header_style="dim", overflow="fold", no_wrap=not index
+        )
     for row in view.rows:
         table.add_row(
             *(Text(cell, style="bold green" if index in row.best else "") for index, cell in enumerate(row.cells))
