@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,9 +29,10 @@ from hetpipe.link.policy import LinkLimits
 from hetpipe.observe.history import NullHistory
 from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import Activity, NullTimeline
-from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
+from hetpipe.pipeline.chain import chain_of, forget_weights
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
 from hetpipe.schedule.catalogue import order_for
@@ -44,7 +45,7 @@ from hetpipe.spec.sync import DataSpec, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
-from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.policy import StageWeights
 
@@ -183,9 +184,9 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     half = len(chain) // NUM_STAGES
     layers = chain[rank * half : (rank + 1) * half]
     is_last = rank == NUM_STAGES - 1
-    pool = BufferPool(_layout(layers), torch.device("cpu"))
+    pool = BufferPool(layout_of(layers), torch.device("cpu"))
     versions = VersionTable(setting.weights, rank, NUM_STAGES, setting.minibatches_per_wave)
-    first = _fill(pool.take(), layers)
+    first = filled(pool.take(), layers)
     weights = _weights(setting, pool, first, versions)
     compute = StageCompute(
         layers, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=loss if is_last else None
@@ -241,24 +242,6 @@ def _weights(setting: Setting, pool: BufferPool, first: FlatBuffer, versions: Ve
         return DirectWeights(pool, optimizer, first, versions)
     rho = pool.take().zero_()
     return AnchoredWeights(pool, StageOptimizer(setting.optimizer, rho, predicts=versions.is_predicting), rho, versions)
-
-
-def _layout(layers: Sequence[Layer]) -> FlatLayout:
-    return FlatLayout(
-        [
-            (name, tuple(parameter.shape), dtype_name(parameter.dtype))
-            for layer in layers
-            for local, name in layer.parameters.items()
-            for parameter in (layer.module.get_parameter(local),)
-        ]
-    )
-
-
-def _fill(buffer: FlatBuffer, layers: Sequence[Layer]) -> FlatBuffer:
-    for layer in layers:
-        for local, name in layer.parameters.items():
-            buffer.views[name].copy_(layer.module.get_parameter(local).detach())
-    return buffer
 
 
 def _ignore(report: StageReport) -> None:

@@ -21,10 +21,11 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
-from hetpipe.pipeline.chain import Layer, chain_of, dtype_name, forget_weights
+from hetpipe.pipeline.chain import Layer, chain_of, forget_weights
 from hetpipe.pipeline.checkpoint import CheckpointReader, copy_exactly
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, StageData, StageIdentity, StageParts
@@ -39,7 +40,7 @@ from hetpipe.spec.requests import Requester
 from hetpipe.spec.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
-from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.weights.flat import BufferPool
 from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.policy import StageWeights
 
@@ -123,7 +124,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
     identity = identity_of(config)
     device = torch.device(config.device.torch_device)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
-    pool = BufferPool(_layout(code.layers), device)
+    pool = BufferPool(layout_of(code.layers), device)
     versions = versions_of(job, identity)
     # What the optimizer steps on: ρ, or the weights themselves where no parameter server holds them.
     target = pool.take().zero_()
@@ -152,11 +153,11 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
     if job.has_shards:
         weights = AnchoredWeights(pool, optimizer, target, versions)
     else:
-        weights = DirectWeights(pool, optimizer, _fill(target, code.layers), versions)
+        weights = DirectWeights(pool, optimizer, filled(target, code.layers), versions)
         if wiring.replicas is not None:
             wiring.replicas.copy_first_(list(target.regions))
     if identity.vw == 0:
-        first = _fill(pool.take_on_host(), code.layers)
+        first = filled(pool.take_on_host(), code.layers)
         client.push_first_weights(first)
         pool.release(first)
     forget_weights(code.layers)
@@ -194,23 +195,6 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         stall_seconds=wiring.stall_seconds,
     )
     return StageRunner(parts, inbox), client, start
-
-
-def _layout(layers: Sequence[Layer]) -> FlatLayout:
-    tensors = []
-    for layer in layers:
-        for local, name in layer.parameters.items():
-            parameter = layer.module.get_parameter(local)
-            tensors.append((name, tuple(parameter.shape), dtype_name(parameter.dtype)))
-    return FlatLayout(tensors)
-
-
-def _fill(buffer: FlatBuffer, layers: Sequence[Layer]) -> FlatBuffer:
-    """`buffer` with the weights that the modules were made with, or that were restored into them."""
-    for layer in layers:
-        for local, name in layer.parameters.items():
-            buffer.views[name].copy_(layer.module.get_parameter(local).detach())
-    return buffer
 
 
 def _clipping(job: Job) -> Clipping | None:

@@ -11,11 +11,11 @@ from typing import Literal
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import Axis, common_curve
-from hetpipe.cli.compare_view import LOSS, ComparisonView, Table
+from hetpipe.cli.compare_view import ComparisonView, Table
 from hetpipe.cli.curve_charts import Chart, Line, chart_figure, chart_scripts, chart_style, measured
 from hetpipe.cli.page import page
 from hetpipe.cli.plan_page_style import STYLE
-from hetpipe.cli.text import count, duration
+from hetpipe.cli.text import LOSS, count, duration, loss_first
 from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
 
 _COMPARE_CSS = """
@@ -97,10 +97,7 @@ def _charts(records: Sequence[TrialRecord]) -> list[tuple[Chart, ...]]:
     """Of each thing that was measured, one chart for each axis; none where runs have nothing to compare."""
     finished = [one for one in records if one.state is TrialState.FINISHED]
     names = dict.fromkeys(name for one in finished for point in one.evaluations for name in point.values)
-    pairs = [
-        _pair(f"Evaluation: {name}", name, finished, "evaluations")
-        for name in sorted(names, key=lambda name: (name != LOSS, name))
-    ]
+    pairs = [_pair(f"Evaluation: {name}", name, finished, "evaluations") for name in loss_first(names)]
     pairs.append(_pair("Training loss", LOSS, finished, "losses"))
     return [pair for pair in pairs if any(chart.lines for chart in pair)]
 

@@ -12,13 +12,11 @@ from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import Spread, spread_of
 from hetpipe.cli.quantities import bytes_text, significant
 from hetpipe.cli.result import TrainResult
-from hetpipe.cli.text import count, measure, rate
+from hetpipe.cli.text import LOSS, count, loss_first, measure, rate
 from hetpipe.spec.ids import VirtualWorkerIndex
 from hetpipe.spec.job import Job
 from hetpipe.spec.policies import WeightPolicy
 from hetpipe.spec.wire import plain
-
-LOSS = "loss"
 
 _MINIBATCH = re.compile(r"minibatch(?:es)? (\d+)")
 
@@ -108,17 +106,13 @@ def _summary(weights: WeightPolicy, records: Sequence[TrialRecord]) -> PolicySum
 def _by_name(values: Iterable[dict[str, float]]) -> dict[str, Spread]:
     found = list(values)
     names = dict.fromkeys(name for one in found for name in one)
-    spreads = {name: spread_of(one.get(name) for one in found) for name in _loss_first(names)}
+    spreads = {name: spread_of(one.get(name) for one in found) for name in loss_first(names)}
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _best(record: TrialRecord) -> dict[str, float]:
     with_loss = [point.values for point in record.evaluations if LOSS in point.values]
     return min(with_loss, key=lambda values: values[LOSS], default={})
-
-
-def _loss_first(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: (name != LOSS, name))
 
 
 def _wave_seconds(result: TrainResult) -> float | None:
@@ -225,7 +219,7 @@ def _table(title: str, columns: Iterable[_Column], summaries: Sequence[PolicySum
 
 def _quality_columns(summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
     yield _Column("finished", lambda one: f"{one.finished} of {one.finished + one.diverged + one.failed}")
-    for name in _loss_first({name for one in summaries for name in one.final}):
+    for name in loss_first({name for one in summaries for name in one.final}):
         yield from _evaluation_columns(name)
     yield _Column("training loss", lambda one: spread_text(one.training_loss), lambda one: _mean(one.training_loss))
 

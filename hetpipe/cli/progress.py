@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetpipe.cli.text import count, duration, measure, pairs, percent, rate
+from hetpipe.cli.text import count, duration, loss_first, measure, pairs, percent, rate
 from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StageRow, VirtualWorkerRow
 
 #: What a state means, for people.
@@ -83,7 +83,7 @@ def evaluation_text(evaluated: Evaluated) -> str:
 
 
 def _loss_first(values: dict[str, float]) -> dict[str, float]:
-    return dict(sorted(values.items(), key=lambda item: (item[0] != "loss", item[0])))
+    return {name: values[name] for name in loss_first(values)}
 
 
 def table_line(table: ProgressTable) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+#: Name of the loss among what is evaluated; the others are metrics.
+LOSS = "loss"
 
 _MINUTE_SECONDS = 60
 _HOUR_SECONDS = 3600
@@ -53,6 +56,15 @@ def measure(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4f}" if not value or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"  # noqa: PLR2004
+
+
+def loss_first(names: Iterable[str]) -> list[str]:
+    """The names of what was evaluated, in the order in which they are shown.
+
+    >>> loss_first(["accuracy", "loss"])
+    ['loss', 'accuracy']
+    """
+    return sorted(names, key=lambda name: (name != LOSS, name))
 
 
 def percent(share: float) -> str:

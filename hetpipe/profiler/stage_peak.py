@@ -25,9 +25,10 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import NullHistory
 from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import NullTimeline
-from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
+from hetpipe.pipeline.chain import Layer, Values, run_layers
 from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
@@ -140,7 +141,7 @@ def measure_stage_peak(
     sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True, weights=subject.job.weights)
     num_minibatches = (staleness + _SETTLED_WAVES) * minibatches_per_wave
     identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts), 1)
-    first_weights = _first_weights(layers)
+    first_weights = filled(FlatBuffer(layout_of(layers), _CPU), layers)
     live = LiveBytes()
     before = PreviousStage(_input_of(subject, first), sync, num_minibatches, live.unseen) if stage else None
     behind = NextStage(live.unseen) if stage + 1 < len(counts) else None
@@ -242,19 +243,6 @@ def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
     parts.weights.start(Clock(0), inbox.fetched.pop(Clock(0)))
     block = tuple(range(parts.data.spec.batch_size))
     SegmentRun(parts, inbox, waiter, tally, Clock(0), (block,) * num_minibatches).run()
-
-
-def _first_weights(layers: Sequence[Layer]) -> FlatBuffer:
-    specs = [
-        (tensor_spec(name, parameter), parameter.detach())
-        for layer in layers
-        for local, name in layer.parameters.items()
-        for parameter in (layer.module.get_parameter(local),)
-    ]
-    buffer = FlatBuffer(FlatLayout([(spec.name, spec.shape, spec.dtype) for spec, _ in specs]), _CPU)
-    for spec, parameter in specs:
-        buffer.views[spec.name].copy_(parameter)
-    return buffer
 
 
 @torch.no_grad()

@@ -14,14 +14,7 @@ from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnatio
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
-from hetpipe.sync.gate import (
-    may_commit,
-    newest_usable_clock,
-    required_clock,
-    switch_minibatch,
-    unplanned_barrier,
-    wave_of,
-)
+from hetpipe.sync.gate import may_commit, unplanned_barrier
 from hetpipe.sync.records import (
     BarrierRecord,
     CommitRecord,
@@ -32,6 +25,7 @@ from hetpipe.sync.records import (
     Record,
     TermRecord,
 )
+from hetpipe.sync.retention import SwitchPoints, retained
 from hetpipe.sync.segment import END, EPOCH, EVICT, STOP, Segment, advance, divide, plan_segment
 
 
@@ -197,18 +191,14 @@ class DecisionLog:
         member = self._member(vw, incarnation)
         if switch == member.last_switch:
             return member.held
-        sync, start = self.config.sync, self.segment.start
-        n, p = sync.minibatches_per_wave, self._switch_minibatch(switch)
-        required = required_clock(
-            p, minibatches_per_wave=n, staleness=sync.staleness, start=start, weights=sync.weights
-        )
-        if switch < member.last_switch or p <= start * n:
-            asked = self._switch_minibatch(member.last_switch)
+        points = SwitchPoints(self.config.sync, self.segment.start)
+        p, required = points.minibatch(switch), points.required(switch)
+        if switch < member.last_switch or p <= points.start * self.config.sync.minibatches_per_wave:
+            asked = points.minibatch(member.last_switch)
             raise WaveOutOfOrder(f"virtual worker {vw} asks for the clock of minibatch {p} after {asked}")
         if self.published < required:
             raise ClockNotPublished(f"minibatch {p} needs clock {required}, published is {self.published}")
-        newest = newest_usable_clock(p, minibatches_per_wave=n, start=start, weights=sync.weights)
-        member.held = Clock(min(self.published, newest))
+        member.held = min(self.published, points.newest_usable(switch))
         member.last_switch = switch
         return member.held
 
@@ -421,7 +411,12 @@ class DecisionLog:
         ends = clock == self.segment.end and clock > self.segment.start
         if ends:
             self._enter_barrier()
-        self.retained = self._retained()
+        self.retained = retained(
+            self.members.values(),
+            SwitchPoints(self.config.sync, self.progress.clock),
+            published=clock,
+            global_clock=self.global_clock,
+        )
         self._append(PublishRecord(len(self.records), clock, self.retained))
         if ends and not self.finished:
             self.segment = self._next_segment()
@@ -441,59 +436,6 @@ class DecisionLog:
         for member in self.members.values():
             member.held = self.published
             member.last_switch = self.published
-
-    def _retained(self) -> tuple[Clock, ...]:
-        """The published clocks that some member may still ask for."""
-        sync = self.config.sync
-        if sync.deterministic and sync.staleness is not None:
-            first = self._oldest_required(sync.staleness)
-            return tuple(Clock(c) for c in range(min(first, self.published), self.published + 1))
-        wanted = {self.published}
-        for member in self.members.values():
-            # Once the wave of its switch point is committed, all stages of a member have pulled what it holds.
-            if member.committed <= self._wave_of_switch(member.last_switch):
-                wanted.add(member.held)
-            # Under `double_buffer` the next answer lacks a wave that may be published already.
-            switch = self._next_switch(member)
-            if member.committed <= self._wave_of_switch(switch):
-                wanted.add(min(self.published, self._newest_usable(switch)))
-        return tuple(sorted(wanted))
-
-    def _oldest_required(self, staleness: int) -> Clock:
-        """The oldest clock that a wave which is not committed by all may still require."""
-        sync, first = self.config.sync, self.global_clock
-        while self._wave_of_switch(first) < self.global_clock:
-            first = Clock(first + 1)
-        return required_clock(
-            self._switch_minibatch(first),
-            minibatches_per_wave=sync.minibatches_per_wave,
-            staleness=staleness,
-            start=self.progress.clock,
-            weights=sync.weights,
-        )
-
-    def _next_switch(self, member: Member) -> int:
-        """The switch point that a member asks about next; it has the clock of the barrier and does not ask for that."""
-        switch = member.last_switch + 1
-        while self._newest_usable(switch) <= self.progress.clock:
-            switch += 1
-        return switch
-
-    def _newest_usable(self, switch: int) -> Clock:
-        sync = self.config.sync
-        return newest_usable_clock(
-            self._switch_minibatch(switch),
-            minibatches_per_wave=sync.minibatches_per_wave,
-            start=self.progress.clock,
-            weights=sync.weights,
-        )
-
-    def _switch_minibatch(self, switch: int) -> int:
-        sync = self.config.sync
-        return switch_minibatch(switch, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
-
-    def _wave_of_switch(self, switch: int) -> int:
-        return wave_of(self._switch_minibatch(switch), minibatches_per_wave=self.config.sync.minibatches_per_wave)
 
     def _next_segment(self) -> Segment:
         segment = plan_segment(

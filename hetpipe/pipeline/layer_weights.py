@@ -1,0 +1,26 @@
+"""The parameters of a stage's layers in one flat buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetpipe.pipeline.chain import Layer, dtype_name
+from hetpipe.weights.flat import FlatBuffer, FlatLayout
+
+
+def layout_of(layers: Sequence[Layer]) -> FlatLayout:
+    """Room for every parameter, in the order of the chain and by the model's names."""
+    tensors = []
+    for layer in layers:
+        for local, name in layer.parameters.items():
+            parameter = layer.module.get_parameter(local)
+            tensors.append((name, tuple(parameter.shape), dtype_name(parameter.dtype)))
+    return FlatLayout(tensors)
+
+
+def filled(buffer: FlatBuffer, layers: Sequence[Layer]) -> FlatBuffer:
+    """`buffer` with the weights that the modules were made with, or that were restored into them."""
+    for layer in layers:
+        for local, name in layer.parameters.items():
+            buffer.views[name].copy_(layer.module.get_parameter(local).detach())
+    return buffer
