@@ -144,12 +144,28 @@ class ResourceExhausted(HetpipeError):
     """A stated limit is reached (message size, watchers, memory)."""
 
 
+class Busy(ResourceExhausted):
+    """The server does as much for this peer as it may at a time, and has done nothing; ask again soon."""
+
+
 class PortInUse(ResourceExhausted):
     """The address to listen on is taken."""
 
 
+class Unauthenticated(HetpipeError):
+    """A peer did not prove who it is, or did not accept this process's proof; the message says why."""
+
+
+class PermissionDenied(HetpipeError):
+    """The peer has proved who it is, and may not make this call, or not in another's name."""
+
+
 class StoreUnavailable(Unavailable):
     """The coordinator's store (Redis) cannot be reached."""
+
+
+class NotLeader(Unavailable):
+    """This coordinator does not lead, or no longer; another one acts."""
 
 
 class JobFailed(HetpipeError):

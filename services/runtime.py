@@ -13,13 +13,21 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from grpc_health.v1 import health, health_pb2
+
 from hetpipe.agent.parent_death import follow_parent
-from hetpipe.errors import HetpipeError
+from hetpipe.errors import HetpipeError, UserError
 from hetpipe.observe.log import configure_logging, get_logger
+from hetpipe.rpc.listening import is_loopback, refuse_plaintext_beyond_loopback
+from hetpipe.rpc.probes import Probes
+from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, ServerConfig
+from hetpipe.rpc.tls import TLS_VARIABLE, Tls
+from hetpipe.spec.identity import Role
 
 _log = get_logger(__name__)
 
@@ -34,6 +42,30 @@ def new_parser(program: str, description: str) -> argparse.ArgumentParser:
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="lowest level (%(default)s)"
     )
     parser.add_argument(
+        "--tls",
+        type=Path,
+        default=os.environ.get(TLS_VARIABLE) or None,
+        metavar="DIR",
+        help="prove who this process is, and let others prove it, with the certificates in DIR, which `hetpipe certs "
+        f"issue` makes (default: ${TLS_VARIABLE})",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="let other machines reach this process without TLS, and say so"
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=port,
+        metavar="N",
+        help="serve metrics for Prometheus at http://HOST:N/metrics (default: none); 0 lets the system choose one, "
+        "which the log tells",
+    )
+    parser.add_argument(
+        "--health-port",
+        type=port,
+        metavar="N",
+        help="answer health checks, and nothing else, on a port of their own without TLS: for probes (default: none)",
+    )
+    parser.add_argument(
         "--exit-with-parent",
         action="store_true",
         help="end when standard input ends or the process that started this one dies",
@@ -44,9 +76,89 @@ def new_parser(program: str, description: str) -> argparse.ArgumentParser:
 def add_listening_options(parser: argparse.ArgumentParser) -> None:
     """The options of a service that has a server."""
     parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (%(default)s); 0.0.0.0 for all")
-    parser.add_argument("--port", type=_port, default=0, help="port to listen on; 0 lets the system choose (default)")
+    parser.add_argument("--port", type=port, default=0, help="port to listen on; 0 lets the system choose (default)")
     parser.add_argument("--advertise", metavar="HOST", help="host name others reach this machine by, if not --host")
     parser.add_argument("--reflection", action="store_true", help="tell clients which services there are")
+
+
+def open_tls(options: argparse.Namespace, host: str) -> Tls | None:
+    """The certificates to work with; None, after a warning, where the user wants none.
+
+    Args:
+        options: the parsed options.
+        host: the interface on which this process, or a child of it, listens.
+
+    Raises:
+        UserError: other machines reach `host` and there is neither `--tls` nor `--insecure`, or the folder is unusable.
+    """
+    if options.tls is not None:
+        if options.insecure:
+            raise UserError("--tls and --insecure contradict each other; give one of them")
+        return Tls(options.tls)
+    if not options.insecure:
+        refuse_plaintext_beyond_loopback(host)
+    elif not is_loopback(host):
+        _log.warning(
+            "insecure",
+            sentence=f"whoever reaches {host} may call, read and change everything: there is no TLS (--insecure)",
+        )
+    return None
+
+
+def certified_name(tls: Tls, role: Role) -> str:
+    """The name in this process's certificate.
+
+    Raises:
+        UserError: the certificate is of another role, names no process, or its reader is not installed.
+    """
+    try:
+        from hetpipe.certs.folders import read_facts
+    except ImportError as error:
+        raise UserError("--tls needs the extra `tls`: pip install 'hetpipe[tls]'") from error
+    peer = read_facts(tls.folder)[0]
+    if peer.role is not role:
+        raise UserError(
+            f"--tls {tls.folder} holds the certificate of {peer}, but this is a process of the role {role}; make one "
+            f"with `hetpipe certs issue DIR {role}`"
+        )
+    return peer.name
+
+
+@contextmanager
+def healthy(host: str, health_port: int | None) -> Iterator[None]:
+    """Tell probes that this process serves, for as long as the block lasts: for processes without a server.
+
+    Raises:
+        PortInUse: the port is taken.
+    """
+    if health_port is None:
+        yield
+        return
+    servicer = health.HealthServicer()
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    probes = Probes(host, health_port, servicer)
+    probes.start()
+    try:
+        yield
+    finally:
+        servicer.enter_graceful_shutdown()
+        probes.stop()
+
+
+def server_config(
+    options: argparse.Namespace, tls: Tls | None, *, num_threads: int, max_concurrent_calls: int = MAX_CONCURRENT_CALLS
+) -> ServerConfig:
+    """How a service listens, by its options."""
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        num_threads=num_threads,
+        max_concurrent_calls=max_concurrent_calls,
+        reflection=options.reflection,
+        tls=tls,
+        insecure=options.insecure,
+        health_port=options.health_port,
+    )
 
 
 def advertised_host(listen_host: str, advertise: str | None) -> str:
@@ -129,7 +241,8 @@ def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutd
     return 0
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """A port number, for `add_argument(type=…)`."""
     if not text.isascii() or not text.isdigit() or int(text) > 65_535:  # noqa: PLR2004 - the largest port
         raise argparse.ArgumentTypeError(f"{text!r} is no port; write a number from 0 to 65535")
     return int(text)

@@ -10,18 +10,23 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from hetpipe.agent.children import Children, Programs
+from hetpipe.agent.children import ChildCounts, Children, Programs
 from hetpipe.agent.outbox import Batch, Outbox
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.spec.commands import InspectCommand, NumberedCommand, StartStageCommand, StopJobCommand
+from hetpipe.rpc.tls import Tls
+from hetpipe.spec.commands import InspectCommand, NumberedCommand, StageKey, StartStageCommand, StopJobCommand
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.spec.run import AgentDevice
+
+if TYPE_CHECKING:
+    from hetpipe.agent.stage_certificates import StageCertificates
 
 _log = get_logger(__name__)
 
@@ -47,6 +52,8 @@ class AgentConfig:
     coordinator: str
     """`HOST:PORT`."""
     devices: tuple[AgentDevice, ...]
+    tls: Tls | None = None
+    """Who this agent is; None: plaintext."""
     environment: Mapping[str, str]
     """The children's, before the agent's additions."""
     exit_with_coordinator: bool = False
@@ -54,6 +61,10 @@ class AgentConfig:
     start_seconds: float = 30.0
     """How long to wait for a coordinator that is not there yet."""
     programs: Programs = field(default_factory=Programs)
+    first_metrics_port: int | None = None
+    """Where the stage on device 0 serves its metrics, those on the next devices on the next ports; None: nowhere."""
+    first_link_port: int | None = None
+    """Where the stage on device 0 awaits the next stage, likewise; None: on any free port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +87,17 @@ class Agent:
         self._config = config
         self._clock = clock
         self._id = AgentId(config.node)
-        self._client = CoordinatorClient(config.coordinator, clock=clock)
+        self._client = CoordinatorClient(config.coordinator, tls=config.tls, clock=clock)
         self._outbox = Outbox(clock)
+        self._certificates = None if config.tls is None else self._prepare_certificates(config.tls)
         self._children = Children(
-            tell=self._outbox.put, environment=config.environment, clock=clock, programs=config.programs
+            tell=self._outbox.put,
+            environment=config.environment,
+            clock=clock,
+            programs=config.programs,
+            first_metrics_port=config.first_metrics_port,
+            first_link_port=config.first_link_port,
+            certificates=self._certificates,
         )
         self._membership = Membership(
             self._client,
@@ -109,6 +127,21 @@ class Agent:
         """The terms of the newest registration."""
         return self._membership.lease
 
+    @property
+    def devices(self) -> tuple[AgentDevice, ...]:
+        """What is offered."""
+        return self._config.devices
+
+    @property
+    def children(self) -> ChildCounts:
+        """How many children there are and have been."""
+        return self._children.counts
+
+    @property
+    def silent_seconds(self) -> float:
+        """Time since the coordinator last answered."""
+        return self._membership.silent_seconds
+
     def stop(self) -> None:
         """Let `run` end its children, leave and return, or let `start` give up."""
         self._stopping.set()
@@ -135,12 +168,16 @@ class Agent:
         try:
             while not self._stopping.is_set():
                 self._look_after_coordinator()
+                if self._certificates is not None:
+                    self._certificates.renew()
                 self._obey_next()
         finally:
             self._stopping.set()
             # First the outbox, so that nobody takes the end of the children for their failure.
             self._outbox.close()
             self._children.stop_all()
+            if self._certificates is not None:
+                self._certificates.close()
             if self._coordinator_lost:
                 self._membership.abandon()
             else:
@@ -175,6 +212,15 @@ class Agent:
                 self._children.start_stage(start)
             case StopJobCommand(job_id=job_id):
                 self._children.stop_job(job_id)
+
+    def _prepare_certificates(self, tls: Tls) -> StageCertificates:
+        # Only who uses TLS pays for its import.
+        from hetpipe.agent.stage_certificates import StageCertificates
+
+        return StageCertificates(tls, self._certify, clock=self._clock)
+
+    def _certify(self, stage: StageKey, request_pem: bytes) -> bytes:
+        return self._client.certify_stage(self._id, self._membership.lease.registration, stage, request_pem)
 
     def _look_after_coordinator(self) -> None:
         """End the children when nobody waits for them any more."""

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from hetpipe.agent.parent_death import follow_parent
 from hetpipe.errors import HetpipeError, JobError
+from hetpipe.pipeline.allowed_modules import OPTION, allow_only
 
 
 def read_first_line() -> bytes:
@@ -68,7 +69,11 @@ def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description="Started by an agent; not for people.")
     parser.add_argument("--report-fd", type=int, required=True)
-    pipe = ReportPipe(parser.parse_args().report_fd)
+    parser.add_argument(OPTION, dest="allowed", action="append")
+    options = parser.parse_args()
+    if options.allowed is not None:
+        allow_only(options.allowed)
+    pipe = ReportPipe(options.report_fd)
     first_line = read_first_line()
     follow_parent(signal.SIGKILL, lambda: os._exit(1))
     status = main(pipe, first_line)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hetpipe.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.clock import Clock
-from hetpipe.errors import JobFailed, ProtocolViolation
+from hetpipe.errors import HetpipeError, JobFailed, ProtocolViolation
 from hetpipe.observe.log import get_logger
+from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
+from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.spec.commands import (
     AgentNews,
     ChildExit,
@@ -27,10 +30,13 @@ from hetpipe.spec.commands import (
     StartStageCommand,
     exit_sentence,
 )
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import DeviceId, JobId
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageConfig, StageFailed, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
+
+if TYPE_CHECKING:  # only who uses TLS pays for its import
+    from hetpipe.agent.stage_certificates import StageCertificates
 
 _log = get_logger(__name__)
 
@@ -48,6 +54,36 @@ class Programs:
     stage: Sequence[str] = (sys.executable, "-m", "hetpipe.agent.stage_process")
     inspection: Sequence[str] = (sys.executable, "-m", "hetpipe.agent.inspect_process")
 
+    def allowing(self, patterns: Sequence[str]) -> Programs:
+        """The same programs, which import for a job no module but those that match.
+
+        Raises:
+            UserError: a pattern is empty, or there is none.
+        """
+        options = [f"{OPTION}={pattern}" for pattern in checked_patterns(patterns)]
+        return Programs(stage=(*self.stage, *options), inspection=(*self.inspection, *options))
+
+
+#: Names the port of a stage process's Prometheus endpoint in its environment; empty: none.
+METRICS_PORT = "HETPIPE_METRICS_PORT"
+
+#: The same of the port on which a stage process awaits the next stage; empty: any free one.
+LINK_PORT = "HETPIPE_LINK_PORT"
+
+ChildKind = Literal["stage", "inspection"]
+Outcome = Literal["ok", "error", "signal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildCounts:
+    """How many children run, and how many have been started and have ended so far."""
+
+    running: Counter[ChildKind] = field(default_factory=Counter)
+    started: Counter[ChildKind] = field(default_factory=Counter)
+    exited: Counter[tuple[ChildKind, Outcome]] = field(default_factory=Counter)
+    later_lives: int = 0
+    """Stages that were started for a later life of their virtual worker."""
+
 
 class Children:
     """All children of one agent. What they tell goes to `tell`, from their threads.
@@ -62,15 +98,49 @@ class Children:
         environment: Mapping[str, str],
         clock: Clock,
         programs: Programs | None = None,
+        first_metrics_port: int | None = None,
+        first_link_port: int | None = None,
+        certificates: StageCertificates | None = None,
     ) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            tell: hears what children tell.
+            environment: the children's, before what is added here.
+            clock: paces their end.
+            programs: what they run.
+            first_metrics_port: where the stage on device 0 serves its metrics, those on the next devices on the next
+                ports; None: nowhere.
+            first_link_port: where the stage on device 0 awaits the next stage, those on the next devices on the next
+                ports; None: on any free ones.
+            certificates: certifies stages; None without TLS.
+        """
         self._tell = tell
-        self._environment = {**environment, **SINGLE_THREADED}
+        # A child is nobody, or who its own certificate says; never the agent.
+        inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
+        self._environment = {**inherited, **SINGLE_THREADED}
+        self._certificates = certificates
         self._clock = clock
         self._programs = programs or Programs()
         self._lock = threading.Lock()
         #: Live children.
         self._stages: dict[StageKey, Child] = {}
         self._inspections: dict[JobId, Child] = {}
+        self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
+        self._started: Counter[ChildKind] = Counter()
+        self._exited: Counter[tuple[ChildKind, Outcome]] = Counter()
+        self._later_lives = 0
+
+    @property
+    def counts(self) -> ChildCounts:
+        """How many there are and have been."""
+        with self._lock:
+            return ChildCounts(
+                running=Counter({"stage": len(self._stages), "inspection": len(self._inspections)}),
+                started=self._started.copy(),
+                exited=self._exited.copy(),
+                later_lives=self._later_lives,
+            )
 
     def jobs(self) -> tuple[JobId, ...]:
         """The jobs that have live children."""
@@ -84,7 +154,7 @@ class Children:
             if job_id in self._inspections:
                 return
         order = InspectionOrder(
-            job=json.loads(command.job_json),
+            job=from_json(dict[str, Any], command.job_json),
             import_path=command.import_path,
             with_model=command.with_model,
             measure=command.measure,
@@ -97,11 +167,12 @@ class Children:
             environment=self._environment,
             log_path=Path(command.run_dir) / "logs" / "inspection.out",
         )
-        inspection = _Inspection(job_id, self._tell)
+        inspection = Inspection(job_id, self._tell)
 
         def on_exit(exit_code: int, last_words: str) -> None:
             with self._lock:
                 self._inspections.pop(job_id, None)
+                self._exited["inspection", _outcome(exit_code)] += 1
             inspection.ended(exit_code, last_words)
 
         try:
@@ -116,11 +187,16 @@ class Children:
             if key in self._stages:
                 return
         life = f"-life-{key.incarnation}" if key.incarnation else ""
+        try:
+            environment = self._stage_environment(key, config)
+        except HetpipeError as error:
+            self._not_started(key, error, 1)
+            return
         spec = ChildSpec(
             name=f"vw-{key.vw}-stage-{key.stage}",
             command=self._programs.stage,
             first_line=to_json(StageConfig, config),
-            environment=self._environment,
+            environment=environment,
             log_path=Path(config.run_dir) / "logs" / f"vw-{key.vw}-stage-{key.stage}{life}.out",
         )
 
@@ -129,17 +205,40 @@ class Children:
             self._tell(StageNews(key, report))
 
         def on_exit(exit_code: int, last_words: str) -> None:
+            self._forget_certificate(key)
             with self._lock:
                 child = self._stages.pop(key, None)
+                self._exited["stage", _outcome(exit_code)] += 1
             self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words))
 
         try:
             self._add(self._stages, key, spec, Listener(on_line=on_line, on_exit=on_exit))
         except OSError as error:
-            _log.exception("stage_not_started", stage=str(key))
-            failed = StageFailed(type(error).__name__, f"its process could not be started: {error}")
-            self._tell(StageNews(key, failed))
-            self._tell(ChildExit(key, 0, error.errno or 1))
+            self._forget_certificate(key)
+            self._not_started(key, error, error.errno or 1)
+
+    def _forget_certificate(self, key: StageKey) -> None:
+        if self._certificates is not None:
+            self._certificates.forget(key)
+
+    def _stage_environment(self, key: StageKey, config: StageConfig) -> Mapping[str, str]:
+        """What a new stage's environment is, with a certificate of its own where there is TLS.
+
+        Raises:
+            HetpipeError: the coordinator does not certify it.
+        """
+        device = config.plan.stage(config.vw, config.stage).device
+        ports = {name: _port_of(device, first) for name, first in self._first_ports.items()}
+        environment = {**self._environment, **ports}
+        if self._certificates is None:
+            return environment
+        return {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
+
+    def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
+        _log.error("stage_not_started", stage=str(key), exc_info=error)
+        failed = StageFailed(type(error).__name__, f"its process could not be started: {error}")
+        self._tell(StageNews(key, failed))
+        self._tell(ChildExit(key, 0, exit_code))
 
     def stop_job(self, job_id: JobId) -> None:
         """End the children of a job, in the background."""
@@ -167,10 +266,26 @@ class Children:
         with self._lock:
             child = Child(spec, listener)
             table[key] = child
+            if isinstance(key, StageKey):
+                self._started["stage"] += 1
+                self._later_lives += key.incarnation > 0
+            else:
+                self._started["inspection"] += 1
         _log.info("child_started", child=spec.name, pid=child.pid)
 
 
-class _Inspection:
+def _port_of(device: DeviceId, first: int | None) -> str:
+    """The port that belongs to a device, as text; empty where there is no first one."""
+    return "" if first is None else str(first + int(device.rpartition("/")[2]))
+
+
+def _outcome(exit_code: int) -> Outcome:
+    if exit_code < 0:
+        return "signal"
+    return "error" if exit_code else "ok"
+
+
+class Inspection:
     """One inspection: its steps, and then its outcome, or the end without one."""
 
     def __init__(self, job_id: JobId, tell: Callable[[AgentNews], None]) -> None:
@@ -179,11 +294,16 @@ class _Inspection:
         self._told = False
 
     def heard(self, line: bytes) -> None:
+        """Take a line that the inspection wrote.
+
+        Raises:
+            ProtocolViolation: it is no line of an inspection.
+        """
         if self._told:
             return
         try:
             answer = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolViolation(f"an inspection reported what is no JSON: {error}") from error
         if not isinstance(answer, dict):
             raise ProtocolViolation("an inspection reported what is no JSON object")
@@ -194,12 +314,13 @@ class _Inspection:
             found: InspectionAnswer = revive(InspectionAnswer, answer["ok"])
             result = InspectionResult(self._job_id, found.model, measurements=found.measurements)
         else:
-            problems = tuple(str(problem) for problem in answer.get("problems", ()))
+            problems: tuple[str, ...] = revive(tuple[str, ...], answer.get("problems", ()))
             result = InspectionResult(self._job_id, None, str(answer.get("error", JobFailed.__name__)), problems)
         self._told = True
         self._tell(result)
 
     def ended(self, exit_code: int, last_words: str) -> None:
+        """Its process is gone; without an answer before, that is the outcome."""
         if self._told:
             return
         self._told = True

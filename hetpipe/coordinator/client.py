@@ -6,6 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.membership import Membership
 from hetpipe.errors import UnknownJob, UserError
 from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.spec.ids import Clock as WaveClock
 from hetpipe.spec.ids import JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole
@@ -57,17 +59,21 @@ class Client:
     when the coordinator is away, and `UnknownJob` when there is no such job.
     """
 
-    def __init__(self, address: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, address: str, *, tls: str | Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         """Connect on first use.
 
         Args:
             address: `HOST:PORT` of the coordinator.
+            tls: folder with the certificates of an operator, as `hetpipe certs issue` makes it; None: the one that the
+                environment variable `HETPIPE_TLS` names, and plaintext without it.
             clock: for tests.
 
         Raises:
-            UserError: the address is malformed.
+            UserError: the address is malformed, or the folder is unusable.
         """
-        self._calls = CoordinatorClient(address, clock=clock)
+        self._calls = CoordinatorClient(
+            address, tls=tls_from_environment(os.environ) if tls is None else Tls(Path(tls)), clock=clock
+        )
         self._clock = clock
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ leases, feeds the machines with time, and retries what the store has not taken.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 import uuid
@@ -38,12 +37,21 @@ from hetpipe.coordinator.registry import Registry
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.coordinator.store import JobRecord, MemberRecord, Store
 from hetpipe.coordinator.tasks import JobTasks, Tools
-from hetpipe.errors import HetpipeError, JobError, ProtocolViolation, StoreUnavailable, UnknownJob, UnknownMember
-from hetpipe.observe.log import get_logger
-from hetpipe.spec.commands import AgentNews, NumberedCommand
+from hetpipe.errors import (
+    HetpipeError,
+    PermissionDenied,
+    ProtocolViolation,
+    ResourceExhausted,
+    StoreUnavailable,
+    UnknownJob,
+    UnknownMember,
+)
+from hetpipe.observe.log import bind_context, get_logger
+from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
 from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
+from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import AgentId, JobId
-from hetpipe.spec.job import Job
+from hetpipe.spec.job_json import job_from_json
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
 
@@ -52,13 +60,18 @@ _log = get_logger(__name__)
 #: Ended jobs that stay in memory; the store has them longer.
 MAX_ENDED_JOBS = 20
 
+#: Jobs that have not ended: each has a thread, and a history of events.
+MAX_OPEN_JOBS = 100
+
 _REQUEST_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 _ID_CHARACTERS = 12
 
 
 def thread_per_job(job_id: JobId) -> Executor:
     """The usual executor of a job: one thread."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"job-{job_id}")
+    return ThreadPoolExecutor(
+        max_workers=1, thread_name_prefix=f"job-{job_id}", initializer=partial(bind_context, job=job_id)
+    )
 
 
 class Coordinator:
@@ -98,8 +111,11 @@ class Coordinator:
         """Make a member. Another process under the same id is out from now on.
 
         Raises:
+            ResourceExhausted: there are too many members.
             StoreUnavailable: membership changes wait for the store.
         """
+        with self.condition:
+            self._registry.check_room(info.id)
         registration = Registration(uuid.uuid4().hex)
         record = self._store.put_member(info, registration, lease_seconds=self._registry.lease_seconds)
         with self.condition:
@@ -160,6 +176,16 @@ class Coordinator:
         with self.condition:
             return self._registry.members(now=self._clock.monotonic())
 
+    def expired_leases(self) -> Mapping[MemberRole, int]:
+        """Leases that ran out, by role."""
+        with self.condition:
+            return dict(self._registry.expired)
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a lease lasts after a heartbeat."""
+        return self._registry.lease_seconds
+
     def members_of(self, role: MemberRole) -> list[MemberInfo]:
         """The live members of one role; shards in index order."""
         with self.condition:
@@ -190,6 +216,25 @@ class Coordinator:
                 if host is not None:
                     self._feed(host, item)
 
+    def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
+        """The certificate of a stage, made with the key of a request.
+
+        Raises:
+            UnknownMember: register again.
+            PermissionDenied: no stage of that name is to run on that agent's node.
+            ProtocolViolation: this coordinator certifies nobody, as it works without TLS.
+            UserError: the request cannot be used.
+        """
+        if self._tools.certify is None:
+            raise ProtocolViolation("this coordinator certifies no stages: it was started without --tls")
+        with self.condition:
+            self._registry.check(MemberId(agent), registration)
+            host = self._hosts.get(stage.job_id)
+            lives = () if host is None else host.machine.stages
+            if not any(life.key == stage and life.agent == agent and not life.exited for life in lives):
+                raise PermissionDenied(f"no {stage} is to run on agent {agent}")
+        return self._tools.certify(request_pem, StagePeer(stage.job_id, stage.vw, stage.stage))
+
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def submit_job(self, submission: Submission) -> JobId:
@@ -198,12 +243,16 @@ class Coordinator:
         Raises:
             JobError: the job cannot be read.
             ProtocolViolation: the request id cannot name a job.
+            ResourceExhausted: too many jobs wait or run.
             StoreUnavailable: new jobs wait for the store.
         """
         if not _REQUEST_ID.fullmatch(submission.request_id):
-            raise ProtocolViolation(f"request id {submission.request_id!r} must be 8 to 64 letters, digits or dashes")
-        job = _read_job(submission.job_json)
+            raise ProtocolViolation(
+                f"request id {submission.request_id!r:.80} must be 8 to 64 letters, digits or dashes"
+            )
+        job = job_from_json(submission.job_json)
         job_id = job_id_of(job.name, submission.request_id)
+        self._check_room(job_id)
         record = JobRecord(
             job_id=job_id,
             name=job.name,
@@ -242,6 +291,11 @@ class Coordinator:
         with self.condition:
             return self._host(job_id)
 
+    def hosts(self) -> tuple[JobHost, ...]:
+        """The jobs of this coordinator's life, oldest first; look at them under the `condition` only."""
+        with self.condition:
+            return tuple(self._hosts.values())
+
     def record(self, job_id: JobId | None) -> JobRecord:
         """What is kept of a job, or of the newest one.
 
@@ -254,7 +308,7 @@ class Coordinator:
                 return host.record
         kept = self._store.job(job_id) if job_id is not None else next(reversed(self._store.jobs()), None)
         if kept is None:
-            raise UnknownJob(f"job {job_id} is not known here" if job_id else "no job was submitted yet")
+            raise UnknownJob(f"job {job_id!r:.80} is not known here" if job_id else "no job was submitted yet")
         return kept
 
     def kept_events(self, job_id: JobId, *, after: int) -> tuple[NumberedEvent, ...]:
@@ -299,6 +353,13 @@ class Coordinator:
         self._store.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_room(self, job_id: JobId) -> None:
+        """Whether another job can be taken."""
+        with self.condition:
+            num_open = sum(host.machine.ended is None for host in self._hosts.values())
+            if job_id not in self._hosts and num_open >= MAX_OPEN_JOBS:
+                raise ResourceExhausted(f"{num_open} jobs wait or run, which is the limit; stop one or let one end")
 
     def _host(self, job_id: JobId | None) -> JobHost | None:
         return self._hosts.get(job_id) if job_id else next(reversed(self._hosts.values()), None)
@@ -404,10 +465,14 @@ class Coordinator:
         for record in self._store.jobs():
             if record.state.is_terminal:
                 continue
-            sentence = f"the coordinator was restarted while job {record.job_id} was {record.state}"
-            last = 0
+            last, newest = 0, None
             while page := self._store.events(record.job_id, after=last):
-                last = page[-1].sequence
+                last, newest = page[-1].sequence, page[-1].event
+            if isinstance(newest, JobEnded):
+                # Its coordinator has told the end, and was gone before it could keep it.
+                save(self._store, record.at(newest.state, failure=newest.sentence), (), record.job_id)
+                continue
+            sentence = f"the coordinator was restarted while job {record.job_id} was {record.state}"
             ended = NumberedEvent(last + 1, JobEnded(JobState.FAILED, sentence, "JobFailed"))
             save(self._store, record.at(JobState.FAILED, failure=sentence), (ended,), record.job_id)
             _log.warning("job_lost", job=record.job_id, sentence=sentence)
@@ -428,11 +493,3 @@ def _submit(host: JobHost, work: Callable[[JobHost], None]) -> None:
 
 def _without(agent: AgentInfo, busy: set[str]) -> AgentInfo:
     return replace(agent, devices=tuple(device for device in agent.devices if device.device not in busy))
-
-
-def _read_job(text: str) -> Job:
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise JobError(f"the job is not JSON: {error}") from error
-    return Job.model_validate(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Executor
 
 from hetpipe.coordinator.job_machine import JobMachine
@@ -22,6 +22,8 @@ class JobHost:
         self.record = record
         #: Events as watchers see them.
         self.events: deque[NumberedEvent] = deque(maxlen=MAX_EVENTS)
+        #: All that there have been, by kind.
+        self.event_counts: Counter[str] = Counter()
         #: The newest progress table and how many there have been.
         self.picture: ProgressTable | None = None
         self.num_pictures = 0
@@ -43,6 +45,7 @@ class JobHost:
         sequence = self.events[-1].sequence + 1 if self.events else 1
         numbered = NumberedEvent(sequence, event)
         self.events.append(numbered)
+        self.event_counts[event.kind] += 1
         self._unsaved.append(numbered)
 
     def note_state(self) -> None:

@@ -241,8 +241,9 @@ class JobMachine:
         if life is None or self._prepared is None:
             return
         match news.report:
-            case StageReady(pid=pid):
+            case StageReady(pid=pid, link=link):
                 life.pid = pid
+                life.link = link
                 life.state = StageState.READY
             case StageProgress() as progress:
                 if self._board is not None:
@@ -285,7 +286,7 @@ class JobMachine:
         prepared = self._prepared
         if self.state is JobState.STARTING and prepared is not None and self.stages.all_ready:
             self._board = ProgressBoard(prepared.plan, prepared.data, prepared.start, self.job.sync.D, now=now)
-            self._step(Step.ALL_READY, now=now)
+            self._step(Step.ALL_READY, now=now, remark=self.stages.links)
         if self.state not in {JobState.RUNNING, JobState.STOPPING}:
             return
         at_end = prepared is not None and self.stages.all_done
@@ -429,12 +430,12 @@ class JobMachine:
 
     # -- small things ----------------------------------------------------------------------------------------------
 
-    def _step(self, step: Step, *, now: float) -> JobState:
+    def _step(self, step: Step, *, now: float, remark: str = "") -> JobState:
         before = self.state
         state = self._lifecycle.take(step, now=now)
         self._entered = self._heard = self._noticed = now
         if state is not before:
-            self._announce(StateChanged(state))
+            self._announce(StateChanged(state, remark))
         return state
 
     def _announce(self, event: JobEvent) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hetpipe.errors import ProtocolViolation
+from hetpipe.spec.bounds import MAX_COUNT
 from hetpipe.spec.commands import Command, NumberedCommand
 from hetpipe.spec.ids import AgentId
 
@@ -41,18 +43,40 @@ class Mailboxes:
             box.waiting.append(NumberedCommand(box.last_sequence, command))
 
     def after(self, agent: AgentId, sequence: int) -> tuple[NumberedCommand, ...]:
-        """The commands after number `sequence`, in order."""
+        """The commands after number `sequence`, in order.
+
+        Raises:
+            ProtocolViolation: there is no such number yet.
+        """
         box = self._boxes.get(agent)
+        self._check(box, agent, sequence)
         return () if box is None else tuple(command for command in box.waiting if command.sequence > sequence)
 
     def acknowledge(self, agent: AgentId, sequence: int) -> None:
-        """Forget the commands up to number `sequence`: they were carried out."""
+        """Forget the commands up to number `sequence`: they were carried out.
+
+        Raises:
+            ProtocolViolation: there is no such number yet.
+        """
         box = self._boxes.get(agent)
+        self._check(box, agent, sequence)
         if box is not None:
             box.waiting = [command for command in box.waiting if command.sequence > sequence]
 
+    @staticmethod
+    def _check(box: _Mailbox | None, agent: AgentId, sequence: int) -> None:
+        last = 0 if box is None else box.last_sequence
+        if sequence > last:
+            raise ProtocolViolation(f"{agent} knows of command {sequence}; the last one of its registration is {last}")
+
     def take_batch(self, agent: AgentId, batch: int) -> bool:
-        """True once for every batch number of a registration, which only grows."""
+        """True once for every batch number of a registration, which only grows.
+
+        Raises:
+            ProtocolViolation: the number is none that anybody counts to.
+        """
+        if not 0 < batch < MAX_COUNT:
+            raise ProtocolViolation(f"agent {agent} numbers a batch of news {batch}; the first one is 1")
         box = self._boxes.get(agent)
         if box is None or batch <= box.last_batch:
             return False

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.coordinator.store import MAX_EVENTS, JobRecord, MemberRecord
-from hetpipe.errors import UnknownMember, VersionConflict
+from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, MemberRecord
+from hetpipe.errors import NotLeader, UnknownMember, VersionConflict
 from hetpipe.spec.events import NumberedEvent
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.members import MemberId, MemberInfo, Registration
@@ -37,6 +37,32 @@ class MemoryStore:
         self._num_orders = 0
         self._term = Term(0)
         self._jobs: dict[JobId, _Job] = {}
+        #: The newest lead and when it runs out, or did.
+        self._lead = Lead(CandidateId(""), "", Fence(0))
+        self._lead_expires = self._clock.monotonic()
+
+    def acquire_lead(self, candidate: CandidateId, name: str, *, above: Fence, lease_seconds: float) -> Lead:
+        """As `Store.acquire_lead`."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if now >= self._lead_expires:
+                self._lead = Lead(candidate, name, Fence(max(self._lead.fence, above) + 1))
+            if self._lead.candidate == candidate:
+                self._lead_expires = now + lease_seconds
+            return self._lead
+
+    def renew_lead(self, lead: Lead, *, lease_seconds: float) -> None:
+        """As `Store.renew_lead`."""
+        with self._lock:
+            if self._lead != lead:
+                raise NotLeader(f"{self._lead.name} has the lead")
+            self._lead_expires = self._clock.monotonic() + lease_seconds
+
+    def release_lead(self, lead: Lead) -> None:
+        """As `Store.release_lead`."""
+        with self._lock:
+            if self._lead == lead:
+                self._lead_expires = self._clock.monotonic()
 
     def put_member(self, info: MemberInfo, registration: Registration, *, lease_seconds: float) -> MemberRecord:
         """As `Store.put_member`."""

@@ -107,6 +107,7 @@ class ProgressBoard:
         first = self.reports.get((vw.index, StageIndex(0)))
         last = self.reports.get((vw.index, StageIndex(len(vw.stages) - 1)))
         running = self.running_seconds(now=now)
+        reports = [report for (index, _), report in self.reports.items() if index == vw.index]
         return VirtualWorkerRow(
             vw=vw.index,
             stages=tuple(StageRow(stage.first_layer, stage.last_layer, stage.device) for stage in vw.stages),
@@ -115,4 +116,5 @@ class ProgressBoard:
             samples_per_second=self._rates[vw.index].per_second(now),
             loss=None if last is None else last.loss,
             waiting_share=0.0 if first is None or running <= 0.0 else min(1.0, first.waiting_seconds / running),
+            memory_bytes=sum(report.weight_bytes + report.activation_bytes for report in reports),
         )

@@ -10,6 +10,8 @@
 | `{hetpipe}:job:ID` | hash | `version`, `record` (JSON) | for ever; once ended, for `ENDED_JOB_SECONDS` |
 | `{hetpipe}:job_orders` | counter | highest order of creation given out | for ever |
 | `{hetpipe}:events:ID` | stream | `SEQUENCE-0` → `event` (JSON), the newest `MAX_EVENTS` | as its job |
+| `{hetpipe}:leader` | hash | `candidate`, `name`, `fence` | for the lease, in milliseconds |
+| `{hetpipe}:fence` | counter | fencing number of the newest leader | for ever |
 """
 
 from __future__ import annotations
@@ -17,11 +19,16 @@ from __future__ import annotations
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberId
 
+#: Begins every key.
+PREFIX = "{hetpipe}:"
+
 MEMBERS = "{hetpipe}:members"
 ORDERS = "{hetpipe}:orders"
 TERM = "{hetpipe}:term"
 JOBS = "{hetpipe}:jobs"
 JOB_ORDERS = "{hetpipe}:job_orders"
+LEADER = "{hetpipe}:leader"
+FENCE = "{hetpipe}:fence"
 
 
 def member(member_id: MemberId) -> str:

@@ -6,12 +6,15 @@ is away for a while evicts nobody. Not thread-safe; every call gives the monoton
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from hetpipe.coordinator.store import MemberRecord
-from hetpipe.errors import MemberReplaced, UnknownMember
+from hetpipe.errors import MemberReplaced, ResourceExhausted, UnknownMember
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole, Registration
+
+#: Members at a time: each costs memory, and everybody who looks gets all of them.
+MAX_MEMBERS = 1_000
 
 #: Replaced registrations that are remembered; a process that asks later than that many others registers again.
 _MAX_TAKEN = 1_000
@@ -31,6 +34,17 @@ class Registry:
         self._live: dict[MemberId, _Live] = {}
         #: Registrations whose id another process has taken, oldest first.
         self._taken: deque[Registration] = deque(maxlen=_MAX_TAKEN)
+        #: Leases that ran out, by role.
+        self.expired: Counter[MemberRole] = Counter()
+
+    def check_room(self, member_id: MemberId) -> None:
+        """Whether there is room for a member of this id.
+
+        Raises:
+            ResourceExhausted: there is not.
+        """
+        if member_id not in self._live and len(self._live) >= MAX_MEMBERS:
+            raise ResourceExhausted(f"the cluster has {MAX_MEMBERS} members, which is the limit")
 
     def put(self, record: MemberRecord, *, now: float) -> MemberInfo | None:
         """Make a member; the one it replaces, if that was another process."""
@@ -80,6 +94,7 @@ class Registry:
         gone = [live.record for live in self._live.values() if live.expires <= now]
         for record in gone:
             del self._live[record.info.id]
+            self.expired[record.info.role] += 1
         return gone
 
     def members(self, *, now: float) -> tuple[Member, ...]:

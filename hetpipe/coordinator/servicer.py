@@ -12,12 +12,12 @@ import grpc
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.job_host import JobHost
-from hetpipe.errors import UnknownJob
+from hetpipe.errors import ProtocolViolation, UnknownJob
 from hetpipe.rpc.coordinator_methods import SERVICE
 from hetpipe.rpc.coordinator_service import coordinator_service
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.watchers import Watch, Watchers
-from hetpipe.spec.commands import AgentNews, NumberedCommand
+from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
 from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, ProcessStatus, StopMode, Submission
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
@@ -89,6 +89,10 @@ class CoordinatorServicer:
         """As `CoordinatorHandlers.report`."""
         self._coordinator.report(agent, registration, batch, news)
 
+    def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
+        """As `CoordinatorHandlers.certify_stage`."""
+        return self._coordinator.certify_stage(agent, registration, stage, request_pem)
+
     def submit_job(self, submission: Submission) -> JobId:
         """As `CoordinatorHandlers.submit_job`."""
         return self._coordinator.submit_job(submission)
@@ -108,12 +112,12 @@ class CoordinatorServicer:
             return JobStatus(None, "", None, "", "", tuple(processes))
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
-            clocks = None
+            clocks = progress = None
             if host is not None:
-                clocks = host.machine.clocks
+                clocks, progress = host.machine.clocks, host.picture
                 processes += _stage_processes(host)
         return JobStatus(
-            record.job_id, record.name, record.state, record.run_dir, record.failure, tuple(processes), clocks
+            record.job_id, record.name, record.state, record.run_dir, record.failure, tuple(processes), clocks, progress
         )
 
     def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:
@@ -123,6 +127,9 @@ class CoordinatorServicer:
         if host is None:
             yield from self._coordinator.kept_events(record.job_id, after=after)
             return
+        newest = host.events[-1].sequence if host.events else 0
+        if after > newest:
+            raise ProtocolViolation(f"job {record.job_id} has had {newest} events; there are none after number {after}")
         seen_pictures = 0
         with self._viewers.watch(context) as watch:
             while fresh := watch.wait(partial(_fresh, host, after, seen_pictures)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,6 +33,8 @@ class StageLife:
     state: StageState = StageState.STARTING
     #: 0 until it reports.
     pid: int = 0
+    #: What its link to the next stage is, and why; empty until it is ready, and on the last stage.
+    link: str = ""
     #: True once the process is known to be gone.
     exited: bool = False
     #: Reasons of the barrier at which it came to its end.
@@ -62,6 +65,14 @@ class StageTable:
     def __len__(self) -> int:
         """Processes that were started."""
         return len(self._lives)
+
+    @property
+    def links(self) -> str:
+        """What the links between the stages are, and why, as one sentence; empty without any."""
+        kinds = Counter(life.link for life in self if life.link)
+        shares = [f" ({count} of {kinds.total()})" if len(kinds) > 1 else "" for count in kinds.values()]
+        told = "; ".join(kind + share for kind, share in zip(kinds, shares, strict=True))
+        return f"links between stages: {told}" if told else ""
 
     def add(self, key: StageKey, agent: AgentId, host: str) -> None:
         """A stage is being started."""

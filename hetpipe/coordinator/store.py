@@ -7,11 +7,17 @@ their events. Clocks and weights are not: the shards are the truth about those.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NewType, Protocol
 
 from hetpipe.spec.events import JobState, NumberedEvent
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.members import MemberId, MemberInfo, Registration
+
+#: One life of one coordinator.
+CandidateId = NewType("CandidateId", str)
+
+#: Number of a lead: higher than that of every lead before.
+Fence = NewType("Fence", int)
 
 #: Newest events kept per job.
 MAX_EVENTS = 10_000
@@ -49,7 +55,45 @@ class JobRecord:
         return replace(self, state=state, failure=failure)
 
 
-class Store(Protocol):
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The right to act as the coordinator of this store, as long as its lease lasts."""
+
+    candidate: CandidateId
+    """Who has it."""
+    name: str
+    """The same, for people."""
+    fence: Fence
+
+
+class LeadStore(Protocol):
+    """The part of a `Store` that says which of several coordinators acts."""
+
+    def acquire_lead(self, candidate: CandidateId, name: str, *, above: Fence, lease_seconds: float) -> Lead:
+        """Take the lead if nobody has it; who has it now. The leader itself gets what it has, its lease renewed.
+
+        A lead that is taken has a fence higher than every one before and than `above`.
+        """
+        ...
+
+    def renew_lead(self, lead: Lead, *, lease_seconds: float) -> None:
+        """Let the lease last `lease_seconds` from now, even one that ran out, if nobody has led since.
+
+        Raises:
+            NotLeader: another candidate has the lead, or had it since.
+        """
+        ...
+
+    def release_lead(self, lead: Lead) -> None:
+        """Give the lead back. Nothing happens when another candidate has it."""
+        ...
+
+    def close(self) -> None:
+        """Give up connections. Nothing else is called afterwards."""
+        ...
+
+
+class Store(LeadStore, Protocol):
     """The coordinator's memory.
 
     Guarantees of every implementation:
@@ -60,6 +104,8 @@ class Store(Protocol):
       no further effect (`next_term` alone may skip terms).
     * Leases run by the store's own clock, which is monotonic: `memory`: of the process, `redis`: of the server.
     * `StoreUnavailable` when the place cannot be reached; then nothing is known about the effect.
+    * A store that was opened with a fence takes writes under the newest lead only, and raises `NotLeader` else. In
+      memory there is one coordinator, and nothing to refuse.
     """
 
     def put_member(self, info: MemberInfo, registration: Registration, *, lease_seconds: float) -> MemberRecord:
@@ -118,8 +164,4 @@ class Store(Protocol):
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
         """Up to `limit` events after number `after`, in order."""
-        ...
-
-    def close(self) -> None:
-        """Give up connections. Nothing else is called afterwards."""
         ...

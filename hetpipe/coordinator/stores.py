@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.memory_store import MemoryStore
-from hetpipe.coordinator.store import Store
+from hetpipe.coordinator.redis_access import RedisAccess
+from hetpipe.coordinator.store import Fence, Store
 from hetpipe.errors import UserError
 
 
-def open_store(url: str, *, clock: Clock = SYSTEM_CLOCK) -> Store:
-    """The store that `memory`, `redis://HOST:PORT/DB`, `rediss://…` or `unix://PATH` names.
+def open_store(
+    url: str, *, access: RedisAccess | None = None, fence: Fence | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Store:
+    """The store that `memory`, `redis://USER@HOST:PORT/DB`, `rediss://…` or `unix://PATH` names.
+
+    Args:
+        url: as a user writes it.
+        access: password and certificates, for Redis.
+        fence: of the lead under which everything is written; None: nobody leads there.
+        clock: of leases in memory.
 
     Raises:
-        UserError: it names none.
+        UserError: it names none, or `access` cannot be used.
     """
     if url == "memory":
+        if access is not None and access != RedisAccess():
+            raise UserError("--store memory needs no password and no certificates; write --store redis://… with them")
         return MemoryStore(clock)
     if url.startswith(("redis://", "rediss://", "unix://")):
         # Only who uses Redis pays for its import.
         from hetpipe.coordinator.redis_store import RedisStore
 
-        return RedisStore(url)
+        return RedisStore(url, access=access, fence=fence)
     raise UserError(f"--store {url} names no store; write `memory` or `redis://HOST:PORT/DB`")

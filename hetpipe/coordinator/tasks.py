@@ -22,6 +22,7 @@ from hetpipe.errors import HetpipeError, JobError, StoreUnavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.spec import document
 from hetpipe.spec.events import Submission
+from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Clock, JobId, Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
@@ -73,6 +74,10 @@ class ShardPort(Protocol):
         ...
 
 
+#: A stage's certificate: the request as PEM and who the stage is, the certificate as PEM.
+Certify = Callable[[bytes, StagePeer], bytes]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
     """What tasks need of the outside world."""
@@ -83,6 +88,8 @@ class Tools:
     """How far a checkpoint folder is. Raises `CheckpointError`."""
     planner: Planner = PLANNER
     """Plans jobs that leave it to us."""
+    certify: Certify | None = None
+    """Makes a stage's certificate of its request; None without TLS. Raises `UserError`."""
 
 
 class JobTasks:

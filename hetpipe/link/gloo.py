@@ -2,7 +2,7 @@
 
 Each cut of a pipeline has two process groups of two ranks, one for forward and one for backward traffic, made directly,
 so that nothing of `torch.distributed`'s global state is touched and the user's model may do with that as it likes. The
-stages of a virtual worker find each other through a small key-value store that its stage 0 serves.
+two stages find each other through a small key-value store that the earlier one serves. Nothing is encrypted.
 
 A wait that times out in gloo breaks its connection, so no caller ever waits in gloo: see `gloo_halves`. After a
 `DeadlineExceeded` a link is as good as before. A neighbour that loses power without closing its connections shows as
@@ -12,16 +12,18 @@ A wait that times out in gloo breaks its connection, so no caller ever waits in 
 from __future__ import annotations
 
 import atexit
+import errno
 import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import DeadlineExceeded, PeerUnreachable, Unavailable, UserError
+from hetpipe.errors import DeadlineExceeded, PeerUnreachable, PortInUse, Unavailable, UserError
+from hetpipe.link.cut import Cut
 from hetpipe.link.gloo_halves import Connection, GlooReceiver, GlooSender, PairGroup
 from hetpipe.link.inbox import Ends, Inbox, closed_by
 from hetpipe.link.policy import Frame, Link, LinkLimits
@@ -104,25 +106,28 @@ class GlooLink:
             atexit.unregister(self.close)
 
 
-def serve_rendezvous(host: str) -> tuple[TCPStore, str]:
-    """Serve the store through which the stages of one virtual worker find each other, on any free port of `host`.
+def serve_rendezvous(host: str, port: int = 0) -> tuple[TCPStore, str]:
+    """Serve a store through which processes find each other, on a port of `host`; 0 is any free one.
 
-    It listens on that address alone and lives as long as the returned store; keep it until every stage is connected.
+    It listens on that address alone and lives as long as the returned store; keep it until all are connected.
 
     Returns:
         The store, and its `HOST:PORT` for `connect_rendezvous`.
 
     Raises:
+        PortInUse: the port is taken.
         UserError: `host` is no address of this machine.
     """
     try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, 0), family=family, backlog=128)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"port {port} of {host} is taken; choose others with --stage-port") from error
         raise UserError(f"cannot listen on {host} ({error}); give an address of this machine") from error
-    port = int(listener.getsockname()[1])
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    chosen = int(listener.getsockname()[1])
+    store = TCPStore(host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"
 
 
 def connect_rendezvous(address: str, *, deadline_seconds: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> TCPStore:
@@ -147,107 +152,94 @@ def connect_rendezvous(address: str, *, deadline_seconds: float = 30.0, clock: C
             elapsed = clock.monotonic() - began
             if elapsed + _RETRY_SECONDS >= deadline_seconds:
                 raise PeerUnreachable(
-                    f"no answer for {elapsed:.1f} s from {address}, where the first stage of this virtual worker "
-                    f"should serve the rendezvous ({error})"
+                    f"no answer for {elapsed:.1f} s from {address}, where another stage should serve the rendezvous "
+                    f"({error})"
                 ) from error
         clock.sleep(_RETRY_SECONDS)
 
 
-def connect_gloo(
-    store: Store,
-    *,
-    vw: int,
-    stage: int,
-    num_stages: int,
-    host: str,
-    deadline_seconds: float,
-    limits: LinkLimits | None = None,
-    paces: tuple[LinkTime | None, LinkTime | None] = (None, None),
-) -> tuple[Link | None, Link | None]:
-    """Connect `stage` with its neighbours; every stage of the virtual worker calls this with the same `store`.
+class GlooDoor:
+    """Where the earlier stage of a cut awaits the later one; see `Door`."""
 
-    Args:
-        store: the rendezvous, one per incarnation of a virtual worker.
-        vw: index of the virtual worker.
-        stage: own index, 0 … num_stages - 1.
-        num_stages: K.
-        host: own address, under which the neighbours reach this process.
-        deadline_seconds: for each neighbour to appear.
-        limits: bounds of each link.
-        paces: emulated times of what is sent upstream and downstream.
+    def __init__(self, cut: Cut, *, host: str, port: int = 0) -> None:
+        """Serve the rendezvous.
 
-    Returns:
-        The links upstream (None for the first stage) and downstream (None for the last).
+        Args:
+            cut: to the next stage.
+            host: own address, under which the neighbour reaches this process.
+            port: of the rendezvous; the connections themselves take any free ones.
+
+        Raises:
+            PortInUse: the port is taken.
+            UserError: `host` is no address of this machine.
+        """
+        self._cut = cut
+        self._host = host
+        self._store: TCPStore | None
+        self._store, self.address = serve_rendezvous(host, port)
+
+    def accept(self, *, deadline_seconds: float) -> Link:
+        """See `Door.accept`."""
+        assert self._store is not None, "the door is closed"
+        link = connect_gloo(self._store, self._cut, host=self._host, deadline_seconds=deadline_seconds)
+        self.close()
+        return link
+
+    def close(self) -> None:
+        """See `Door.close`."""
+        self._store = None
+
+
+def call_gloo(cut: Cut, address: str, *, host: str, deadline_seconds: float) -> Link:
+    """Connect with the previous stage, which awaits this one at `address`; `host` is this process's own.
 
     Raises:
-        DeadlineExceeded: a neighbour did not appear in time.
-        PeerUnreachable: the rendezvous or a neighbour went away meanwhile.
+        DeadlineExceeded: it is there, but did not take part in time.
+        PeerUnreachable: it is not there, or went away meanwhile.
     """
-    connector = _Connector(
-        store,
-        vw=vw,
-        stage=stage,
-        host=host,
-        deadline_seconds=deadline_seconds,
-        limits=limits or LinkLimits(),
-    )
-    upstream = connector.link(stage - 1, paces[0]) if stage > 0 else None
+    store = connect_rendezvous(address, deadline_seconds=deadline_seconds)
+    return connect_gloo(store, cut, host=host, deadline_seconds=deadline_seconds)
+
+
+def connect_gloo(store: Store, cut: Cut, *, host: str, deadline_seconds: float) -> Link:
+    """Connect both stages of a cut; each calls this with the same store, which serves nothing else.
+
+    Args:
+        store: the rendezvous; it must live until both are connected.
+        cut: as this stage sees it.
+        host: own address, under which the neighbour reaches this process.
+        deadline_seconds: for the neighbour to appear.
+
+    Raises:
+        DeadlineExceeded: the neighbour did not appear in time.
+        PeerUnreachable: the rendezvous or the neighbour went away meanwhile.
+        UserError: `host` is no address of this machine.
+    """
     try:
-        downstream = connector.link(stage + 1, paces[1]) if stage < num_stages - 1 else None
-    except BaseException:
-        if upstream is not None:
-            upstream.close()
-        raise
-    return upstream, downstream
+        device = ProcessGroupGloo.create_device(hostname=host)
+    except RuntimeError as error:
+        raise UserError(f"cannot use the address {host} ({error}); give an address of this machine") from error
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - the stub lacks it
+    options._timeout = timedelta(seconds=deadline_seconds)  # noqa: SLF001 - so named in Python
+    options._devices = [device]  # noqa: SLF001
+    options._threads = 1  # noqa: SLF001 - they serve collectives only
+    rank = 0 if cut.own.stage < cut.neighbour.stage else 1
+    # Both sides make the groups in this order, so neither waits for the other in a circle.
+    forward, backward = (
+        Connection(_group(PrefixStore(way, store), rank, options, cut.ends), rank=rank)
+        for way in ("forward", "backward")
+    )
+    outgoing, incoming = (forward, backward) if rank == 0 else (backward, forward)
+    return GlooLink(outgoing, incoming, ends=cut.ends, limits=cut.limits, pace=cut.pace)
 
 
-class _Connector:
-    """Makes the links of one stage. All share one gloo device, that is one thread that moves bytes."""
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        vw: int,
-        stage: int,
-        host: str,
-        deadline_seconds: float,
-        limits: LinkLimits,
-    ) -> None:
-        self._store = store
-        self._vw = vw
-        self._stage = stage
-        self._deadline_seconds = deadline_seconds
-        self._limits = limits
-        try:
-            self._device = ProcessGroupGloo.create_device(hostname=host)
-        except RuntimeError as error:
-            raise UserError(f"cannot use the address {host} ({error}); give an address of this machine") from error
-
-    def link(self, neighbour: int, pace: LinkTime | None) -> Link:
-        """Connect with the stage `neighbour`, which must be calling this too."""
-        ends = Ends(own=stage_name(self._vw, self._stage), peer=stage_name(self._vw, neighbour))
-        upper = min(self._stage, neighbour)
-        rank = self._stage - upper
-        # Both sides make the groups in this order, so neither waits for the other in a circle.
-        forward, backward = (
-            Connection(self._group(f"vw-{self._vw}/cut-{upper}/{way}", rank, ends), rank=rank)
-            for way in ("forward", "backward")
-        )
-        outgoing, incoming = (forward, backward) if rank == 0 else (backward, forward)
-        return GlooLink(outgoing, incoming, ends=ends, limits=self._limits, pace=pace)
-
-    def _group(self, name: str, rank: int, ends: Ends) -> PairGroup:
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - the stub lacks it
-        options._timeout = timedelta(seconds=self._deadline_seconds)  # noqa: SLF001 - so named in Python
-        options._devices = [self._device]  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001 - they serve collectives only
-        began = SYSTEM_CLOCK.monotonic()
-        try:
-            group = ProcessGroupGloo(PrefixStore(name, self._store), rank, 2, options)
-        except RuntimeError as error:
-            raise _failed_to_connect(error, ends, SYSTEM_CLOCK.monotonic() - began) from error
-        return cast("PairGroup", group)
+def _group(store: Store, rank: int, options: Any, ends: Ends) -> PairGroup:
+    began = SYSTEM_CLOCK.monotonic()
+    try:
+        group = ProcessGroupGloo(store, rank, 2, options)
+    except RuntimeError as error:
+        raise _failed_to_connect(error, ends, SYSTEM_CLOCK.monotonic() - began) from error
+    return cast("PairGroup", group)
 
 
 def _failed_to_connect(error: RuntimeError, ends: Ends, elapsed: float) -> Unavailable:
@@ -255,8 +247,3 @@ def _failed_to_connect(error: RuntimeError, ends: Ends, elapsed: float) -> Unava
     if isinstance(error, dist.DistStoreError) or "timed out" in text.lower():
         return DeadlineExceeded(f"{ends.own} waited {elapsed:.1f} s for {ends.peer} to connect ({text})")
     return PeerUnreachable(f"{ends.own} lost contact after waiting {elapsed:.1f} s for {ends.peer} ({text})")
-
-
-def stage_name(vw: int, stage: int) -> str:
-    """`stage 1 of virtual worker 0`, the form that all errors use."""
-    return f"stage {stage} of virtual worker {vw}"

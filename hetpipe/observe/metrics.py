@@ -2,6 +2,9 @@
 
 The last stage of a virtual worker writes, because the losses are there. A line is what one wave did; whoever draws a
 curve adds up minibatches and samples. Numbers that are not finite, which JSON does not have, become null.
+
+This is a run's own record, every wave of it, kept with the run. What a cluster tells while it works, to be fetched by
+Prometheus from every process, is `observe.metric_names` and what goes with it.
 """
 
 from __future__ import annotations
@@ -121,9 +124,9 @@ def read_metrics(run_dir: Path) -> list[TimedWave]:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 values = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(values, dict) and values.keys() >= _NAMES:
+            if isinstance(values, dict) and values.keys() >= _NAMES and isinstance(values["t"], float | int):
                 found.append(_revived(values))
     return sorted(found, key=lambda wave: wave.t)
 

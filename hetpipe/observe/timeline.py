@@ -291,14 +291,14 @@ def _read(path: Path) -> list[_Part]:
         for line in file:
             try:
                 _read_entry(json.loads(line), parts)
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 continue
     return parts
 
 
 def _read_entry(entry: dict[str, Any], parts: list[_Part]) -> None:
     if "origin" in entry:
-        parts.append(_Part(_Origin(**entry["origin"]), []))
+        parts.append(_Part(_origin(entry["origin"]), []))
     elif not parts:
         return
     elif "dropped" in entry:
@@ -308,6 +308,18 @@ def _read_entry(entry: dict[str, Any], parts: list[_Part]) -> None:
         start, duration = float(entry["ts"]), float(entry["dur"])
         if math.isfinite(start) and math.isfinite(duration):
             parts[-1].events.append({**wanted, "ts": start, "dur": duration})
+
+
+def _origin(values: dict[str, Any]) -> _Origin:
+    """The origin in `values`; raises what `_read` passes over."""
+    return _Origin(
+        process_index=int(values["process_index"]),
+        process_name=str(values["process_name"]),
+        thread_index=int(values["thread_index"]),
+        thread_name=str(values["thread_name"]),
+        host=str(values["host"]),
+        wall_offset_seconds=float(values["wall_offset_seconds"]),
+    )
 
 
 def _shifts_us(parts: list[_Part]) -> dict[str, float]:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,11 +21,14 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hetpipe.errors import CallableError
+from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.spec.job import Job
 from hetpipe.spec.suggest import closest, did_you_mean
 
 #: Called with the model's output and the target of one minibatch.
 LossFunction = Callable[[Any, Any], object]
+
+_OWN_PACKAGE = __name__.partition(".")[0]
 
 
 class MapDataset(Protocol):
@@ -44,20 +48,25 @@ def load_callable(reference: str, import_path: Path, key: str = "model") -> Call
         key: the job's key that holds the reference; begins every message.
 
     Raises:
-        CallableError: bad form, module or attribute missing, an error during import, or not callable.
+        CallableError: bad form, a module that is not allowed in this process, module or attribute missing, an error
+            during import, or not callable.
     """
     module_name, colon, attributes = reference.partition(":")
     if not colon or not module_name or not attributes:
         raise CallableError(f"{key}: {reference!r} must be `module:callable`, for example `model:build`")
+    check_module(module_name, key)
     found: Any = _import(module_name, import_path.resolve(), key)
     place = module_name
     for attribute in attributes.split("."):
+        check_attribute(attribute, key)
         try:
             found = getattr(found, attribute)
         except AttributeError:
             names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
             help_text = did_you_mean(attribute, names) if closest(attribute, names) else "define it there"
             raise CallableError(f"{key}: `{place}` has no `{attribute}`; {help_text}") from None
+        if isinstance(found, ModuleType):
+            check_module(found.__name__, key)
         place += f".{attribute}"
     if not callable(found):
         raise CallableError(
@@ -91,9 +100,12 @@ def _import(name: str, folder: Path, key: str) -> Any:
 
 
 def _refuse_namesake(top: str, folder: Path, key: str) -> None:
-    """An imported module hides the user's of the same name, and then quite other code would run."""
+    """An imported module hides the user's of the same name, and then quite other code would run.
+
+    A checkout of hetpipe around the job is no such namesake: a job that names hetpipe means the one that runs it.
+    """
     loaded = sys.modules.get(top)
-    if loaded is None or loaded.__spec__ is None:
+    if top == _OWN_PACKAGE or loaded is None or loaded.__spec__ is None:
         return
     here = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
     taken = loaded.__spec__.origin

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
+from hetpipe.observe.log import bind_context
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
@@ -74,6 +75,7 @@ class SegmentRun:
 
     def run(self) -> None:
         """Compute until the barrier."""
+        bind_context(wave=self._closed)
         with self._inbox.bell:
             self._inbox.on_news = self._fetch_ahead
         try:
@@ -319,6 +321,7 @@ class SegmentRun:
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave))
         self._closed = Wave(wave + 1)
         self._tally.wave_closed(self._closed, last)
+        bind_context(wave=self._closed)
 
     def _layer_of(self, sentence: str) -> str:
         name = sentence.rsplit(" ", 1)[-1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.errors import ClockFreed, ClockNotPublished, DeadlineExceeded, HetpipeError, WaveOutOfOrder
+from hetpipe.errors import Busy, ClockFreed, ClockNotPublished, DeadlineExceeded, HetpipeError, WaveOutOfOrder
 from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.ps.buffer_exchange import buffers_layout, run_map
@@ -238,13 +238,13 @@ class ShardClient:
             future.result()
 
     def _until_published(self, work: Callable[[], None], deadline_seconds: float) -> None:
-        """Repeat `work` while the answer is "not yet"."""
+        """Repeat `work` while the answer is "not yet", or that the shard is busy."""
         started = self._clock.monotonic()
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 return work()
-            except ClockNotPublished as error:
+            except (ClockNotPublished, Busy) as error:
                 elapsed = self._clock.monotonic() - started
                 if elapsed > deadline_seconds or self._stopped.is_set():
                     raise DeadlineExceeded(f"{self.requester} waited {elapsed:.1f} s: {error}") from error

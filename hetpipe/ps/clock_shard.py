@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from hetpipe.errors import StaleTerm
 from hetpipe.observe.history import HistoryWriter
-from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, VirtualWorkerIndex, Wave
+from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import Meeting, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
@@ -42,8 +42,9 @@ class ClockShard:
         self.bell = threading.Condition(lock)
         #: The same lock; notified at every record but commits, of which there are far more than of all others.
         self.news = threading.Condition(lock)
-        #: The meeting point of each virtual worker's stages, from its first stage.
-        self._link_addresses: dict[VirtualWorkerIndex, str] = {}
+        #: Where stages await the next one of their virtual worker, and those of virtual worker 0 their replicas.
+        self._link_addresses: dict[tuple[VirtualWorkerIndex, StageIndex], str] = {}
+        self._replicas_addresses: dict[StageIndex, str] = {}
         self._remember(self._log.records)
 
     def check_requester(self, requester: Requester) -> None:
@@ -58,16 +59,21 @@ class ClockShard:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def join(self, requester: Requester, link_address: str) -> Meeting:
-        """A stage is there; returns where stages meet."""
+    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+        """See `ClockTransport.join`."""
         with self.bell:
             self._check(requester)
             self._decide(lambda: self._log.join(requester.vw, requester.incarnation, requester.stage))
+            vw, stage = requester.vw, requester.stage
             if link_address:
-                self._link_addresses[requester.vw] = link_address
-            joined = tuple(sorted(self._log.members[requester.vw].joined))
-            addresses = self._link_addresses
-            return Meeting(addresses.get(requester.vw, ""), joined, addresses.get(VirtualWorkerIndex(0), ""))
+                self._link_addresses[vw, stage] = link_address
+            if replicas_address and vw == 0:
+                self._replicas_addresses[stage] = replicas_address
+            return Meeting(
+                self._link_addresses.get((vw, StageIndex(stage - 1)), ""),
+                self._replicas_addresses.get(stage, ""),
+                tuple(sorted(self._log.members[vw].joined)),
+            )
 
     def initialized(self, requester: Requester) -> None:
         """A stage has staged its part of the first weights."""
@@ -89,6 +95,7 @@ class ClockShard:
         """
         with self.bell:
             self._check(requester)
+            self._log.check_stage(requester.vw, requester.incarnation, requester.stage)
             clock = self._log.hold(requester.vw, requester.incarnation, switch)
             return clock, self._log.segment.end
 
@@ -114,6 +121,12 @@ class ClockShard:
         """The records from `start` on that are there now. With the bell held, nothing is missed between two calls."""
         with self.bell:
             return tuple(self._log.records[start:])
+
+    @property
+    def num_records(self) -> int:
+        """Records of the log."""
+        with self.bell:
+            return len(self._log.records)
 
     def snapshot(self) -> ClockSnapshot:
         """The clocks."""

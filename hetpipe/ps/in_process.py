@@ -48,9 +48,9 @@ class InProcessClock:
         self._clock = job_shard.clock_shard
         self._closed = False
 
-    def join(self, requester: Requester, link_address: str) -> Meeting:
+    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
         """See `ClockTransport.join`."""
-        return self._clock.join(requester, link_address)
+        return self._clock.join(requester, link_address, replicas_address)
 
     def initialized(self, requester: Requester) -> None:
         """See `ClockTransport.initialized`."""
@@ -103,6 +103,7 @@ class InProcessClock:
 
     def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
         """See `ClockTransport.pull_buffers`."""
+        self._clock.check_requester(header.requester)
         yield from self._job.buffers.stream(header)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import structlog
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import ProtocolViolation, StaleTerm, Unavailable, UnknownJob
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.log import bind_context
 from hetpipe.ps.buffer_exchange import BufferExchange
 from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.manifest import CheckpointKeeper
@@ -107,6 +108,7 @@ class JobShard:
         return part
 
     def _run(self, batches: Iterator[Sequence[Record]]) -> None:
+        bind_context(job=self.config.job_id, shard=self.config.shard)
         try:
             for records in batches:
                 for record in records:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hetpipe.errors import CheckpointError, ProtocolViolation
 from hetpipe.spec import wire
+from hetpipe.spec.bounds import MAX_COUNT, MAX_STAGES
 from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.requests import CheckpointFile, Requester
 from hetpipe.spec.sync import Membership, Progress
@@ -25,7 +26,8 @@ from hetpipe.spec.sync import Membership, Progress
 MANIFEST = "manifest.json"
 
 #: What a file of a checkpoint may be called: no folder, no dots but the extension's.
-_FILE_NAME = re.compile(r"vw-\d+-stage-\d+\.safetensors")
+_FILE_NAME = re.compile(r"vw-\d{1,9}-stage-\d{1,9}\.safetensors", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,31 @@ def file_digest(path: Path) -> CheckpointFile:
     return CheckpointFile(path.name, digest.hexdigest(), path.stat().st_size)
 
 
+def parse_manifest(text: bytes) -> Manifest:
+    """The manifest in `text`.
+
+    Raises:
+        ProtocolViolation: it is none, or names a file that no stage would write.
+    """
+    manifest: Manifest = wire.from_json(Manifest, text)
+    _check_files(manifest.files, "the manifest has")
+    return manifest
+
+
+def _check_files(files: Sequence[CheckpointFile], who: str) -> None:
+    if len(files) > MAX_STAGES:
+        raise ProtocolViolation(f"{who} {len(files)} checkpoint files; a checkpoint has at most {MAX_STAGES}")
+    for file in files:
+        if not _FILE_NAME.fullmatch(file.name):
+            raise ProtocolViolation(f"{who} a checkpoint file named {file.name!r:.80}")
+        if not _SHA256.fullmatch(file.sha256) or not 0 <= file.num_bytes < MAX_COUNT:
+            raise ProtocolViolation(f"{who} {file.name} of {file.num_bytes} bytes with SHA-256 {file.sha256!r:.80}")
+
+
+def _stem(file: CheckpointFile) -> str:
+    return file.name.partition(".")[0]
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint whose files are all there with the right size.
 
@@ -81,10 +108,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest: Manifest = wire.from_json(Manifest, path.read_bytes())
+        manifest = parse_manifest(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}") from None
-    except ProtocolViolation as error:
+    except (ProtocolViolation, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     for file in manifest.files:
         size = (folder / file.name).stat().st_size if (folder / file.name).is_file() else None
@@ -140,20 +167,18 @@ class CheckpointKeeper:
         """A stage's part is on disk; returns whether the checkpoint is complete now.
 
         Raises:
-            ProtocolViolation: a file name that no stage would use.
+            ProtocolViolation: another barrier, or files that no stage would write.
         """
-        wrong = [file.name for file in files if not _FILE_NAME.fullmatch(file.name)]
-        if wrong:
-            raise ProtocolViolation(f"{requester} reports a checkpoint file named {wrong[0]!r:.80}")
+        _check_files(files, f"{requester} reports")
+        if progress.clock != clock:
+            raise ProtocolViolation(f"checkpoint at clock {clock}, but the segment under way began at {progress.clock}")
+        if not files or any(name != f"vw-{requester.vw}-stage-{requester.stage}" for name in map(_stem, files)):
+            raise ProtocolViolation(f"{requester} reports {len(files)} checkpoint files that are not its own, or none")
         with self._lock:
             parts = self._parts.setdefault(clock, {})
             parts[requester.vw, requester.stage] = tuple(files)
             if len(parts) < sum(self._membership.num_stages.values()):
                 return False
-            if progress.clock != clock:
-                raise ProtocolViolation(
-                    f"checkpoint at clock {clock}, but the segment under way began at {progress.clock}"
-                )
             every = tuple(file for key in sorted(parts) for file in parts[key])
             manifest = Manifest(1, self._job_id, progress, self._membership.num_stages, every)
             folder = checkpoint_dir(self._run_dir, clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,23 +11,29 @@ import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob
+from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob, UserError
 from hetpipe.observe.history import History, HistoryWriter
 from hetpipe.ps.clock_shard import ClockShard
+from hetpipe.ps.config_check import check_config
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
+from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.shard_client import GrpcClock
+from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import Watchers
+from hetpipe.spec.bounds import MAX_SHARDS, MAX_STAGES
 from hetpipe.spec.ids import Clock, JobId, ShardIndex, Term, Wave
 from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
+from hetpipe.sync.segment import CHECKPOINT, STOP
 
-#: Streams of one job that may follow its log at a time: its shards, and its stages, with some to spare.
-MAX_SHARDS = 64
-MAX_STAGES = 200
+#: Streams of one job that may follow its log at a time.
 MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
+
+#: Barriers that nobody planned are for these.
+_BARRIER_REASONS = (STOP, CHECKPOINT)
 
 #: Longest time for which commits are kept from followers that gather them.
 GATHER_SECONDS = 1.0
@@ -52,8 +59,25 @@ class _Job:
 class ShardServer:
     """Serves any number of jobs. Thread-safe."""
 
-    def __init__(self, history: HistoryFactory, clock: TimeSource = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        history: HistoryFactory,
+        clock: TimeSource = SYSTEM_CLOCK,
+        *,
+        tls: Tls | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Serve no job yet.
+
+        Args:
+            history: opens the history of a job.
+            clock: for waits.
+            tls: how to prove oneself to the clock shard of a job.
+            memory_bytes: what one job's weights may take; None: the machine's memory.
+        """
+        self._memory_bytes = machine_memory_bytes() if memory_bytes is None else memory_bytes
         self._history = history
+        self._tls = tls
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[JobId, _Job] = {}
@@ -65,7 +89,9 @@ class ShardServer:
 
         Raises:
             StaleTerm: a later term is configured already.
+            ProtocolViolation, ResourceExhausted, UserError: this shard could not serve it.
         """
+        check_config(config, memory_bytes=self._memory_bytes)
         with self._lock:
             present = self._jobs.get(config.job_id)
             if present is not None:
@@ -80,7 +106,9 @@ class ShardServer:
             _end(present)
         remote = None
         if config.shard != 0:
-            remote = GrpcClock(config.clock_shard_address, job_id=config.job_id, term=config.term, clock=self._clock)
+            remote = GrpcClock(
+                config.clock_shard_address, job_id=config.job_id, term=config.term, tls=self._tls, clock=self._clock
+            )
         job.shard.start(remote, self._clock)
 
     def release(self, job_id: JobId) -> None:
@@ -91,7 +119,13 @@ class ShardServer:
             _end(job)
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
-        """Set an unplanned barrier."""
+        """Set an unplanned barrier.
+
+        Raises:
+            ProtocolViolation: for a reason that no barrier is set for.
+        """
+        if reason not in _BARRIER_REASONS:
+            raise ProtocolViolation(f"no barrier is set for {reason!r:.40}; ask for {' or '.join(_BARRIER_REASONS)}")
         return self._job(job_id, term).shard.clock_shard.request_barrier(reason)
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
@@ -108,6 +142,11 @@ class ShardServer:
         """The jobs that are served."""
         with self._lock:
             return tuple(self._jobs)
+
+    def job_shards(self) -> tuple[JobShard, ...]:
+        """This process's shard of every job."""
+        with self._lock:
+            return tuple(job.shard for job in self._jobs.values())
 
     def stop(self) -> None:
         """End every stream and every job."""
@@ -126,9 +165,11 @@ class ShardServer:
         """See `ShardTransport.pull`."""
         return self._job(header.requester.job_id).bulk.pull(header)
 
-    def join(self, requester: Requester, link_address: str) -> Meeting:
+    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
         """See `ClockTransport.join`."""
-        return self._clock_of(requester.job_id).join(requester, link_address)
+        for address in filter(None, (link_address, replicas_address)):
+            split_address(address)
+        return self._clock_of(requester.job_id).join(requester, link_address, replicas_address)
 
     def initialized(self, requester: Requester) -> None:
         """See `ClockTransport.initialized`."""
@@ -168,8 +209,9 @@ class ShardServer:
         """The records from `start` on, until the client goes, the job ends, or the stream has lasted long enough."""
         job = self._job(job_id, term)
         own = job.shard.clock_shard
-        if start < 0:
-            raise ProtocolViolation(f"the decision log has no record {start}")
+        length = own.num_records
+        if not 0 <= start <= length:
+            raise ProtocolViolation(f"the decision log has {length} records, there is none to follow from {start}")
         position = start
         with job.watchers[gathered].watch(context) as watch:
             while (records := watch.wait(_records_after(own, position), look_seconds=GATHER_SECONDS)) is not None:
@@ -192,6 +234,11 @@ class ShardServer:
         return job.clock if job.clock is not None else InProcessClock(job.shard)
 
 
+def machine_memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _records_after(clock_shard: ClockShard, position: int) -> Callable[[], Sequence[Record] | None]:
     return lambda: clock_shard.records_from(position) or None
 
@@ -206,9 +253,14 @@ def file_history(host: str, pid: int, clock: TimeSource = SYSTEM_CLOCK) -> Histo
     """Histories in the run's folder, `RUN_DIR/history/shard-N.jsonl`."""
 
     def open_history(config: ShardConfig) -> HistoryWriter:
-        folder = Path(config.run_dir) / "history"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"shard-{config.shard}.jsonl"
-        return History(path, host=host, pid=pid, role="parameter_server", term=config.term, clock=clock)
+        path = Path(config.run_dir) / "history" / f"shard-{config.shard}.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return History(path, host=host, pid=pid, role="parameter_server", term=config.term, clock=clock)
+        except OSError as error:
+            raise UserError(
+                f"shard {config.shard} cannot write {path}: {error.strerror}; every parameter server needs the folder "
+                "of the run at the same path"
+            ) from error
 
     return open_history

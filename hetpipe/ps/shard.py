@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +18,7 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.ps.chunks import ChunkReceiver, Run, RunMap, chunks
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.plan import SlicePlan
-from hetpipe.spec.requests import PullHeader, PushHeader
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester
 from hetpipe.spec.run import ShardConfig
 from hetpipe.sync.records import EvictRecord, Record
 from hetpipe.sync.shard_state import (
@@ -105,6 +106,34 @@ class PushSession:
                 )
 
 
+@dataclass(slots=True)
+class ShardCounts:
+    """What a shard has done so far."""
+
+    pushes: int = 0
+    """Staged."""
+    pushed_bytes: int = 0
+    duplicate_pushes: int = 0
+    """Of what was staged already."""
+    pulls: int = 0
+    """Begun."""
+    pulled_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """A shard at one moment."""
+
+    counts: ShardCounts
+    followed_records: int
+    staged_waves: int
+    """First weights among them."""
+    published: Clock
+    retained_versions: int
+    weight_bytes: int
+    """Of all buffers in use."""
+
+
 class Shard:
     """Stages, applies and serves the slices of one shard. Thread-safe; `follow` is for one thread.
 
@@ -130,6 +159,7 @@ class Shard:
         self._sessions: dict[tuple[StageKey, int], PushSession] = {}
         self._versions: dict[Clock, FlatBuffer] = {}
         self._building: FlatBuffer | None = None
+        self._counts = ShardCounts()
 
     def begin_push(self, header: PushHeader) -> PushSession | None:
         """Admit a push before anything is allocated; None if it is staged already.
@@ -137,10 +167,12 @@ class Shard:
         Raises:
             ProtocolViolation: a kind of it, by `ShardState.admit`.
         """
+        self._check_stage(header.requester)
         key = stage_key(header)
         with self._lock:
             verdict, indices = self._state.admit(header)
             if verdict is Admission.DUPLICATE:
+                self._counts.duplicate_pushes += 1
                 return None
             if key not in self._staging:
                 self._staging[key] = self._pool.take()
@@ -156,6 +188,8 @@ class Shard:
         with self._lock:
             self._sessions.pop((stage_key(header), header.requester.stage), None)
             self._state.staged_by(header, indices)
+            self._counts.pushes += 1
+            self._counts.pushed_bytes += self._num_bytes(indices)
         if header.wave is not None:
             requester = header.requester
             self._history.staged(
@@ -174,11 +208,14 @@ class Shard:
         Raises:
             ClockNotPublished, ClockFreed, SliceMismatch, StaleTerm, StaleIncarnation: as named.
         """
+        self._check_stage(header.requester)
         with self._lock:
             self._state.check_request(header.requester)
             indices = self._state.slice_indices(header.slices)
             self._state.check_pull(header.clock)
             version = self._pool.hold(self._versions[header.clock])
+            self._counts.pulls += 1
+            self._counts.pulled_bytes += self._num_bytes(indices)
         requester = header.requester
         self._history.pull(shard=self.config.shard, vw=requester.vw, stage=requester.stage, clock=header.clock)
         try:
@@ -191,6 +228,18 @@ class Shard:
         """Records followed so far."""
         return self._state.followed
 
+    def facts(self) -> ShardFacts:
+        """How it stands."""
+        with self._lock:
+            return ShardFacts(
+                counts=replace(self._counts),
+                followed_records=self._state.followed,
+                staged_waves=len(self._state.staged),
+                published=self._state.published,
+                retained_versions=len(self._state.alive),
+                weight_bytes=self._pool.alive * self.layout.num_bytes,
+            )
+
     def follow(self, record: Record) -> None:
         """Carry out the next record of the decision log. Called by one thread, in order."""
         with self._lock:
@@ -201,6 +250,15 @@ class Shard:
             self._end_pushes_of(record)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _num_bytes(self, indices: tuple[int, ...]) -> int:
+        return sum(self.layout.slots[index].num_bytes for index in indices)
+
+    def _check_stage(self, requester: Requester) -> None:
+        """Refuse a stage that its virtual worker does not have; whether it has that one is for `ShardState` to say."""
+        count = self.config.membership.num_stages.get(requester.vw)
+        if count is not None and not 0 <= requester.stage < count:
+            raise ProtocolViolation(f"virtual worker {requester.vw} has {count} stages; there is no {requester}")
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:

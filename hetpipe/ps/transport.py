@@ -35,8 +35,14 @@ class ShardTransport(Protocol):
 class ClockTransport(Protocol):
     """The calls only the clock shard answers."""
 
-    def join(self, requester: Requester, link_address: str) -> Meeting:
-        """Say that a stage is there; returns where stages meet."""
+    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+        """Say that a stage is there, and where it awaits others; returns where others await it.
+
+        Args:
+            requester: the stage.
+            link_address: `HOST:PORT` for the next stage of its virtual worker; empty: nowhere, or said before.
+            replicas_address: `HOST:PORT` for the same stage of the other virtual workers; virtual worker 0 only.
+        """
         ...
 
     def initialized(self, requester: Requester) -> None:

@@ -7,32 +7,28 @@ from collections.abc import Generator
 import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import HetpipeError, PeerUnreachable
-from hetpipe.rpc.channel import open_channel
+from hetpipe.rpc.connection import Connection, Target
 from hetpipe.rpc.method import RequestT, ResponseT, Streaming, Unary, serialize
-from hetpipe.rpc.status import translate_rpc_error
+from hetpipe.rpc.patience import stream_while_busy, while_busy
 
 
 class Caller:
     """Calls one service of one peer over a channel of its own. Thread-safe; `close` ends all calls."""
 
-    def __init__(self, address: str, *, service: str, role: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Prepare the channel; it connects with the first call.
+    def __init__(self, target: Target, *, service: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Prepare the connection; it is made with the first call.
 
         Args:
-            address: `HOST:PORT` of the peer.
+            target: whom to call.
             service: full name of the service.
-            role: what the peer is, for error messages, for example `coordinator`.
             clock: measures how long calls take.
 
         Raises:
             UserError: the address is malformed.
         """
-        self.address = address
         self._service = service
-        self._role = role
         self._clock = clock
-        self._channel = open_channel(address)
+        self._connection = Connection(target, clock=clock)
 
     def unary(
         self,
@@ -47,15 +43,20 @@ class Caller:
         Raises:
             HetpipeError: what the peer raised, `PeerUnreachable` or `DeadlineExceeded`.
         """
-        call = self._channel.unary_unary(f"/{self._service}/{method.name}", serialize, method.response.FromString)
         started = self._clock.monotonic()
-        try:
-            response: ResponseT = call(request, timeout=deadline_seconds)
-        except grpc.RpcError as error:
-            raise self._translated(error, method.name, started, awaited) from error
-        except ValueError as error:
-            raise self._closed(error) from error
-        return response
+
+        def attempt() -> ResponseT:
+            left = max(0.0, started + deadline_seconds - self._clock.monotonic())
+            with self._connection.channel() as channel:
+                call = channel.unary_unary(f"/{self._service}/{method.name}", serialize, method.response.FromString)
+                try:
+                    return call(request, timeout=left)  # type: ignore[no-any-return]
+                except grpc.RpcError as error:
+                    raise self._connection.translated(error, method.name, started, awaited) from error
+                except ValueError as error:
+                    raise self._connection.closed(error) from error
+
+        return while_busy(attempt, until=started + deadline_seconds, clock=self._clock)
 
     def stream(
         self,
@@ -70,35 +71,28 @@ class Caller:
         Raises:
             HetpipeError: as `unary`, from the iterator.
         """
-        call = self._channel.unary_stream(f"/{self._service}/{method.name}", serialize, method.response.FromString)
+        until = self._clock.monotonic() + deadline_seconds
+        yield from stream_while_busy(
+            lambda: self._stream(method, request, until=until, awaited=awaited), until=until, clock=self._clock
+        )
+
+    def _stream(
+        self, method: Streaming[RequestT, ResponseT], request: RequestT, *, until: float, awaited: str
+    ) -> Generator[ResponseT, None, None]:
         started = self._clock.monotonic()
-        try:
-            responses = call(request, timeout=deadline_seconds)
-        except ValueError as error:
-            raise self._closed(error) from error
-        try:
-            yield from responses
-        except grpc.RpcError as error:
-            raise self._translated(error, method.name, started, awaited) from error
-        finally:
-            responses.cancel()  # type: ignore[no-untyped-call]
+        with self._connection.channel() as channel:
+            call = channel.unary_stream(f"/{self._service}/{method.name}", serialize, method.response.FromString)
+            try:
+                responses = call(request, timeout=max(0.0, until - started))
+            except ValueError as error:
+                raise self._connection.closed(error) from error
+            try:
+                yield from responses
+            except grpc.RpcError as error:
+                raise self._connection.translated(error, method.name, started, awaited) from error
+            finally:
+                responses.cancel()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """End all calls and the channel."""
-        self._channel.close()
-
-    def _translated(self, error: grpc.RpcError, call: str, started: float, awaited: str) -> HetpipeError:
-        return translate_rpc_error(
-            error,
-            peer=self.address,
-            role=self._role,
-            call=call,
-            elapsed_seconds=self._clock.monotonic() - started,
-            awaited=awaited,
-        )
-
-    def _closed(self, error: ValueError) -> HetpipeError:
-        """What a call on a closed channel means; gRPC itself raises a ValueError."""
-        return PeerUnreachable(
-            f"the connection to the {self._role} at {self.address} was closed on this side ({error})"
-        )
+        self._connection.close()

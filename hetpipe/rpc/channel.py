@@ -30,7 +30,7 @@ _CONNECT_MS = 3_000
 
 _LARGEST_PORT = 65_535
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 
 def message_options(max_message_bytes: int) -> Options:
@@ -72,8 +72,20 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
+def open_channel(
+    address: str,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    server_name: str = "",
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.Channel:
     """A channel to the server at `address` (`HOST:PORT`). It connects on first use; the caller closes it.
+
+    Args:
+        address: whom to dial.
+        credentials: what to prove oneself with; None: plaintext.
+        server_name: the name that the server's certificate must have, instead of the host's.
+        max_message_bytes: longest message either way.
 
     Raises:
         UserError: the address is malformed.
@@ -89,4 +101,7 @@ def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) ->
         ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
     ]
-    return grpc.insecure_channel(join_address(host, port), options=options)
+    target = join_address(host, port)
+    if credentials is None:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, credentials, [*options, ("grpc.ssl_target_name_override", server_name)])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc.checks import check_counts, check_member, checked_job_id
+from hetpipe.spec.bounds import MAX_LISTED, MAX_STAGES, cut
 from hetpipe.spec.commands import (
     AgentNews,
     ChildExit,
@@ -70,7 +72,8 @@ def member_info_from_proto(message: pb.MemberInfo) -> MemberInfo:
     """What a process tells of itself."""
     role = _ROLE_FROM_PROTO.get(message.role)
     if role is None or not message.id:
-        raise ProtocolViolation(f"a member needs a role and an id, not role {message.role} and id {message.id!r}")
+        raise ProtocolViolation(f"a member needs a role and an id, not role {message.role} and id {message.id!r:.80}")
+    check_member(message)
     return MemberInfo(
         role=role,
         id=MemberId(message.id),
@@ -117,6 +120,11 @@ def clocks_to_proto(clocks: ClockSnapshot) -> pb.ClockSnapshot:
 
 def clocks_from_proto(message: pb.ClockSnapshot) -> ClockSnapshot:
     """The clocks of one job, local clocks in index order."""
+    if len(message.local) > MAX_STAGES:
+        raise ProtocolViolation(f"clocks of {len(message.local)} virtual workers; at most {MAX_STAGES} are told of")
+    fields = (message.term, message.published, message.global_clock, message.max_distance, message.epoch)
+    counts = (message.minibatches, message.samples, message.barrier)
+    check_counts("the clocks of a job", *fields, *counts, *message.local.values())
     return ClockSnapshot(
         term=Term(message.term),
         published=Clock(message.published),
@@ -127,7 +135,7 @@ def clocks_from_proto(message: pb.ClockSnapshot) -> ClockSnapshot:
         minibatches=message.minibatches,
         samples=message.samples,
         barrier=Clock(message.barrier),
-        barrier_reason=message.barrier_reason,
+        barrier_reason=cut(message.barrier_reason),
     )
 
 
@@ -138,8 +146,9 @@ def stage_key_to_proto(key: StageKey) -> pb.StageKey:
 
 def stage_key_from_proto(message: pb.StageKey) -> StageKey:
     """The name of one life of one stage."""
+    check_counts("the life of a stage", message.incarnation)
     return StageKey(
-        JobId(message.job_id),
+        checked_job_id(message.job_id),
         VirtualWorkerIndex(message.vw),
         StageIndex(message.stage),
         Incarnation(message.incarnation),
@@ -230,23 +239,22 @@ def news_from_proto(message: pb.AgentNews) -> AgentNews:
         case "inspection":
             text = message.inspection.model_report_json
             return InspectionResult(
-                job_id=JobId(message.inspection.job_id),
+                job_id=checked_job_id(message.inspection.job_id),
                 model=from_json(ModelReport, text) if text else None,
-                error=message.inspection.error,
-                problems=tuple(message.inspection.problems),
+                error=cut(message.inspection.error),
+                problems=tuple(cut(problem) for problem in message.inspection.problems[:MAX_LISTED]),
                 measurements=tuple(from_json(Measurement, text) for text in message.inspection.measurements_json),
             )
         case "inspection_step":
             about = message.inspection_step
-            return InspectionStep(
-                JobId(about.job_id), ProfileStep(about.device_type, about.layer, about.done, about.total)
-            )
+            step = ProfileStep(cut(about.device_type), cut(about.layer), about.done, about.total)
+            return InspectionStep(checked_job_id(about.job_id), step)
         case "exit":
             return ChildExit(
                 key=stage_key_from_proto(message.exit.key),
                 pid=message.exit.pid,
                 exit_code=message.exit.exit_code,
-                last_output=message.exit.last_output,
+                last_output=cut(message.exit.last_output),
             )
         case _:
             raise ProtocolViolation("the agent's news are of a kind this version does not know")

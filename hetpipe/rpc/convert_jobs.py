@@ -6,6 +6,7 @@ import json
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc.checks import check_folder
 from hetpipe.rpc.convert import clocks_from_proto, clocks_to_proto
 from hetpipe.spec.events import (
     Evaluated,
@@ -87,6 +88,8 @@ def submission_from_proto(message: pb.SubmitJobRequest) -> Submission:
     """A job as it is handed in."""
     if not message.request_id or not message.run_dir:
         raise ProtocolViolation("a submission needs a request id and the folder of the run")
+    for folder in (message.run_dir, message.import_path, message.restore or message.run_dir):
+        check_folder(folder)
     return Submission(
         request_id=message.request_id,
         job_json=message.job_json,
@@ -110,6 +113,7 @@ def progress_to_proto(table: ProgressTable) -> pb.ProgressTable:
             samples_per_second=row.samples_per_second,
             loss=row.loss,
             waiting_share=row.waiting_share,
+            memory_bytes=row.memory_bytes,
         )
         for row in table.rows
     ]
@@ -140,6 +144,7 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
             samples_per_second=row.samples_per_second,
             loss=row.loss if row.HasField("loss") else None,
             waiting_share=row.waiting_share,
+            memory_bytes=row.memory_bytes,
         )
         for row in message.rows
     )
@@ -161,7 +166,7 @@ def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:
     sequence, event = numbered.sequence, numbered.event
     match event:
         case StateChanged():
-            changed = pb.StateChanged(state=state_to_proto(event.state))
+            changed = pb.StateChanged(state=state_to_proto(event.state), remark=event.remark)
             return pb.WatchJobResponse(sequence=sequence, state_changed=changed)
         case Waiting():
             waiting = pb.Waiting(sentence=event.sentence, seconds=event.seconds)
@@ -189,7 +194,7 @@ def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:
     event: JobEvent
     match message.WhichOneof("event"):
         case "state_changed":
-            event = StateChanged(state_from_proto(message.state_changed.state))
+            event = StateChanged(state_from_proto(message.state_changed.state), message.state_changed.remark)
         case "waiting":
             event = Waiting(message.waiting.sentence, message.waiting.seconds)
         case "evaluated":
@@ -248,6 +253,7 @@ def status_to_proto(status: JobStatus) -> pb.JobStatus:
         failure=status.failure,
         processes=[process_to_proto(process) for process in status.processes],
         clocks=None if status.clocks is None else clocks_to_proto(status.clocks),
+        progress=None if status.progress is None else progress_to_proto(status.progress),
     )
 
 
@@ -262,6 +268,7 @@ def status_from_proto(message: pb.JobStatus) -> JobStatus:
         failure=message.failure,
         processes=tuple(process_from_proto(process) for process in message.processes),
         clocks=clocks_from_proto(message.clocks) if message.HasField("clocks") else None,
+        progress=progress_from_proto(message.progress) if message.HasField("progress") else None,
     )
 
 
@@ -270,7 +277,7 @@ def _result_from_json(text: str) -> dict[str, object] | None:
         return None
     try:
         result = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolViolation(f"the result of the job is not JSON: {error}") from error
     if not isinstance(result, dict):
         raise ProtocolViolation("the result of the job is not a JSON object")

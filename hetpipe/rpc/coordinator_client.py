@@ -13,6 +13,7 @@ from hetpipe.errors import UnknownJob
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import coordinator_methods as methods
 from hetpipe.rpc.caller import Caller
+from hetpipe.rpc.connection import Target
 from hetpipe.rpc.convert import (
     clocks_from_proto,
     clocks_to_proto,
@@ -20,6 +21,7 @@ from hetpipe.rpc.convert import (
     member_from_proto,
     member_info_to_proto,
     news_to_proto,
+    stage_key_to_proto,
 )
 from hetpipe.rpc.convert_jobs import (
     event_from_proto,
@@ -28,9 +30,11 @@ from hetpipe.rpc.convert_jobs import (
     stop_mode_to_proto,
     submission_to_proto,
 )
+from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
-from hetpipe.spec.commands import AgentNews, NumberedCommand
+from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
 from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission
+from hetpipe.spec.identity import Role, server_name
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
@@ -49,13 +53,24 @@ class CoordinatorClient:
     itself raises. `job_id=None` means the newest job.
     """
 
-    def __init__(self, address: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.address = address
-        self._caller = Caller(address, service=methods.SERVICE, role="coordinator", clock=clock)
+        target = Target(address=address, role="coordinator", tls=tls, server_name=server_name(Role.COORDINATOR))
+        self._caller = Caller(target, service=methods.SERVICE, clock=clock)
 
     def close(self) -> None:
         """End all calls and the connection."""
         self._caller.close()
+
+    def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
+        """The certificate of a stage that the plan puts on `agent`'s node, as PEM."""
+        request = pb.CertifyStageRequest(
+            agent_id=agent, registration=registration, stage=stage_key_to_proto(stage), request_pem=request_pem
+        )
+        response = self._caller.unary(
+            methods.CERTIFY_STAGE, request, deadline_seconds=CALL_SECONDS, awaited="a certificate"
+        )
+        return response.certificate_pem
 
     def register(self, member: MemberInfo) -> Lease:
         """Make `member` a member, or replace its registration."""

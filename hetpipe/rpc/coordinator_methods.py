@@ -19,6 +19,7 @@ WATCH_JOB = Streaming("WatchJob", pb.WatchJobRequest, pb.WatchJobResponse)
 LIST_MEMBERS = Unary("ListMembers", pb.ListMembersRequest, pb.ListMembersResponse)
 GET_CLOCKS = Unary("GetClocks", pb.GetClocksRequest, pb.GetClocksResponse)
 WATCH_CLOCKS = Streaming("WatchClocks", pb.WatchClocksRequest, pb.WatchClocksResponse)
+CERTIFY_STAGE = Unary("CertifyStage", pb.CertifyStageRequest, pb.CertifyStageResponse)
 
 METHODS: tuple[Method, ...] = (
     REGISTER,
@@ -33,4 +34,5 @@ METHODS: tuple[Method, ...] = (
     LIST_MEMBERS,
     GET_CLOCKS,
     WATCH_CLOCKS,
+    CERTIFY_STAGE,
 )

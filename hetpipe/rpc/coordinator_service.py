@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import coordinator_methods as methods
+from hetpipe.rpc.checks import checked_job_id
 from hetpipe.rpc.convert import (
     clocks_from_proto,
     clocks_to_proto,
@@ -16,6 +18,7 @@ from hetpipe.rpc.convert import (
     member_info_from_proto,
     member_to_proto,
     news_from_proto,
+    stage_key_from_proto,
 )
 from hetpipe.rpc.convert_jobs import (
     event_to_proto,
@@ -25,7 +28,8 @@ from hetpipe.rpc.convert_jobs import (
     submission_from_proto,
 )
 from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
-from hetpipe.spec.commands import AgentNews, NumberedCommand
+from hetpipe.spec.bounds import MAX_LISTED
+from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
 from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
@@ -72,6 +76,10 @@ class CoordinatorHandlers(Protocol):
         """Take a batch of news, once. Raises `UnknownMember`."""
         ...
 
+    def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
+        """Certify the key of a stage on the agent's node. Raises `UnknownMember`, `PermissionDenied`."""
+        ...
+
     def submit_job(self, submission: Submission) -> JobId:
         """Take a job. Raises `JobError` when it cannot be read."""
         ...
@@ -113,6 +121,7 @@ def coordinator_service(handlers: CoordinatorHandlers) -> GenericHandler:
                 unary_handler(methods.LEAVE, adapter.leave),
                 streaming_handler(methods.WATCH_COMMANDS, adapter.watch_commands),
                 unary_handler(methods.REPORT, adapter.report),
+                unary_handler(methods.CERTIFY_STAGE, adapter.certify_stage),
                 unary_handler(methods.SUBMIT_JOB, adapter.submit_job),
                 unary_handler(methods.STOP_JOB, adapter.stop_job),
                 unary_handler(methods.GET_STATUS, adapter.status),
@@ -140,11 +149,13 @@ class _Adapter:
         )
 
     def heartbeat(self, request: pb.HeartbeatRequest, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
+        if max(len(request.clocks), len(request.job_ids)) > MAX_LISTED:
+            raise ProtocolViolation(f"a heartbeat tells of {len(request.job_ids)} jobs; at most {MAX_LISTED} are taken")
         renewal = self._handlers.heartbeat(
             MemberId(request.member_id),
             Registration(request.registration),
-            clocks={JobId(job): clocks_from_proto(request.clocks[job]) for job in sorted(request.clocks)},
-            jobs=tuple(JobId(job) for job in request.job_ids),
+            clocks={checked_job_id(job): clocks_from_proto(request.clocks[job]) for job in sorted(request.clocks)},
+            jobs=tuple(checked_job_id(job) for job in request.job_ids),
             last_command=request.last_command,
         )
         return pb.HeartbeatResponse(lease_seconds=renewal.lease_seconds, ended_job_ids=renewal.ended_jobs)
@@ -164,6 +175,12 @@ class _Adapter:
         news = tuple(news_from_proto(item) for item in request.news)
         self._handlers.report(AgentId(request.agent_id), Registration(request.registration), request.batch, news)
         return pb.ReportResponse()
+
+    def certify_stage(self, request: pb.CertifyStageRequest, _: grpc.ServicerContext) -> pb.CertifyStageResponse:
+        agent, registration = AgentId(request.agent_id), Registration(request.registration)
+        stage = stage_key_from_proto(request.stage)
+        certificate = self._handlers.certify_stage(agent, registration, stage, request.request_pem)
+        return pb.CertifyStageResponse(certificate_pem=certificate)
 
     def submit_job(self, request: pb.SubmitJobRequest, _: grpc.ServicerContext) -> pb.SubmitJobResponse:
         return pb.SubmitJobResponse(job_id=self._handlers.submit_job(submission_from_proto(request)))

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+
+from hetpipe.errors import ProtocolViolation
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -40,6 +42,18 @@ Method = Unary[Any, Any] | Streaming[Any, Any]
 if TYPE_CHECKING:  # gRPC's own classes cannot be subscripted when the program runs
     Handler = grpc.RpcMethodHandler[Any, Any]
     GenericHandler = grpc.GenericRpcHandler[Any, Any]
+
+
+def parse(kind: type[RequestT], data: bytes) -> RequestT:
+    """The message of type `kind` in `data`, which comes from a peer.
+
+    Raises:
+        ProtocolViolation: it is no such message.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise ProtocolViolation(f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}") from None
 
 
 def serialize(message: Message) -> bytes:

@@ -1,7 +1,8 @@
 """A sync gRPC server with everything a hetpipe service needs around its calls.
 
-Errors become statuses (`rpc.status`), the port is taken exclusively, messages and concurrent calls are bounded, pings
-are answered, the standard health service is there, and `stop` ends the streams first, so that it is prompt.
+Callers are known by their certificates and held to `rpc.access` and `rpc.limits`, and errors become statuses (all in
+`rpc.guard`); the port is taken exclusively, messages and concurrent calls are bounded, pings are answered, the standard
+health service is there, and `stop` ends the streams first, so that it is prompt.
 
 A call holds a thread of the pool while it runs. Calls that wait must therefore be streams bounded by `rpc.watchers`,
 with fewer watchers than threads.
@@ -9,28 +10,40 @@ with fewer watchers than threads.
 
 from __future__ import annotations
 
-import errno
-import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from hetpipe.errors import HetpipeError, PortInUse, UserError
-from hetpipe.observe.log import get_logger
-from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, Options, join_address, keepalive_options, message_options
-from hetpipe.rpc.status import INTERNAL_TEXT, metadata_of, status_of, text_of
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import UserError
+from hetpipe.rpc.access import ACCESS, Rule
+from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, Options, keepalive_options, message_options
+from hetpipe.rpc.guard import Guard
+from hetpipe.rpc.limits import Limits
+from hetpipe.rpc.listening import listen, refuse_plaintext_beyond_loopback
+from hetpipe.rpc.probes import Probes
+from hetpipe.rpc.tls import Tls
 
 if TYPE_CHECKING:
     from hetpipe.rpc.method import GenericHandler
 
-_log = get_logger(__name__)
-
 #: Shortest pause between two pings of one client that the server accepts, in milliseconds; below every client's own.
 _MIN_PING_INTERVAL_MS = 2_000
+
+#: Calls of one connection at a time; further ones wait on the client's side. Well above `Limits.calls_per_peer`.
+MAX_STREAMS_PER_CONNECTION = 128
+
+#: Seconds between two looks for calls whose peers send nothing.
+_LOOK_SECONDS = 1.0
+
+#: Running and queued calls of a server that says nothing else.
+MAX_CONCURRENT_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +56,33 @@ class ServerConfig:
     """0 lets the system choose one."""
     num_threads: int = 16
     """Calls that run at the same time; further ones queue."""
-    max_concurrent_calls: int = 256
+    max_concurrent_calls: int = MAX_CONCURRENT_CALLS
     """Running and queued calls; further ones are refused."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     reflection: bool = False
     """Tells clients which services there are; needs the extra `reflection`."""
+    tls: Tls | None = None
+    """Whose certificate to serve with, and whom to trust. None: plaintext, and everybody may call everything."""
+    insecure: bool = False
+    """Listen beyond loopback without TLS."""
+    health_port: int | None = None
+    """A second, plaintext port with nothing but health, for probes that have no certificate; 0: any."""
+    access: Mapping[str, Rule] = field(default_factory=lambda: ACCESS)
+    """Who may call what, with TLS."""
+    limits: Limits = field(default_factory=Limits)
+    """What one peer may have at a time."""
 
 
 class Server:
     """One server. Add services, `start` it, and `stop` it once; every method is called from one thread."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Prepare; nothing listens yet. `clock` measures how long peers are waited for."""
         self._config = config
+        self._guard = Guard(
+            None if config.tls is None else config.access, config.limits, num_threads=config.num_threads, clock=clock
+        )
+        self._stopped = threading.Event()
         self._services: list[str] = []
         self._on_stop: list[Callable[[], None]] = []
         self._health = health.HealthServicer()
@@ -62,18 +90,23 @@ class Server:
             *message_options(config.max_message_bytes),
             *keepalive_options(),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
             ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ]
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=config.num_threads, thread_name_prefix="rpc"),
-            interceptors=[_ErrorsToStatuses()],
+            interceptors=[self._guard],
             options=options,
             maximum_concurrent_rpcs=config.max_concurrent_calls,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        port = config.health_port
+        self._probes = None if port is None else Probes(config.host, port, self._health)
         #: `HOST:PORT` once started; the host is the interface, so it may be a wildcard.
         self.address = ""
+        #: The same of the port for probes, if there is one.
+        self.health_address = ""
 
     def add(self, service: str, handler: GenericHandler) -> None:
         """Serve the calls of `service` (its full name). Before `start` only."""
@@ -84,6 +117,16 @@ class Server:
         """Call `callback` when `stop` begins; it must end the streams it knows of, and return soon."""
         self._on_stop.append(callback)
 
+    def stand_by(self) -> None:
+        """Answer on the port for probes, if there is one, that nothing is served yet. Before `start` only.
+
+        Raises:
+            PortInUse: its address is taken.
+            UserError: the host is unknown or not this machine's.
+        """
+        self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._start_probes()
+
     def start(self) -> str:
         """Listen and serve.
 
@@ -92,28 +135,48 @@ class Server:
 
         Raises:
             PortInUse: the address is taken.
-            UserError: the host is unknown or not this machine's, or reflection is asked for and not installed.
+            UserError: the host is unknown or not this machine's, reflection is asked for and not installed, or others
+                could reach a port without TLS and `insecure` is not said.
         """
-        if self._config.reflection:
+        config = self._config
+        if config.tls is None and not config.insecure:
+            refuse_plaintext_beyond_loopback(config.host)
+        if config.reflection:
             self._enable_reflection()
-        _check_bindable(self._config.host, self._config.port)
-        wanted = join_address(self._config.host, self._config.port)
-        try:
-            port = self._server.add_insecure_port(wanted)
-        except RuntimeError as error:
-            raise _port_in_use(wanted) from error
-        self.address = join_address(self._config.host, port)
+        credentials = None if config.tls is None else config.tls.server_credentials()
+        self.address = listen(self._server, config.host, config.port, credentials)
+        self._start_probes()
         for name in ["", *self._services]:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._server.start()
+        threading.Thread(target=self._look_after_uploads, name="uploads", daemon=True).start()
         return self.address
 
     def stop(self, *, grace_seconds: float = 1.0) -> None:
         """Stop taking calls, end the streams, let running calls finish within the grace, and free the port."""
+        self._stopped.set()
         self._health.enter_graceful_shutdown()
         for callback in self._on_stop:
             callback()
         self._server.stop(grace_seconds).wait()
+        if self._probes is not None:
+            self._probes.stop()
+
+    def in_flight(self, context: grpc.ServicerContext, num_bytes: int) -> AbstractContextManager[None]:
+        """For handlers: count `num_bytes` that the peer of `context` has announced, while they come.
+
+        Raises:
+            Busy: when entered; there is too much under way.
+        """
+        return self._guard.in_flight(context, num_bytes)
+
+    def _look_after_uploads(self) -> None:
+        while not self._stopped.wait(_LOOK_SECONDS):
+            self._guard.end_overdue()
+
+    def _start_probes(self) -> None:
+        if self._probes is not None and not self.health_address:
+            self.health_address = self._probes.start()
 
     def _enable_reflection(self) -> None:
         try:
@@ -122,84 +185,3 @@ class Server:
             raise UserError("reflection needs the extra `reflection`: pip install 'hetpipe[reflection]'") from error
         names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
-
-
-def _port_in_use(address: str) -> PortInUse:
-    return PortInUse(f"address {address} is taken; choose another with --port")
-
-
-def _check_bindable(host: str, port: int) -> None:
-    """Try what gRPC is about to do: it does not say why it fails, and writes to standard error by itself."""
-    address = join_address(host, port)
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(target)
-            probe.listen(1)
-    except socket.gaierror as error:
-        raise UserError(f"cannot listen on {address}: the host name is unknown ({error.strerror})") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise _port_in_use(address) from error
-        raise UserError(f"cannot listen on {address}: {error.strerror}") from error
-
-
-class _ErrorsToStatuses(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic when the program runs
-    """Turns what a handler raises into a status; gRPC's own services are left alone."""
-
-    def intercept_service(
-        self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = continuation(handler_call_details)
-        call: str = handler_call_details.method
-        if handler is None or call.startswith("/grpc."):
-            return handler
-        shape = ("stream" if handler.request_streaming else "unary") + (
-            "_stream" if handler.response_streaming else "_unary"
-        )
-        wrap = _guard_stream if handler.response_streaming else _guard_unary
-        make = getattr(grpc, f"{shape}_rpc_method_handler")
-        return make(
-            wrap(call, getattr(handler, shape)),
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-
-
-_UnaryBehaviour = Callable[[Any, grpc.ServicerContext], Any]
-_StreamBehaviour = Callable[[Any, grpc.ServicerContext], Iterator[Any]]
-
-
-def _guard_unary(call: str, behaviour: _UnaryBehaviour) -> _UnaryBehaviour:
-    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return behaviour(request, context)
-        except Exception as error:
-            _abort(call, context, error)
-            raise
-
-    return guarded
-
-
-def _guard_stream(call: str, behaviour: _StreamBehaviour) -> _StreamBehaviour:
-    def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            yield from behaviour(request, context)
-        except Exception as error:
-            _abort(call, context, error)
-            raise
-
-    return guarded
-
-
-def _abort(call: str, context: grpc.ServicerContext, error: Exception) -> None:
-    """End the call with the status of `error`: `abort` raises. A call that has its status already is left alone."""
-    if cast("Any", context).code() is not None:  # the stubs have no `code`
-        return
-    if isinstance(error, HetpipeError):
-        _log.info("call_refused", call=call, peer=context.peer(), error=type(error).__name__, sentence=str(error))
-        context.set_trailing_metadata(metadata_of(error))
-        context.abort(status_of(error), text_of(error))
-    _log.error("call_failed", call=call, peer=context.peer(), exc_info=error)
-    context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT)

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import HetpipeError, PeerUnreachable
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.caller import Caller
-from hetpipe.rpc.channel import open_channel
-from hetpipe.rpc.status import translate_rpc_error
+from hetpipe.rpc.connection import Connection, Target
+from hetpipe.rpc.method import parse
+from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec import wire
+from hetpipe.spec.identity import Role, server_name
 from hetpipe.spec.ids import Clock as ClockValue
 from hetpipe.spec.ids import JobId, ShardIndex, StageIndex, Term, Wave
 from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
@@ -38,52 +39,42 @@ _LONGEST_BULK_SECONDS = 3600.0
 class _BulkCaller:
     """Raw byte streams to one shard."""
 
-    def __init__(self, address: str, role: str, clock: Clock) -> None:
-        self._address = address
-        self._role = role
+    def __init__(self, target: Target, clock: Clock) -> None:
         self._clock = clock
-        self._channel = open_channel(address)
+        self._connection = Connection(target, clock=clock)
 
     def send(self, name: str, header: bytes, chunks: Iterable[bytes], *, seconds: float) -> bytes:
         """Stream a header and chunks; returns the response's bytes."""
-        call = self._channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
         started = self._clock.monotonic()
-        try:
-            response: bytes = call(_with_header(header, chunks), timeout=seconds)
-        except grpc.RpcError as error:
-            raise self._translated(error, name, started) from error
-        except ValueError as error:
-            raise self._closed(error) from error
+        with self._connection.channel() as channel:
+            call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+            try:
+                response: bytes = call(_with_header(header, chunks), timeout=seconds)
+            except grpc.RpcError as error:
+                raise self._connection.translated(error, name, started) from error
+            except ValueError as error:
+                raise self._connection.closed(error) from error
         return response
 
     def receive(self, name: str, header: bytes, *, seconds: float) -> Iterator[bytes]:
         """Ask by a header; yields the chunks."""
-        call = self._channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
         started = self._clock.monotonic()
-        try:
-            responses = call(header, timeout=seconds)
-        except ValueError as error:
-            raise self._closed(error) from error
-        try:
-            yield from responses
-        except grpc.RpcError as error:
-            raise self._translated(error, name, started) from error
-        finally:
-            responses.cancel()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
+        with self._connection.channel() as channel:
+            call = channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+            try:
+                responses = call(header, timeout=seconds)
+            except ValueError as error:
+                raise self._connection.closed(error) from error
+            try:
+                yield from responses
+            except grpc.RpcError as error:
+                raise self._connection.translated(error, name, started) from error
+            finally:
+                responses.cancel()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
 
     def close(self) -> None:
         """End all calls."""
-        self._channel.close()
-
-    def _translated(self, error: grpc.RpcError, call: str, started: float) -> HetpipeError:
-        elapsed = self._clock.monotonic() - started
-        return translate_rpc_error(error, peer=self._address, role=self._role, call=call, elapsed_seconds=elapsed)
-
-    def _closed(self, error: ValueError) -> PeerUnreachable:
-        """What a call on a closed channel means; gRPC itself raises a ValueError."""
-        return PeerUnreachable(
-            f"the connection to the {self._role} at {self._address} was closed on this side ({error})"
-        )
+        self._connection.close()
 
 
 def _as_is(message: bytes) -> bytes:
@@ -96,6 +87,10 @@ def _with_header(header: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield from chunks
 
 
+def _target(address: str, role: str, tls: Tls | None) -> Target:
+    return Target(address=address, role=role, tls=tls, server_name=server_name(Role.PARAMETER_SERVER))
+
+
 def _bulk_seconds(num_elements: int) -> float:
     return min(_BULK_SECONDS + 8 * num_elements / _SLOWEST_BYTES_PER_SECOND, _LONGEST_BULK_SECONDS)
 
@@ -103,15 +98,15 @@ def _bulk_seconds(num_elements: int) -> float:
 class GrpcShard:
     """A `ShardTransport` over the network."""
 
-    def __init__(self, address: str, shard: ShardIndex, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._bulk = _BulkCaller(address, f"parameter server {shard}", clock)
+    def __init__(self, address: str, shard: ShardIndex, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._bulk = _BulkCaller(_target(address, f"parameter server {shard}", tls), clock)
 
     def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
         """See `ShardTransport.push`."""
         seconds = _bulk_seconds(sum(s.stop - s.start for s in header.slices))
         raw = convert.push_header_to_proto(header).SerializeToString()
         response = self._bulk.send(methods.PUSH, raw, chunks, seconds=seconds)
-        return pb.PushAcknowledgement.FromString(response).duplicate
+        return parse(pb.PushAcknowledgement, response).duplicate
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
         """See `ShardTransport.pull`."""
@@ -127,19 +122,43 @@ class GrpcShard:
 class GrpcClock:
     """A `ClockTransport` over the network."""
 
-    def __init__(self, address: str, *, job_id: JobId, term: Term, clock: Clock = SYSTEM_CLOCK) -> None:
-        role = "parameter server 0 (clock shard)"
-        self._caller = Caller(address, service=methods.SERVICE, role=role, clock=clock)
-        self._bulk = _BulkCaller(address, role, clock)
+    def __init__(
+        self,
+        address: str,
+        *,
+        job_id: JobId,
+        term: Term,
+        requester: Requester | None = None,
+        tls: Tls | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Connect on first use.
+
+        Args:
+            address: `HOST:PORT` of the clock shard.
+            job_id: the job.
+            term: its term.
+            requester: the stage that follows the log; None for a shard.
+            tls: who this process is; None: plaintext.
+            clock: measures how long calls take.
+        """
+        target = _target(address, "parameter server 0 (clock shard)", tls)
+        self._caller = Caller(target, service=methods.SERVICE, clock=clock)
+        self._bulk = _BulkCaller(target, clock)
         self._job_id = job_id
         self._term = term
+        self._follower = None if requester is None else convert.requester_to_proto(requester)
 
-    def join(self, requester: Requester, link_address: str) -> Meeting:
+    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
         """See `ClockTransport.join`."""
-        request = pb.JoinRequest(requester=convert.requester_to_proto(requester), link_address=link_address)
+        request = pb.JoinRequest(
+            requester=convert.requester_to_proto(requester),
+            link_address=link_address,
+            replicas_address=replicas_address,
+        )
         response = self._caller.unary(methods.JOIN, request, deadline_seconds=CONTROL_SECONDS)
         joined = tuple(StageIndex(stage) for stage in response.joined)
-        return Meeting(response.link_address, joined, response.first_link_address)
+        return Meeting(response.link_address, response.replicas_address, joined)
 
     def initialized(self, requester: Requester) -> None:
         """See `ClockTransport.initialized`."""
@@ -169,7 +188,9 @@ class GrpcClock:
 
     def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
         """See `ClockTransport.follow`."""
-        request = pb.FollowLogRequest(job_id=self._job_id, term=self._term, start=start, gathered=gathered)
+        request = pb.FollowLogRequest(
+            job_id=self._job_id, term=self._term, start=start, gathered=gathered, requester=self._follower
+        )
         stream = self._caller.stream(methods.FOLLOW_LOG, request, deadline_seconds=STREAM_DEADLINE_SECONDS)
         for response in stream:
             yield tuple(convert.record_from_proto(record) for record in response.records)
@@ -207,8 +228,8 @@ class GrpcClock:
 class ShardControl:
     """What the coordinator asks of a shard. Thread-safe."""
 
-    def __init__(self, address: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._caller = Caller(address, service=methods.SERVICE, role="parameter server", clock=clock)
+    def __init__(self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._caller = Caller(_target(address, "parameter server", tls), service=methods.SERVICE, clock=clock)
 
     def configure(self, config: ShardConfig) -> None:
         """Have the shard take over a job. Repeatable.

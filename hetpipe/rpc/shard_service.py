@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from hetpipe.errors import MalformedChunk
+from hetpipe.errors import MalformedChunk, ProtocolViolation
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc import shard_methods as methods
-from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
+from hetpipe.rpc.method import RequestT, parse, service_handler, streaming_handler, unary_handler
 from hetpipe.rpc.server import Server
 from hetpipe.spec import wire
 from hetpipe.spec.ids import Clock, JobId, ShardIndex, Term, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
+from hetpipe.spec.plan import DTYPE_BYTES
+from hetpipe.spec.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    Meeting,
+    PullHeader,
+    PushHeader,
+    Requester,
+    SliceHeader,
+)
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
@@ -24,7 +34,9 @@ from hetpipe.sync.records import Record
 if TYPE_CHECKING:
     from hetpipe.rpc.method import Handler
 
-HeaderT = TypeVar("HeaderT")
+
+#: Counts announced bytes of a call's peer while they come: `Server.in_flight`.
+InFlight = Callable[[grpc.ServicerContext, int], AbstractContextManager[None]]
 
 
 class ShardHandler(Protocol):
@@ -46,7 +58,7 @@ class ShardHandler(Protocol):
         """The chunks of published slices."""
         ...
 
-    def join(self, requester: Requester, link_address: str) -> Meeting:
+    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
         """A stage is there."""
         ...
 
@@ -100,7 +112,8 @@ class ShardHandler(Protocol):
 def add_shard_service(server: Server, handler: ShardHandler) -> None:
     """Serve `handler` on `server`. Before it starts."""
     server.add(methods.SERVICE, service_handler(methods.SERVICE, dict(_control_handlers(handler))))
-    server.add(methods.TENSOR_SERVICE, service_handler(methods.TENSOR_SERVICE, _tensor_handlers(handler)))
+    tensors = _tensor_handlers(handler, server.in_flight)
+    server.add(methods.TENSOR_SERVICE, service_handler(methods.TENSOR_SERVICE, tensors))
 
 
 def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
@@ -143,10 +156,9 @@ def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
     """The control calls that a stage makes."""
 
     def join(request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinResponse:
-        meeting = handler.join(convert.requester_from_proto(request.requester), request.link_address)
-        return pb.JoinResponse(
-            link_address=meeting.address, joined=meeting.joined, first_link_address=meeting.first_address
-        )
+        requester = convert.requester_from_proto(request.requester)
+        meeting = handler.join(requester, request.link_address, request.replicas_address)
+        return pb.JoinResponse(link_address=meeting.link, replicas_address=meeting.replicas, joined=meeting.joined)
 
     def initialized(request: pb.ReportInitializedRequest, _: grpc.ServicerContext) -> pb.ReportInitializedResponse:
         handler.initialized(convert.requester_from_proto(request.requester))
@@ -179,24 +191,27 @@ def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
     yield unary_handler(methods.REPORT_CHECKPOINT, report_checkpoint)
 
 
-def _tensor_handlers(handler: ShardHandler) -> dict[str, Handler]:
-    def push(messages: Iterator[bytes], _: grpc.ServicerContext) -> bytes:
-        header = _first(messages, pb.PushHeader.FromString)
-        duplicate = handler.push(convert.push_header_from_proto(header), messages)
+def _tensor_handlers(handler: ShardHandler, in_flight: InFlight) -> dict[str, Handler]:
+    def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        header = convert.push_header_from_proto(_first(messages, pb.PushHeader))
+        with in_flight(context, _announced_bytes(header.slices)):
+            duplicate = handler.push(header, messages)
         return pb.PushAcknowledgement(duplicate=duplicate).SerializeToString()
 
     def pull(message: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
-        header = _first(iter((message,)), pb.PullHeader.FromString)
+        header = _header(pb.PullHeader, message)
         yield from handler.pull(convert.pull_header_from_proto(header))
 
-    def push_buffers(messages: Iterator[bytes], _: grpc.ServicerContext) -> bytes:
-        header = _first(messages, pb.BuffersHeader.FromString)
-        handler.push_buffers(convert.buffers_header_from_proto(header), messages)
+    def push_buffers(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        header = convert.buffers_header_from_proto(_first(messages, pb.BuffersHeader))
+        with in_flight(context, _announced_bytes(header.buffers)):
+            handler.push_buffers(header, messages)
         return b""
 
-    def pull_buffers(message: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
-        header = _first(iter((message,)), pb.BuffersHeader.FromString)
-        yield from handler.pull_buffers(convert.buffers_header_from_proto(header))
+    def pull_buffers(message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        header = convert.buffers_header_from_proto(_header(pb.BuffersHeader, message))
+        with in_flight(context, _announced_bytes(header.buffers)):  # they are combined in a buffer of that size
+            yield from handler.pull_buffers(header)
 
     return {
         methods.PUSH: grpc.stream_unary_rpc_method_handler(push),
@@ -206,15 +221,25 @@ def _tensor_handlers(handler: ShardHandler) -> dict[str, Handler]:
     }
 
 
-def _first(messages: Iterator[bytes], parse: Callable[[bytes], HeaderT]) -> HeaderT:
+def _announced_bytes(pieces: Sequence[SliceHeader]) -> int:
+    """What a header announces, before anybody has judged it."""
+    return sum(max(0, piece.stop - piece.start) * DTYPE_BYTES.get(piece.dtype, 1) for piece in pieces)
+
+
+def _first(messages: Iterator[bytes], kind: type[RequestT]) -> RequestT:
     """The header that opens a stream.
 
     Raises:
         MalformedChunk: it is missing or no such message.
     """
+    message = next(messages, None)
+    if message is None:
+        raise MalformedChunk("the stream ended before its header")
+    return _header(kind, message)
+
+
+def _header(kind: type[RequestT], message: bytes) -> RequestT:
     try:
-        return parse(next(messages))
-    except StopIteration:
-        raise MalformedChunk("the stream ended before its header") from None
-    except DecodeError as error:
-        raise MalformedChunk(f"the stream's header cannot be read: {type(error).__name__}") from error
+        return parse(kind, message)
+    except ProtocolViolation as error:
+        raise MalformedChunk(f"the header cannot be read: {error}") from None

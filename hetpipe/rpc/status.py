@@ -24,10 +24,10 @@ PROBLEMS_KEY = "hetpipe-problems-bin"
 #: What a peer learns about an unexpected exception.
 INTERNAL_TEXT = "internal error, see log"
 
-#: Longest status text, in characters, and longest list of problems, in bytes: gRPC drops a call whose trailing
-#: metadata exceed 8 KiB, and the text may grow threefold by percent-encoding.
-MAX_TEXT_CHARACTERS = 1_000
-MAX_PROBLEMS_BYTES = 4_000
+#: Longest status text and longest list of problems, as UTF-8: gRPC drops a call whose trailing metadata exceed 8 KiB;
+#: percent-encoding makes up to three bytes of one, base64 four of three.
+MAX_TEXT_BYTES = 1_000
+MAX_PROBLEMS_BYTES = 3_500
 
 STATUS_BY_ERROR: dict[type[HetpipeError], grpc.StatusCode] = {
     errors.HetpipeError: grpc.StatusCode.UNKNOWN,
@@ -58,8 +58,12 @@ STATUS_BY_ERROR: dict[type[HetpipeError], grpc.StatusCode] = {
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.LinkClosed: grpc.StatusCode.UNAVAILABLE,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PortInUse: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.NotLeader: grpc.StatusCode.UNAVAILABLE,
     errors.JobFailed: grpc.StatusCode.ABORTED,
 }
 
@@ -84,7 +88,8 @@ def status_of(error: HetpipeError) -> grpc.StatusCode:
 def text_of(error: HetpipeError) -> str:
     """The sentence, cut to what fits into a status."""
     text = str(error)
-    return text if len(text) <= MAX_TEXT_CHARACTERS else text[: MAX_TEXT_CHARACTERS - 1] + "…"
+    raw = text.encode(errors="replace")
+    return text if len(raw) <= MAX_TEXT_BYTES else raw[:MAX_TEXT_BYTES].decode(errors="ignore") + "…"
 
 
 def metadata_of(error: HetpipeError) -> Metadata:
@@ -145,7 +150,7 @@ def _encode_problems(problems: tuple[str, ...]) -> bytes:
 def _decode_problems(raw: object) -> tuple[str, ...]:
     try:
         values = json.loads(raw) if isinstance(raw, bytes) else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     return tuple(value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
 

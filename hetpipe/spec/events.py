@@ -57,6 +57,8 @@ class StateChanged:
     """The job came to another state."""
 
     state: JobState
+    remark: str = ""
+    """What is worth knowing about it, as a sentence: which links its stages have, when it runs."""
     kind: Literal["state_changed"] = "state_changed"
 
 
@@ -106,6 +108,8 @@ class VirtualWorkerRow:
     """Mean loss of the latest finished wave."""
     waiting_share: float
     """Share of the running time its first stage waited for a clock, 0 to 1."""
+    memory_bytes: int = 0
+    """Weight buffers and activations on its devices, at most at once so far, summed over its stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +188,5 @@ class JobStatus:
     processes: tuple[ProcessStatus, ...] = field(default=())
     clocks: ClockSnapshot | None = None
     """None before the clock shard told any."""
+    progress: ProgressTable | None = None
+    """The newest picture; None before training began."""

@@ -39,7 +39,7 @@ from hetpipe.spec.job_sections import (
     WorkersSection,
 )
 from hetpipe.spec.job_training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
-from hetpipe.spec.policies import Schedule, WeightPolicy, schedule_of
+from hetpipe.spec.policies import LinkKind, Schedule, WeightPolicy, schedule_of
 from hetpipe.spec.run import DeviceConfig
 from hetpipe.spec.sync import DataSpec, SyncSpec
 
@@ -100,6 +100,9 @@ class Job(Section):
     """How the learning rate changes from update to update; None: it does not."""
     prediction: PredictionSection = PredictionSection()
     parameter_servers: ParameterServersSection = ParameterServersSection()
+    link: Literal["auto", LinkKind] = "auto"
+    """What carries activations and gradients between stages; `auto` is `grpc` between nodes when TLS is on, else `gloo`,
+    which is not encrypted."""
     cluster: ClusterSection = ClusterSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
 
@@ -127,7 +130,10 @@ class Job(Section):
             return obj
         if not isinstance(obj, Mapping):
             raise JobError(f"a job is a mapping of keys, not {shown(obj)}")
-        return cls(**{str(key): value for key, value in obj.items()})
+        values = {str(key): value for key, value in obj.items()}
+        if "self" in values:
+            raise JobError("self: unknown key; remove it")  # Python's own name for the first argument
+        return cls(**values)
 
     @field_validator("sync", mode="before")
     @classmethod

@@ -114,6 +114,10 @@ def _order_of_the_policy(weights: WeightPolicy, schedule: str) -> Iterator[Probl
         yield Problem(("schedule",), str(error))
 
 
+#: Divisors that are proposed go up to this: a number of minibatches per wave may be one of 16 digits.
+_MAX_NAMED_DIVISOR = 64
+
+
 def _whole_accumulations(sync: SyncSection, weights: WeightPolicy, gradients: GradientsSection) -> Iterator[Problem]:
     accumulate, n = gradients.accumulate, sync.minibatches_per_wave
     if accumulate == 1:
@@ -125,7 +129,7 @@ def _whole_accumulations(sync: SyncSection, weights: WeightPolicy, gradients: Gr
             "it accumulates; remove it, or use another policy",
         )
     elif n % accumulate:
-        divisors = [str(count) for count in range(1, n + 1) if n % count == 0]
+        divisors = [str(count) for count in range(1, min(n, _MAX_NAMED_DIVISOR) + 1) if n % count == 0]
         yield Problem(
             ("gradients", "accumulate"),
             f"is {accumulate}, which does not divide `sync.minibatches_per_wave`, {n}, and updates travel in whole "

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from hetpipe.spec.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
 from hetpipe.spec.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job_problems import shown
@@ -66,7 +67,9 @@ def _checked_not_empty(entries: tuple[T, ...]) -> tuple[T, ...]:
 
 Reference = Annotated[str, AfterValidator(_checked_reference)]
 """`module:callable`, imported from the current folder first."""
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT - 1)]
+StageCount = Annotated[int, Field(ge=1, le=MAX_STAGES)]
+"""Of virtual workers, and of stages of each."""
 LayerCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(_checked_not_empty)]
 """Layers of each stage of one virtual worker."""
 
@@ -97,7 +100,7 @@ class WorkersSection(Section):
     """The virtual workers: how many, and how deep their pipelines are."""
 
     stages: Annotated[
-        Annotated[PositiveInt, Tag("<number>")]
+        Annotated[StageCount, Tag("<number>")]
         | Annotated[Literal["auto"], Tag("<word>")]
         | Annotated[Annotated[tuple[LayerCounts, ...], AfterValidator(_checked_not_empty)], Tag("<lists>")],
         Discriminator(_stages_branch),
@@ -105,7 +108,7 @@ class WorkersSection(Section):
     """Stages per virtual worker, cut at equal cost; or one list per virtual worker with the number of layers of each
     of its stages, for example `[[2, 2], [3, 1]]`; or `auto`: planned for the devices that are there. 1 if only `count`
     is given."""
-    count: PositiveInt | None = Field(default=None, validate_default=True, examples=[2])
+    count: StageCount | None = Field(default=None, validate_default=True, examples=[2])
     """Number of virtual workers V; by default 1, or the number of lists in `stages`. Planned if `stages` is `auto`."""
     allocation: Allocation = Field(default="auto", validate_default=True)
     """With `stages: auto`, how devices are grouped: `NP` one node per virtual worker, `ED` the same mix for each, `HD`
@@ -215,7 +218,7 @@ class SyncSection(Section):
 class ParameterServersSection(Section):
     """The shards that hold the global weights."""
 
-    count: PositiveInt = 1
+    count: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Number of shards, one process each."""
     placement: Placement = "round_robin"
     """`round_robin` deals parameters in chain order, `balanced` the largest first to the shard with fewest bytes;

@@ -13,6 +13,9 @@ import yaml
 
 from hetpipe.spec.job_problems import Path, Problem
 
+#: Most values that a document may stand for; nine lists of ten aliases each would stand for a billion.
+MAX_VALUES = 200_000
+
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
@@ -63,10 +66,27 @@ def _parsed(text: str) -> tuple[Any, list[Problem]]:
         node = loader.get_single_node()
         if node is None:
             return None, []
+        if _num_values(node, {}) > MAX_VALUES:
+            raise YamlSyntaxError(f"stands for over {MAX_VALUES} values; use fewer lists, keys or aliases", None)
         problems = list(_problems_below(node, (), ()))
         return loader.construct_document(node), problems
     finally:
         loader.dispose()
+
+
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """What the document below `node` stands for once each alias is written out; not walked, for that may be endless."""
+    number = known.get(id(node))
+    if number is not None:
+        return number
+    known[id(node)] = 1  # of a value that refers to itself, which is told later
+    below: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        below = node.value
+    elif isinstance(node, yaml.MappingNode):
+        below = [part for pair in node.value for part in pair]
+    number = known[id(node)] = 1 + sum(_num_values(part, known) for part in below)
+    return number
 
 
 def _problems_below(node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from hetpipe.spec.bounds import Count, Name, Seconds
 from hetpipe.spec.plan import DTYPE_BYTES, TensorSpec
 
 #: The device type of CPUs, in profiles and of agents' devices.
@@ -22,9 +23,9 @@ _DEFAULT_DTYPE = "float32"
 class Work:
     """What a computation amounts to, wherever it runs."""
 
-    flops: int
+    flops: Count
     """Of matrix products, convolutions and attention; one multiply-add counts as two."""
-    operations: int
+    operations: Count
     """Operations that compute or move something (no views): on a GPU about one kernel each."""
 
 
@@ -32,14 +33,14 @@ class Work:
 class LayerMeasurement:
     """One layer on one device, for one minibatch. On the last layer times and bytes include the loss."""
 
-    name: str
+    name: Name
     parameters: tuple[TensorSpec, ...]
     """The trainable ones."""
-    activation_bytes: int
+    activation_bytes: Count
     """What it keeps from forward to backward; a tensor that two layers keep counts at the first of them."""
-    output_bytes: int
-    forward_ms: float
-    backward_ms: float
+    output_bytes: Count
+    forward_ms: Seconds
+    backward_ms: Seconds
     forward: Work
     backward: Work
 
@@ -53,15 +54,15 @@ class LayerMeasurement:
 class Measurement:
     """A whole model on one device type."""
 
-    device_type: str
+    device_type: Name
     layers: tuple[LayerMeasurement, ...]
-    input_bytes: int
+    input_bytes: Count
     """What the first layer gets."""
-    repeats: int
+    repeats: Count
     """Times that every layer ran at least."""
-    measured_at: float
+    measured_at: Seconds
     """Seconds since 1970-01-01 UTC."""
-    reserve_bytes: int = 0
+    reserve_bytes: Count = 0
     """What the framework takes of the device beside the tensors of the model."""
 
     @property
@@ -78,9 +79,9 @@ class Measurement:
 class ProfileStep:
     """How far a measuring process is."""
 
-    device_type: str
-    layer: str
+    device_type: Name
+    layer: Name
     """The one it measures now."""
-    done: int
+    done: Count
     """Layers measured, over all device types."""
-    total: int
+    total: Count

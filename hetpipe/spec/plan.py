@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import AfterValidator, Field
+
+from hetpipe.spec.bounds import COUNT, MAX_COUNT, MAX_RANK, MAX_SAMPLES, Count, Name
 from hetpipe.spec.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 
 #: Bytes per element of every dtype that may cross a wire. An allow-list: anything else is refused.
@@ -26,13 +30,25 @@ DTYPE_BYTES: dict[str, int] = {
 }
 
 
+def _checked_dtype(dtype: str) -> str:
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"one of {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) > MAX_RANK or math.prod(shape) >= MAX_COUNT:
+        raise ValueError(f"at most {MAX_RANK} dimensions and 2^53 elements")
+    return shape
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Name, shape and dtype of one tensor; `name` is the model's own (`state_dict`) name."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: Name
+    shape: Annotated[tuple[Count, ...], AfterValidator(_checked_shape)]
+    dtype: Annotated[str, AfterValidator(_checked_dtype)]
 
     @property
     def num_elements(self) -> int:
@@ -49,11 +65,11 @@ class TensorSpec:
 class LayerReport:
     """What the inspection found about one layer of the chain."""
 
-    index: LayerIndex
-    name: str
+    index: Annotated[LayerIndex, COUNT]
+    name: Name
     parameters: tuple[TensorSpec, ...]
     buffers: tuple[TensorSpec, ...]
-    activation_elements: int
+    activation_elements: Count
     """Elements of the layer's output for one minibatch."""
 
 
@@ -62,8 +78,8 @@ class ModelReport:
     """What must be known of the user's code to plan a run; made by the inspection process."""
 
     layers: tuple[LayerReport, ...]
-    train_samples: int
-    eval_samples: int | None
+    train_samples: Annotated[int, Field(ge=0, le=MAX_SAMPLES)]
+    eval_samples: Count | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ WeightPolicy = Literal["wave", "stash", "vertical", "double_buffer", "flush", "p
 #: In which order a stage computes.
 Schedule = Literal["1f1b", "fifo", "gpipe"]
 
+#: What carries frames between two stages.
+LinkKind = Literal["gloo", "grpc"]
+
 WEIGHT_POLICIES: tuple[WeightPolicy, ...] = get_args(WeightPolicy)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 

@@ -27,14 +27,23 @@ class Requester:
 
 
 class Meeting(NamedTuple):
-    """Where stages find each other: what a stage hears when it joins."""
+    """Where others await a stage: what it hears when it joins. Empty: nobody has said so yet."""
 
-    address: str
-    """`HOST:PORT` that the first stage of its virtual worker serves; empty until that stage has joined."""
+    link: str
+    """`HOST:PORT` of the previous stage of its virtual worker."""
+    replicas: str
+    """`HOST:PORT` of the same stage of virtual worker 0."""
     joined: tuple[StageIndex, ...]
     """Stages of its virtual worker that are there."""
-    first_address: str
-    """The same of virtual worker 0, where replicas meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHello:
+    """How a stage introduces itself to a neighbour."""
+
+    requester: Requester
+    room: int
+    """Frames it can hold: so many may be sent to it before it grants more. At least 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ The agent writes one `StageConfig` as a JSON line to the child's standard input 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from hetpipe.spec.bounds import CLOCK, COUNT, Count, Name, Seconds, Sentence
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.plan import Plan, SlicePlan
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
@@ -120,7 +121,9 @@ class ClockSnapshot:
 class StageReady:
     """The stage is linked with its neighbours and about to compute."""
 
-    pid: int
+    pid: Count
+    link: Sentence = ""
+    """What the link to the next stage is, and why; empty on the last stage."""
     kind: Literal["ready"] = "ready"
 
 
@@ -128,25 +131,25 @@ class StageReady:
 class StageProgress:
     """Sent about once a second and at every barrier. All counts are since the start of the process."""
 
-    minibatches: int
-    samples: int
-    clock: Clock
+    minibatches: Count
+    samples: Count
+    clock: Annotated[Clock, COUNT]
     """Waves this stage has closed."""
-    published: Clock
+    published: Annotated[Clock, CLOCK]
     loss: float | None
     """Mean loss of the latest finished wave; last stage only."""
     first_loss: float | None
     """Mean loss of the first finished wave; last stage only."""
-    waiting_seconds: float
+    waiting_seconds: Seconds
     """Time without anything to compute because a wanted clock is not published yet."""
-    idle_seconds: float
+    idle_seconds: Seconds
     """Time with nothing at all to compute."""
-    compute_seconds: float
-    pushed_bytes: int
-    pulled_bytes: int
-    weight_bytes: int = 0
+    compute_seconds: Seconds
+    pushed_bytes: Count
+    pulled_bytes: Count
+    weight_bytes: Count = 0
     """Weight buffers on the stage's device, at most at once."""
-    activation_bytes: int = 0
+    activation_bytes: Count = 0
     """What forwards keep for their backwards, at most at once (`pipeline/activation_bytes.py` says how it is known)."""
     gradient_norm: float | None = None
     """Norm of the latest gradient that was stepped, before it was clipped; None without clipping."""
@@ -159,8 +162,8 @@ class StageProgress:
 class StageWaiting:
     """A wait that has lasted over five seconds: who waits for whom and why, as one sentence."""
 
-    sentence: str
-    seconds: float
+    sentence: Sentence
+    seconds: Seconds
     kind: Literal["waiting"] = "waiting"
 
 
@@ -168,10 +171,10 @@ class StageWaiting:
 class StageEvaluation:
     """One virtual worker's part of an evaluation; last stage only. Sums, so that parts add up."""
 
-    clock: Clock
-    epoch: int
-    samples: int
-    sums: dict[str, float]
+    clock: Annotated[Clock, COUNT]
+    epoch: Count
+    samples: Count
+    sums: dict[Name, float]
     """Metric name → Σ over minibatches of value × samples; `loss` is always there."""
     kind: Literal["evaluation"] = "evaluation"
 
@@ -180,9 +183,9 @@ class StageEvaluation:
 class StageFailed:
     """The stage cannot go on; it exits after this line."""
 
-    error: str
+    error: Name
     """Class name in `hetpipe.errors`, or of the Python exception."""
-    sentence: str
+    sentence: Sentence
     secondary: bool = False
     """True when the failure is most likely the echo of another process's death (a closed link, an unreachable peer)."""
     kind: Literal["failed"] = "failed"
@@ -192,8 +195,8 @@ class StageFailed:
 class StageDone:
     """The run reached its end at `clock`; the stage exits with 0 after this line."""
 
-    clock: Clock
-    reason: str
+    clock: Annotated[Clock, COUNT]
+    reason: Name
     """Reasons of the last barrier joined with `+`, for example `end` or `stop`."""
     kind: Literal["done"] = "done"
 

@@ -2,33 +2,68 @@
 
 Used for the values that travel on pipes between an agent and its children and for files in a run's folder. Nothing
 is ever unpickled: what comes in is parsed as JSON and validated. Unknown keys are ignored, so that versions can mix.
+
+What is wrong is told of the first wrong entry of a list, in a short sentence: a peer that sends a million wrong ones
+must not make a million errors.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, SchemaValidator
 
 from hetpipe.errors import ProtocolViolation
 
 T = TypeVar("T")
 
+#: Most entries of a mapping: virtual workers, metrics, keys of a job.
+MAX_ENTRIES = 10_000
 
-_adapters: dict[Any, TypeAdapter[Any]] = {}
+#: Most characters of what is told about wrong data.
+_MAX_REASON_CHARACTERS = 600
+
+_LISTS = frozenset({"list", "tuple", "set", "frozenset"})
 
 
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The adapter of a type; building one is slow, and there are few types."""
-    if kind not in _adapters:
-        _adapters[kind] = TypeAdapter(kind)
-    return _adapters[kind]
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    adapter: TypeAdapter[Any]
+    validator: SchemaValidator
+
+
+_codecs: dict[Any, _Codec] = {}
+
+
+def _codec(kind: Any) -> _Codec:
+    """How a type is written and read; building one is slow, and there are few types."""
+    if kind not in _codecs:
+        adapter = TypeAdapter(kind)
+        _codecs[kind] = _Codec(adapter, SchemaValidator(cast("CoreSchema", _bounded(adapter.core_schema))))
+    return _codecs[kind]
+
+
+def _bounded(schema: Any) -> Any:
+    """`schema` with lists that stop at their first mistake and mappings that have at most `MAX_ENTRIES`."""
+    if isinstance(schema, list):
+        return [_bounded(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    bounded = {key: _bounded(part) for key, part in schema.items()}
+    if bounded.get("type") in _LISTS:
+        bounded["fail_fast"] = True
+    elif bounded.get("type") == "dict":
+        bounded["max_length"] = MAX_ENTRIES
+    return bounded
 
 
 def plain(kind: Any, value: object) -> Any:
     """`value`, an instance of the type `kind`, as JSON-able Python."""
-    return _adapter(kind).dump_python(value, mode="json")
+    return _codec(kind).adapter.dump_python(value, mode="json")
 
 
 def revive(kind: type[T] | Any, data: Any) -> T:
@@ -38,14 +73,14 @@ def revive(kind: type[T] | Any, data: Any) -> T:
         ProtocolViolation: the data does not fit the type.
     """
     try:
-        return _adapter(kind).validate_python(data)  # type: ignore[no-any-return]
+        return _codec(kind).validator.validate_python(data)  # type: ignore[no-any-return]
     except ValidationError as error:
-        raise ProtocolViolation(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
+        raise _refusal(kind, error) from None
 
 
 def to_json(kind: Any, value: object) -> str:
     """One line of JSON text for `value`, an instance of the type `kind`."""
-    return json.dumps(_adapter(kind).dump_python(value, mode="json"))  # unlike pydantic's own, this keeps NaN a number
+    return json.dumps(plain(kind, value))  # unlike pydantic's own, this keeps NaN a number
 
 
 def from_json(kind: type[T] | Any, text: str | bytes) -> T:
@@ -55,6 +90,13 @@ def from_json(kind: type[T] | Any, text: str | bytes) -> T:
         ProtocolViolation: the text is no JSON or does not fit the type.
     """
     try:
-        return _adapter(kind).validate_json(text)  # type: ignore[no-any-return]
+        return _codec(kind).validator.validate_json(text)  # type: ignore[no-any-return]
     except ValidationError as error:
-        raise ProtocolViolation(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
+        raise _refusal(kind, error) from None
+
+
+def _refusal(kind: Any, error: ValidationError) -> ProtocolViolation:
+    """The error without what it was made from, which would keep the data alive with it."""
+    reason = str(error)
+    short = reason if len(reason) <= _MAX_REASON_CHARACTERS else f"{reason[:_MAX_REASON_CHARACTERS]}…"
+    return ProtocolViolation(f"not a valid {getattr(kind, '__name__', kind)}: {short}")

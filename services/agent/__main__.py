@@ -7,11 +7,18 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from hetpipe.agent.agent import Agent, AgentConfig
+from hetpipe.agent.children import Programs
 from hetpipe.agent.devices import discover_devices
+from hetpipe.agent.readings import readings
 from hetpipe.errors import UserError
-from services.runtime import Shutdown, announce_ready, new_parser, run_service
+from hetpipe.observe.metrics_endpoint import metrics_endpoint
+from hetpipe.pipeline.allowed_modules import OPTION
+from hetpipe.rpc.listening import is_loopback
+from hetpipe.spec.identity import Role
+from services.runtime import Shutdown, announce_ready, certified_name, healthy, new_parser, open_tls, port, run_service
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +31,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--cpu-devices", type=int, metavar="N", help="offer N CPU devices (default: the CUDA devices, else one per CPU)"
     )
     parser.add_argument(
+        "--stage-port",
+        type=port,
+        metavar="FIRST",
+        help="have the stage on device I await the next stage on port FIRST+I (default: any free port); links of the "
+        "kind gloo take further free ports",
+    )
+    parser.add_argument(
+        "--stage-metrics-port",
+        type=port,
+        metavar="FIRST",
+        help="serve the metrics of the stage on device I at http://HOST:(FIRST+I)/metrics (default: none)",
+    )
+    parser.add_argument(
+        OPTION,
+        action="append",
+        metavar="PATTERN",
+        help="import for jobs no module but those whose full name matches (* ? […]; may be given again); '*' for all, "
+        "which is the default where only this machine reaches --host",
+    )
+    parser.add_argument(
         "--exit-with-coordinator", action="store_true", help="end with an error when the coordinator is lost"
     )
     options = parser.parse_args(arguments)
@@ -31,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
-    node = options.node or socket.gethostname()
+    tls = open_tls(options, options.host)
+    certified = None if tls is None else certified_name(tls, Role.AGENT)
+    node = options.node or certified or socket.gethostname()
+    if certified not in {None, node}:
+        raise UserError(f"--node {node} is not {certified}, the name in the certificate of {options.tls}")
     if "/" in node:
         raise UserError(f"--node {node!r} must not contain a slash: devices are named NODE/INDEX")
     agent = Agent(
@@ -40,15 +71,37 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             host=options.host,
             pid=os.getpid(),
             coordinator=options.coordinator,
+            tls=tls,
             devices=discover_devices(node, num_cpu_devices=options.cpu_devices),
             environment=os.environ,
+            first_metrics_port=options.stage_metrics_port,
+            first_link_port=options.stage_port,
             exit_with_coordinator=options.exit_with_coordinator,
+            programs=_programs(options.host, options.allow_modules),
         )
     )
     shutdown.on_ask(agent.stop)
-    agent.start()
-    announce_ready("agent", options.host)
-    agent.run()
+    with metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)):
+        agent.start()
+        with healthy(options.host, options.health_port):
+            announce_ready("agent", options.host)
+            agent.run()
+
+
+def _programs(host: str, patterns: Sequence[str] | None) -> Programs:
+    """What children run. Whoever can hand in a job chooses what they import, so beyond this machine somebody limits it.
+
+    Raises:
+        UserError: nobody has said what may be imported.
+    """
+    if patterns is not None:
+        return Programs().allowing(patterns)
+    if is_loopback(host):
+        return Programs()
+    raise UserError(
+        f"--host {host} is reached by other machines, so say which modules jobs may have imported here: "
+        f"{OPTION} 'my_project.*', or {OPTION} '*' if you trust whoever hands in jobs with everything that is installed"
+    )
 
 
 if __name__ == "__main__":

@@ -3,31 +3,74 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
+from hetpipe.certs.files import CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.coordinator import candidate
+from hetpipe.coordinator.candidate import Candidate
 from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.readings import readings
+from hetpipe.coordinator.redis_access import RedisAccess
 from hetpipe.coordinator.servicer import NUM_THREADS, CoordinatorServicer
 from hetpipe.coordinator.stores import open_store
-from hetpipe.coordinator.tasks import ShardPort, Tools
+from hetpipe.coordinator.tasks import Certify, ShardPort, Tools
+from hetpipe.observe.log import get_logger
+from hetpipe.observe.metrics_endpoint import metrics_endpoint
+from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.rpc.channel import join_address, split_address
-from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.server import Server
+from hetpipe.rpc.tls import Tls
+from hetpipe.spec.identity import Role
 from hetpipe.spec.sync import Progress
-from services.runtime import Shutdown, add_listening_options, advertised_host, announce_ready, new_parser, run_service
+from services.runtime import (
+    Shutdown,
+    add_listening_options,
+    advertised_host,
+    announce_ready,
+    certified_name,
+    new_parser,
+    open_tls,
+    run_service,
+    server_config,
+)
+
+_log = get_logger(__name__)
 
 #: Seconds between two ticks, and longest time to end all jobs at the end.
 _TICK_SECONDS = 0.2
 _DRAIN_SECONDS = 5.0
 
+_SHORTEST_LEASE_SECONDS = 1.0
+_LONGEST_LEASE_SECONDS = 3_600.0
 
-def open_shard(address: str) -> ShardPort:
+
+def open_shard(address: str, *, tls: Tls | None) -> ShardPort:
     """The control connection to a shard."""
     from hetpipe.ps.control import ShardControl
 
-    return ShardControl(address)
+    return ShardControl(address, tls=tls)
+
+
+def stage_signer(tls: Tls | None) -> Certify | None:
+    """What certifies stages; None without TLS.
+
+    Raises:
+        UserError: the folder is not a coordinator's, or holds no signer.
+    """
+    if tls is None:
+        return None
+    certified_name(tls, Role.COORDINATOR)
+    # Only who uses TLS pays for its import.
+    from hetpipe.certs.folders import StageSigner
+
+    return StageSigner(tls.folder).sign
 
 
 def read_progress(folder: str) -> Progress:
@@ -45,30 +88,99 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--store",
         default="memory",
         metavar="URL",
-        help="`memory` (default) or redis://HOST:PORT/DB: where jobs are kept",
+        help="where jobs are kept: `memory` (default), redis://USER@HOST:PORT/DB, or rediss://… for TLS; a Redis that "
+        "asks for a certificate is shown that of --tls",
+    )
+    parser.add_argument(
+        "--store-password-file", type=Path, metavar="FILE", help="the password of Redis is the text in FILE"
+    )
+    parser.add_argument(
+        "--store-ca",
+        type=Path,
+        metavar="FILE",
+        help="authority (PEM) that signed the certificate of Redis (default: those this machine trusts)",
+    )
+    parser.add_argument(
+        "--leader-lease",
+        type=_lease,
+        default=candidate.LEASE_SECONDS,
+        metavar="S",
+        help="seconds without the store after which this coordinator ends and one that stands by leads (%(default)s)",
     )
     options = parser.parse_args(arguments)
     return run_service("coordinator", options, lambda shutdown: _serve(options, shutdown))
 
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
-    coordinator = Coordinator(
-        open_store(options.store), Tools(open_shard=open_shard, read_progress=read_progress), clock=SYSTEM_CLOCK
-    )
+    tls = open_tls(options, options.host)
+    certify = stage_signer(tls)
+    access = _redis_access(options, tls)
     host = advertised_host(options.host, options.advertise)
-    server = Server(
-        ServerConfig(host=options.host, port=options.port, num_threads=NUM_THREADS, reflection=options.reflection)
+    server = Server(server_config(options, tls, num_threads=NUM_THREADS))
+    election = Candidate(
+        open_store(options.store, access=access),
+        f"the coordinator on {host} with pid {os.getpid()}",
+        clock=SYSTEM_CLOCK,
+        on_lost=_end_at_once,
+        lease_seconds=options.leader_lease,
     )
+    try:
+        server.stand_by()
+        lead = election.run_for(shutdown.asked)
+        if lead is None:
+            server.stop()
+            return
+        tools = Tools(open_shard=partial(open_shard, tls=tls), read_progress=read_progress, certify=certify)
+        store = open_store(options.store, access=access, fence=lead.fence)
+        _act(options, shutdown, server, Coordinator(store, tools, clock=SYSTEM_CLOCK))
+    finally:
+        election.end()
+
+
+def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordinator: Coordinator) -> None:
+    """Be the coordinator until told to end."""
+    host = advertised_host(options.host, options.advertise)
     CoordinatorServicer(coordinator, host=host).add_to(server)
     try:
         _, port = split_address(server.start())
-        announce_ready("coordinator", join_address(host, port))
-        while not shutdown.asked.wait(_TICK_SECONDS):
-            coordinator.tick()
-        _drain(coordinator)
+        sources = (RPC_COUNTERS.readings, partial(readings, coordinator))
+        with metrics_endpoint(options.host, options.metrics_port, "coordinator", *sources):
+            announce_ready("coordinator", join_address(host, port))
+            while not shutdown.asked.wait(_TICK_SECONDS):
+                coordinator.tick()
+            _drain(coordinator)
         server.stop()
     finally:
         coordinator.close()
+
+
+def _redis_access(options: argparse.Namespace, tls: Tls | None) -> RedisAccess:
+    """What the options say about Redis."""
+    own = tls if options.store.startswith("rediss://") else None
+    return RedisAccess(
+        password_file=options.store_password_file,
+        ca=options.store_ca,
+        client_cert=None if own is None else own.folder / CERT_FILE,
+        client_key=None if own is None else own.folder / KEY_FILE,
+    )
+
+
+def _end_at_once(sentence: str) -> NoReturn:
+    """End without another step: somebody else acts now, and whoever watches this process starts it again."""
+    _log.error("lead_lost", sentence=sentence)
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _lease(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _SHORTEST_LEASE_SECONDS <= seconds <= _LONGEST_LEASE_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no lease; write a number of seconds from 1 to 3600")
+    return seconds
 
 
 def _drain(coordinator: Coordinator) -> None:

@@ -12,17 +12,32 @@ import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.membership import Hooks, Membership
-from hetpipe.errors import MemberReplaced
+from hetpipe.errors import MemberReplaced, UserError
+from hetpipe.observe.metrics_endpoint import metrics_endpoint
+from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.ps.readings import readings
 from hetpipe.ps.server import MAX_FOLLOWERS, HistoryFactory, ShardServer, file_history
 from hetpipe.rpc.channel import join_address, split_address
 from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.server import Server
 from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.rpc.tls import Tls
+from hetpipe.spec.identity import Role
 from hetpipe.spec.ids import JobId, ShardIndex
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.spec.requests import PullHeader, PushHeader
 from hetpipe.weights.allocator import settle_memory
-from services.runtime import Shutdown, add_listening_options, advertised_host, announce_ready, new_parser, run_service
+from services.runtime import (
+    Shutdown,
+    add_listening_options,
+    advertised_host,
+    announce_ready,
+    certified_name,
+    new_parser,
+    open_tls,
+    run_service,
+    server_config,
+)
 
 #: Threads for calls that move tensors or decide; followers of the log have theirs beside them.
 _CALL_THREADS = 32
@@ -34,8 +49,8 @@ _START_SECONDS = 30.0
 class DelayedShardServer(ShardServer):
     """Emulates a slow network: pushes and pulls begin after a random time."""
 
-    def __init__(self, history: HistoryFactory, longest_seconds: float, seed: int) -> None:
-        super().__init__(history)
+    def __init__(self, history: HistoryFactory, longest_seconds: float, *, seed: int, tls: Tls | None) -> None:
+        super().__init__(history, tls=tls)
         self._longest_seconds = longest_seconds
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
 
@@ -73,39 +88,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     settle_memory()
     torch.set_num_threads(options.threads)
+    tls = open_tls(options, options.host)
+    name = _own_name(options, tls)
     host = advertised_host(options.host, options.advertise)
     history = file_history(host, os.getpid())
     if options.emulate_delay:
-        shards: ShardServer = DelayedShardServer(history, options.emulate_delay, seed=options.index or 0)
+        shards: ShardServer = DelayedShardServer(history, options.emulate_delay, seed=options.index or 0, tls=tls)
     else:
-        shards = ShardServer(history)
-    server = Server(
-        ServerConfig(
-            host=options.host,
-            port=options.port,
-            num_threads=_CALL_THREADS + MAX_FOLLOWERS,
-            max_concurrent_calls=2 * (_CALL_THREADS + MAX_FOLLOWERS),
-            reflection=options.reflection,
-        )
-    )
+        shards = ShardServer(history, tls=tls)
+    num_threads = _CALL_THREADS + MAX_FOLLOWERS
+    server = Server(server_config(options, tls, num_threads=num_threads, max_concurrent_calls=2 * num_threads))
     add_shard_service(server, shards)
     server.on_stop(shards.stop)
     _, port = split_address(server.start())
     address = join_address(host, port)
-    membership = _membership(options, shards, host, address, on_replaced=lambda _replaced: shutdown.ask())
+    membership = _membership(
+        options, shards, tls, name or address, host, address, on_replaced=lambda _replaced: shutdown.ask()
+    )
     try:
         shutdown.on_ask(membership.cancel_start)
-        membership.start(wait_seconds=_START_SECONDS)
-        announce_ready("parameter_server", address)
-        shutdown.wait()
-        membership.close()
+        sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
+        with metrics_endpoint(options.host, options.metrics_port, "parameter_server", *sources):
+            membership.start(wait_seconds=_START_SECONDS)
+            announce_ready("parameter_server", address)
+            shutdown.wait()
+            membership.close()
     finally:
         server.stop()
+
+
+def _own_name(options: argparse.Namespace, tls: Tls | None) -> str:
+    """The shard's own name among the members, as its certificate or `--index` says; empty if neither does."""
+    certified = "" if tls is None else certified_name(tls, Role.PARAMETER_SERVER)
+    index = "" if options.index is None else str(options.index)
+    if certified and index not in {"", certified}:
+        raise UserError(f"--index {index} is not {certified}, the name in the certificate of {options.tls}")
+    return certified or index
 
 
 def _membership(
     options: argparse.Namespace,
     shards: ShardServer,
+    tls: Tls | None,
+    name: str,
     host: str,
     address: str,
     *,
@@ -113,7 +138,7 @@ def _membership(
 ) -> Membership:
     info = MemberInfo(
         MemberRole.PARAMETER_SERVER,
-        MemberId(f"parameter-server-{address}" if options.index is None else f"parameter-server-{options.index}"),
+        MemberId(f"parameter-server-{name}"),
         host,
         os.getpid(),
         address=address,
@@ -125,7 +150,7 @@ def _membership(
             shards.release(job)
 
     hooks = Hooks(clocks=shards.snapshots, jobs=shards.jobs, on_ended_jobs=release, on_replaced=on_replaced)
-    return Membership(CoordinatorClient(options.coordinator), info, hooks=hooks)
+    return Membership(CoordinatorClient(options.coordinator, tls=tls), info, hooks=hooks)
 
 
 if __name__ == "__main__":

@@ -14,22 +14,29 @@ import pytest
 
 from hetpipe.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.agent.children import Children, Programs
+from hetpipe.agent.stage_certificates import StageCertificates
+from hetpipe.certs.authority import facts_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.configs import Assignment, stage_commands
+from hetpipe.errors import HetpipeError, PermissionDenied
 from hetpipe.planner.partition import plan_job
+from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.commands import (
     AgentNews,
     ChildExit,
     InspectCommand,
     InspectionResult,
     InspectionStep,
+    StageKey,
     StageNews,
     StartStageCommand,
 )
+from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Term
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
 from tests.agent.programs import ends, environment, fake_programs
+from tests.certs.cluster import AGENT, cluster
 from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
 from tests.profiler.builders import measurement
 
@@ -39,14 +46,17 @@ pytestmark = pytest.mark.processes
 class Bench:
     """Children and what they told."""
 
-    def __init__(self, folder: Path, programs: Programs | None = None) -> None:
+    def __init__(
+        self, folder: Path, programs: Programs | None = None, *, certificates: StageCertificates | None = None
+    ) -> None:
         self.run_dir = folder / "run"
         self.news: queue.SimpleQueue[AgentNews] = queue.SimpleQueue()
         self.children = Children(
             tell=self.news.put,
-            environment=environment(),
+            environment={**environment(), TLS_VARIABLE: "/the/agent's"},
             clock=SYSTEM_CLOCK,
             programs=programs or fake_programs(folder),
+            certificates=certificates,
         )
 
     def start(self, behaviour: str, *, stage: int = 0) -> StartStageCommand:
@@ -232,3 +242,70 @@ class TestSurroundings:
         for variable in ('"OMP_NUM_THREADS": "1"', '"MKL_NUM_THREADS": "1"', '"PATH"'):
             assert variable in shown
         assert "HOME" not in shown
+        assert TLS_VARIABLE not in shown
+
+
+class TestCertificates:
+    def test_a_stage_is_itself_and_not_its_agent(self, tmp_path: Path) -> None:
+        show = tmp_path / "show.py"
+        show.write_text(
+            f"import os, pathlib; print((pathlib.Path(os.environ[{TLS_VARIABLE!r}]) / 'cert.pem').read_text())\n"
+        )
+        certificates = certified()
+        bench = Bench(
+            tmp_path, Programs(stage=(sys.executable, "-S", "-E", str(show)), inspection=()), certificates=certificates
+        )
+        started = bench.start("done", stage=1)
+        bench.next_exit()
+
+        shown = (bench.run_dir / "logs" / "vw-0-stage-1.out").read_bytes()
+        key = started.key
+        assert facts_of(shown).peer == StagePeer(key.job_id, key.vw, key.stage)
+        assert list(certificates._root.iterdir()) == [], "the end of the process is the end of its certificate"
+        certificates.close()
+
+    def test_an_inspection_is_nobody(self, tmp_path: Path) -> None:
+        show = tmp_path / "show.py"
+        show.write_text("import os; print(dict(os.environ))\n")
+        inspection = (sys.executable, "-S", "-E", str(show))
+        certificates = certified()
+        bench = Bench(tmp_path, Programs(stage=(), inspection=inspection), certificates=certificates)
+        bench.inspect("fine")
+
+        shown = (bench.run_dir / "logs" / "inspection.out").read_text()
+        assert "PATH" in shown
+        assert TLS_VARIABLE not in shown
+        certificates.close()
+
+    def test_a_stage_that_nobody_certifies_has_failed(self, tmp_path: Path) -> None:
+        certificates = certified(PermissionDenied("no stage of that name is to run on agent n0"))
+        bench = Bench(tmp_path, certificates=certificates)
+        key = bench.start("done").key
+
+        failed, gone = bench.next(), bench.next()
+
+        assert isinstance(failed, StageNews)
+        assert failed.report == StageFailed(
+            "PermissionDenied",
+            "its process could not be started: no stage of that name is to run on agent n0",
+        )
+        assert gone == ChildExit(key, 0, 1)
+        assert bench.children.jobs() == ()
+        certificates.close()
+
+    def test_a_program_that_cannot_be_started_leaves_no_certificate(self, tmp_path: Path) -> None:
+        certificates = certified()
+        Bench(tmp_path, Programs(stage=("/no/such/program",), inspection=()), certificates=certificates).start("done")
+        assert list(certificates._root.iterdir()) == []
+        certificates.close()
+
+
+def certified(error: HetpipeError | None = None) -> StageCertificates:
+    """Certificates by a coordinator that asks nothing, or refuses."""
+
+    def certify(stage: StageKey, request_pem: bytes) -> bytes:
+        if error is not None:
+            raise error
+        return cluster().signer().sign_stage(request_pem, StagePeer(stage.job_id, stage.vw, stage.stage))
+
+    return StageCertificates(Tls(cluster().tls(AGENT).folder), certify)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.coordinator.store import MAX_EVENTS, JobRecord, Store
-from hetpipe.errors import UnknownMember, VersionConflict
+from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, Store
+from hetpipe.errors import NotLeader, UnknownMember, VersionConflict
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, NumberedEvent, StateChanged, Waiting
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.members import MemberId, Registration
@@ -24,6 +24,10 @@ def record(name: str = "digits") -> JobRecord:
     return JobRecord(
         job_id=JobId(name), name=name, state=JobState.SUBMITTED, run_dir=f"/runs/{name}", submitted_wall=1_700_000_000.5
     )
+
+
+def acquire(store: Store, candidate: str, *, above: int = 0) -> Lead:
+    return store.acquire_lead(CandidateId(candidate), f"coordinator {candidate}", above=Fence(above), lease_seconds=5.0)
 
 
 def numbered(sequence: int) -> NumberedEvent:
@@ -93,6 +97,65 @@ class StoreContract:
         store.remove_member(MemberId("n0"), SECOND)
         store.remove_member(MemberId("n0"), SECOND)
         assert store.members() == ()
+
+    # -- the lead
+
+    def test_the_first_candidate_leads_and_others_hear_of_it(self, store: Store) -> None:
+        lead = acquire(store, "a")
+        assert lead == Lead(CandidateId("a"), "coordinator a", Fence(1))
+        assert acquire(store, "b") == lead
+        assert acquire(store, "a") == lead
+
+    def test_a_lead_runs_out_unless_it_is_renewed(self, store: Store, advance: Advance) -> None:
+        first = acquire(store, "a")
+        advance(4.0)
+        store.renew_lead(first, lease_seconds=5.0)
+        advance(4.0)
+        assert acquire(store, "b") == first
+        advance(1.1)
+        second = acquire(store, "b")
+        assert (second.candidate, second.fence) == ("b", 2)
+        with pytest.raises(NotLeader, match="coordinator b has the lead"):
+            store.renew_lead(first, lease_seconds=5.0)
+
+    def test_the_leader_renews_by_asking_again(self, store: Store, advance: Advance) -> None:
+        lead = acquire(store, "a")
+        advance(4.0)
+        assert acquire(store, "a") == lead
+        advance(4.0)
+        assert acquire(store, "b") == lead
+
+    def test_a_lead_that_ran_out_comes_back_if_nobody_has_led_since(self, store: Store, advance: Advance) -> None:
+        first = acquire(store, "a")
+        advance(6.0)
+        store.renew_lead(first, lease_seconds=5.0)
+        assert acquire(store, "b") == first
+        advance(6.0)
+        store.release_lead(acquire(store, "b"))
+        with pytest.raises(NotLeader):
+            store.renew_lead(first, lease_seconds=5.0)
+
+    def test_a_released_lead_is_free_at_once(self, store: Store) -> None:
+        first = acquire(store, "a")
+        store.release_lead(first)
+        store.release_lead(first)
+        second = acquire(store, "b")
+        store.release_lead(first)
+        assert acquire(store, "a") == second
+
+    def test_fences_only_grow(self, store: Store) -> None:
+        fences = []
+        for above in (0, 41, 7):
+            lead = acquire(store, "a", above=above)
+            store.release_lead(lead)
+            fences.append(lead.fence)
+        assert fences == [1, 42, 43]
+
+    def test_one_of_many_candidates_leads(self, store: Store) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            leads = set(pool.map(lambda number: acquire(store, f"c{number}"), range(16)))
+
+        assert len(leads) == 1
 
     # -- terms
 

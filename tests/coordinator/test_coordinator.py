@@ -14,7 +14,7 @@ from hetpipe.coordinator.planning import PLANNER, options_of
 from hetpipe.errors import JobError, MemberReplaced, ProtocolViolation, StoreUnavailable, UnknownJob, UnknownMember
 from hetpipe.spec.commands import ChildExit, InspectCommand, InspectionResult, StageNews, StartStageCommand
 from hetpipe.spec.document import read_document
-from hetpipe.spec.events import JobEnded, JobState, StopMode, Submission
+from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.spec.fit import read_fitting
 from hetpipe.spec.ids import AgentId, Clock, JobId
 from hetpipe.spec.job import Job
@@ -462,6 +462,33 @@ class TestRestart:
         assert isinstance(kept[0].event, JobEnded)
         assert submit(cluster) == job_id
         assert state(cluster) is JobState.FAILED
+
+    def test_an_end_that_was_told_but_not_kept_is_kept_by_the_next(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        cluster.wait(0.5)
+        told = cluster.store.events(job_id)
+        ended = NumberedEvent(len(told) + 1, JobEnded(JobState.FINISHED, result={"loss": 0.5}))
+        cluster.store.append_event(job_id, ended)
+
+        cluster.coordinator = cluster.new_coordinator()
+
+        assert state(cluster) is JobState.FINISHED
+        assert cluster.store.events(job_id) == (*told, ended)
+
+    def test_an_end_that_was_half_kept_twice_is_told_once(self, cluster: Cluster) -> None:
+        job_id = submit(cluster)
+        cluster.train()
+        cluster.wait(0.5)
+        cluster.coordinator = cluster.new_coordinator()
+        kept = cluster.store.job(job_id)
+        assert kept is not None
+        cluster.store.replace_job(replace(kept, state=JobState.RUNNING, failure=""))
+
+        cluster.coordinator = cluster.new_coordinator()
+
+        assert failure(cluster) == f"the coordinator was restarted while job {JOB_ID} was running"
+        assert [isinstance(event.event, JobEnded) for event in cluster.store.events(job_id)].count(True) == 1
 
     def test_members_must_register_again_and_end_what_they_do(self, cluster: Cluster) -> None:
         job_id = submit(cluster)

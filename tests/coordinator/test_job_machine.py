@@ -8,7 +8,7 @@ from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, St
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.spec.commands import InspectCommand, InspectionResult, InspectionStep, StageKey, StageNews
-from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StopMode, Waiting
+from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StateChanged, StopMode, Waiting
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
@@ -70,6 +70,21 @@ class TestTheUsualWay:
         assert driver.states()[-1] == "starting"
         driver.report(1, 1, StageReady(1))
         assert driver.states()[-1] == "running"
+
+    def test_it_is_told_which_links_the_stages_have(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+        for vw, stage, link in ((0, 0, "gloo: fast"), (0, 1, ""), (1, 0, "grpc: safe"), (1, 1, "")):
+            driver.report(vw, stage, StageReady(1, link))
+
+        remark = "links between stages: gloo: fast (1 of 2); grpc: safe (1 of 2)"
+        assert driver.events(StateChanged)[-1] == StateChanged(JobState.RUNNING, remark)
+
+    def test_one_kind_of_links_needs_no_count(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+        for vw, stage, link in ((0, 0, "gloo: fast"), (0, 1, ""), (1, 0, "gloo: fast"), (1, 1, "")):
+            driver.report(vw, stage, StageReady(1, link))
+
+        assert driver.events(StateChanged)[-1].remark == "links between stages: gloo: fast"
 
     def test_progress_is_pictured_every_second(self) -> None:
         driver = Driver().to(JobState.RUNNING)

@@ -82,6 +82,11 @@ class TestProgressBoard:
 
         assert board.table(None, now=110.0).rows[1].waiting_share == pytest.approx(0.25)
 
+    def test_memory_is_summed_over_the_stages(self, board: ProgressBoard) -> None:
+        for stage in range(2):
+            board.add(Vw(1), StageIndex(stage), progress(weight_bytes=300, activation_bytes=20), now=101.0)
+        assert [row.memory_bytes for row in board.table(None, now=101.0).rows] == [0, 640]
+
 
 def record(**values: Any) -> RunRecord:
     reports = {}

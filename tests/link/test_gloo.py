@@ -4,52 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from hetpipe.errors import DeadlineExceeded, LinkClosed, MalformedFrame, PeerUnreachable, UserError
-from hetpipe.link.gloo import connect_gloo, connect_rendezvous, serve_rendezvous
+from hetpipe.errors import DeadlineExceeded, LinkClosed, MalformedFrame, PeerUnreachable, PortInUse, UserError
+from hetpipe.link.gloo import GlooDoor, call_gloo, connect_rendezvous, serve_rendezvous
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.spec.run import LinkTime
 from hetpipe.testing.link_contract import Connect, LinkContract, frame, in_thread
-
-_HOST = "127.0.0.1"
-_SECONDS = 20.0
-
+from tests.link.cuts import HOST, SECONDS, earlier, later
 
 Pace = LinkTime | None
 
 
-def connect_stages(
-    num_stages: int, limits: LinkLimits, *, paces: tuple[Pace, Pace] = (None, None)
-) -> list[tuple[Link | None, Link | None]]:
-    """The links of all stages of one virtual worker, each connected from a thread of its own."""
-    store, address = serve_rendezvous(_HOST)
-    links: list[tuple[Link | None, Link | None]] = [(None, None)] * num_stages
-
-    def connect(stage: int) -> None:
-        own = store if stage == 0 else connect_rendezvous(address)
-        links[stage] = connect_gloo(
-            own,
-            vw=3,
-            stage=stage,
-            num_stages=num_stages,
-            host=_HOST,
-            deadline_seconds=_SECONDS,
-            limits=limits,
-            paces=paces,
-        )
-
-    threads = [in_thread(lambda stage=stage: connect(stage)) for stage in range(num_stages)]  # type: ignore[misc]
-    for thread, outcome in threads:
-        thread.join(_SECONDS)
-        assert outcome == [None]
-    return links
+def connect(limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
+    """Both ends of a new link, of the earlier and of the later stage, with the times of what they send."""
+    door = GlooDoor(earlier(limits, pace=down), host=HOST)
+    with ThreadPoolExecutor(1) as thread:
+        accepted = thread.submit(door.accept, deadline_seconds=SECONDS)
+        called = call_gloo(later(limits, pace=up), door.address, host=HOST, deadline_seconds=SECONDS)
+    return accepted.result(), called
 
 
 class TestGlooLink(LinkContract):
@@ -58,17 +39,15 @@ class TestGlooLink(LinkContract):
         before = set(threading.enumerate())
         made: list[Link] = []
 
-        def connect(limits: LinkLimits) -> tuple[Link, Link]:
-            (_, down), (up, _) = connect_stages(2, limits)
-            assert down is not None
-            assert up is not None
-            made.extend((down, up))
-            return down, up
+        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
+            pair = connect(limits)
+            made.extend(pair)
+            return pair
 
-        yield connect
+        yield new_pair
         # Ends that were left open close together, as the stages of a pipeline do.
         for thread, _ in [in_thread(link.close) for link in made]:
-            thread.join(_SECONDS)
+            thread.join(SECONDS)
         leaked = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("link: ")]
         assert leaked == []
 
@@ -80,17 +59,15 @@ class TestPacedGlooLink(LinkContract):
     def connect(self) -> Iterator[Connect]:
         made: list[Link] = []
 
-        def connect(limits: LinkLimits) -> tuple[Link, Link]:
+        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
             pace = LinkTime(latency_seconds=0.001, bytes_per_second=1e9)
-            (_, down), (up, _) = connect_stages(2, limits, paces=(pace, pace))
-            assert down is not None
-            assert up is not None
-            made.extend((down, up))
-            return down, up
+            pair = connect(limits, up=pace, down=pace)
+            made.extend(pair)
+            return pair
 
-        yield connect
+        yield new_pair
         for thread, _ in [in_thread(link.close) for link in made]:
-            thread.join(_SECONDS)
+            thread.join(SECONDS)
 
 
 def test_a_paced_link_holds_each_frame_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,44 +78,28 @@ def test_a_paced_link_holds_each_frame_back(monkeypatch: pytest.MonkeyPatch) -> 
         return 0.0
 
     monkeypatch.setattr(LinkTime, "seconds", seconds)
-    (_, down), (up, _) = connect_stages(2, LinkLimits(), paces=(None, LinkTime(1.0, 1.0)))
-    assert down is not None
-    assert up is not None
-    down.send(frame(1, torch.ones(10), None, torch.ones(1000, dtype=torch.float64)), deadline_seconds=_SECONDS)
-    assert up.receive(timeout_seconds=_SECONDS).minibatch == 1
-    up.send(frame(1, torch.ones(10), kind=FrameKind.BACKWARD), deadline_seconds=_SECONDS)
-    assert down.receive(timeout_seconds=_SECONDS).minibatch == 1
+    down, up = connect(LinkLimits(), down=LinkTime(1.0, 1.0))
+    down.send(frame(1, torch.ones(10), None, torch.ones(1000, dtype=torch.float64)), deadline_seconds=SECONDS)
+    assert up.receive(timeout_seconds=SECONDS).minibatch == 1
+    up.send(frame(1, torch.ones(10), kind=FrameKind.BACKWARD), deadline_seconds=SECONDS)
+    assert down.receive(timeout_seconds=SECONDS).minibatch == 1
     assert asked == [8040], "one way only is paced"
     for thread, _ in [in_thread(link.close) for link in (down, up)]:
-        thread.join(_SECONDS)
+        thread.join(SECONDS)
 
 
-def test_three_stages_find_their_neighbours() -> None:
-    links = connect_stages(3, LinkLimits())
-    assert links[0][0] is None
-    assert links[2][1] is None
-    (_, first), (up, down), (last, _) = links
-    assert first is not None
-    assert up is not None
-    assert down is not None
-    assert last is not None
-    assert (up.own, up.peer) == ("stage 1 of virtual worker 3", "stage 0 of virtual worker 3")
-    first.send(frame(1, torch.ones(4)), deadline_seconds=_SECONDS)
-    down.send(up.receive(timeout_seconds=_SECONDS), deadline_seconds=_SECONDS)
-    assert last.receive(timeout_seconds=_SECONDS).minibatch == 1
-    for link in (first, up, down, last):
-        link.close()
-
-
-def test_one_stage_has_no_links() -> None:
-    assert connect_stages(1, LinkLimits()) == [(None, None)]
+def test_the_ends_are_named() -> None:
+    earlier, later = connect(LinkLimits())
+    assert (later.own, later.peer) == ("stage 1 of virtual worker 3", "stage 0 of virtual worker 3")
+    for thread, _ in [in_thread(link.close) for link in (earlier, later)]:
+        thread.join(SECONDS)
 
 
 _CHILD = """
 import sys
-from hetpipe.link.gloo import connect_gloo, connect_rendezvous
-store = connect_rendezvous(sys.argv[1])
-link, _ = connect_gloo(store, vw=0, stage=1, num_stages=2, host="127.0.0.1", deadline_seconds=20)
+from hetpipe.link.gloo import call_gloo
+from tests.link.cuts import later
+link = call_gloo(later(vw=0), sys.argv[1], host="127.0.0.1", deadline_seconds=20)
 link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
 {then}
 """
@@ -146,13 +107,12 @@ link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
 
 def with_child(then: str) -> tuple[Link, subprocess.Popen[bytes]]:
     """A link to a process that echoes one frame, then does `then`."""
-    store, address = serve_rendezvous(_HOST)
-    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then), address])
-    _, link = connect_gloo(store, vw=0, stage=0, num_stages=2, host=_HOST, deadline_seconds=_SECONDS)
-    assert link is not None
+    door = GlooDoor(earlier(vw=0), host=HOST)
+    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then), door.address])
+    link = door.accept(deadline_seconds=SECONDS)
     sent = frame(1, torch.arange(100_000))
-    link.send(sent, deadline_seconds=_SECONDS)
-    (tensor,) = link.receive(timeout_seconds=_SECONDS).tensors
+    link.send(sent, deadline_seconds=SECONDS)
+    (tensor,) = link.receive(timeout_seconds=SECONDS).tensors
     assert tensor is not None
     assert torch.equal(tensor, torch.arange(100_000))
     return link, child
@@ -170,9 +130,9 @@ def test_a_killed_neighbour_is_noticed_within_seconds() -> None:
     assert "stage 1 of virtual worker 0 went away" in str(error)
     assert "the backward frame of minibatch 2" in str(error)
     with pytest.raises(LinkClosed, match="stage 1 of virtual worker 0 went away") as caught:
-        link.send(frame(2), deadline_seconds=_SECONDS)
+        link.send(frame(2), deadline_seconds=SECONDS)
     assert not caught.value.orderly
-    child.wait(_SECONDS)
+    child.wait(SECONDS)
     link.close()
 
 
@@ -190,7 +150,7 @@ def test_a_kill_ends_a_blocked_send() -> None:
     (error,) = outcome
     assert isinstance(error, LinkClosed)
     assert not error.orderly
-    child.wait(_SECONDS)
+    child.wait(SECONDS)
     link.close()
 
 
@@ -198,9 +158,9 @@ def test_a_kill_ends_a_blocked_send() -> None:
 def test_a_process_that_forgets_to_close_still_says_goodbye() -> None:
     link, child = with_child("")
     with pytest.raises(LinkClosed) as caught:
-        link.receive(timeout_seconds=_SECONDS)
+        link.receive(timeout_seconds=SECONDS)
     assert caught.value.orderly
-    assert child.wait(_SECONDS) == 0
+    assert child.wait(SECONDS) == 0
     link.close()
 
 
@@ -215,23 +175,23 @@ def test_a_broken_format_is_named_and_closes_the_link() -> None:
     )
     link, child = with_child(bad)
     with pytest.raises(MalformedFrame, match="stage 1 of virtual worker 0 broke the format"):
-        link.receive(timeout_seconds=_SECONDS)
+        link.receive(timeout_seconds=SECONDS)
     with pytest.raises(MalformedFrame):
-        link.send(frame(2), deadline_seconds=_SECONDS)
+        link.send(frame(2), deadline_seconds=SECONDS)
     link.close()
-    child.wait(_SECONDS)
+    child.wait(SECONDS)
 
 
 def test_a_neighbour_that_never_connects_is_named() -> None:
-    store, _ = serve_rendezvous(_HOST)
+    door = GlooDoor(earlier(vw=2), host=HOST)
     with pytest.raises(
         DeadlineExceeded, match=r"stage 0 of virtual worker 2 waited .* for stage 1 of virtual worker 2"
     ):
-        connect_gloo(store, vw=2, stage=0, num_stages=2, host=_HOST, deadline_seconds=0.2)
+        door.accept(deadline_seconds=0.2)
 
 
 def test_a_rendezvous_that_nobody_serves() -> None:
-    store, address = serve_rendezvous(_HOST)
+    store, address = serve_rendezvous(HOST)
     del store
     with pytest.raises(PeerUnreachable, match=address):
         connect_rendezvous(address, deadline_seconds=0.2)
@@ -248,25 +208,30 @@ def test_an_address_of_another_machine_cannot_be_served() -> None:
         serve_rendezvous("192.0.2.1")
 
 
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} of {HOST} is taken; choose others with --stage-port"):
+            GlooDoor(earlier(), host=HOST, port=port)
+
+
 def test_the_rendezvous_listens_on_its_address_alone() -> None:
-    store, address = serve_rendezvous(_HOST)
-    assert address == f"{_HOST}:{store.port}"
+    store, address = serve_rendezvous(HOST)
+    assert address == f"{HOST}:{store.port}"
     with pytest.raises(PeerUnreachable):
         connect_rendezvous(f"127.0.0.2:{store.port}", deadline_seconds=0.1)
 
 
 def test_sent_tensors_are_freed_once_they_are_gone() -> None:
-    (_, down), (up, _) = connect_stages(2, LinkLimits())
-    assert down is not None
-    assert up is not None
+    down, up = connect(LinkLimits())
     tensor = torch.ones(100_000)
     alive = tensor.untyped_storage()._weak_ref()
-    down.send(Frame(FrameKind.FORWARD, 1, 0, 0, (tensor,)), deadline_seconds=_SECONDS)
+    down.send(Frame(FrameKind.FORWARD, 1, 0, 0, (tensor,)), deadline_seconds=SECONDS)
     del tensor
-    up.receive(timeout_seconds=_SECONDS)
+    up.receive(timeout_seconds=SECONDS)
     for _ in range(2):  # the second frame's arrival shows that the first one was seen through
-        down.send(frame(2), deadline_seconds=_SECONDS)
-        up.receive(timeout_seconds=_SECONDS)
+        down.send(frame(2), deadline_seconds=SECONDS)
+        up.receive(timeout_seconds=SECONDS)
     down.close()
     assert torch.UntypedStorage._expired(alive)
     torch.UntypedStorage._free_weak_ref(alive)  # type: ignore[no-untyped-call]

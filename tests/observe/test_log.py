@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hetpipe.observe.log import MAX_TEXT_LENGTH, configure_logging, get_logger
+from hetpipe.observe.log import MAX_TEXT_LENGTH, bind_context, configure_logging, get_logger
 from hetpipe.testing.fake_clock import FakeClock
 
 
@@ -138,3 +139,18 @@ def test_without_a_file_lines_go_to_standard_error(capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err)["event"] == "hello"
+
+
+def test_what_a_thread_has_bound_stands_in_its_lines(path: Path) -> None:
+    configure_logging(path, role="parameter_server", vw=0)
+    bind_context(job="digits-1", wave=3)
+    bind_context(wave=4)
+    get_logger("x").info("a")
+    logging.getLogger("grpc").warning("b")
+    other = threading.Thread(target=get_logger("x").info, args=("c",))
+    other.start()
+    other.join()
+    a, b, c = lines(path)
+    assert (a["vw"], a["job"], a["wave"]) == (0, "digits-1", 4)
+    assert (b["job"], b["wave"]) == ("digits-1", 4)
+    assert {"job", "wave"} & c.keys() == set()

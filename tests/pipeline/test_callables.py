@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hetpipe.errors import CallableError
+from hetpipe.pipeline import metrics
 from hetpipe.pipeline.callables import (
     build_datasets,
     build_model,
@@ -209,6 +210,11 @@ class TestLoadCallable:
             f"loss: the module `json` of {folder} is hidden by the one that is already imported from"
         )
         assert message.endswith("give yours another name")
+
+    def test_a_checkout_of_hetpipe_is_no_namesake(self, folder: Path) -> None:
+        (folder / "hetpipe").mkdir()
+        (folder / "hetpipe" / "__init__.py").write_text("", encoding="utf-8")
+        assert load_callable("hetpipe.pipeline.metrics:accuracy", folder) is metrics.accuracy
 
 
 class TestModel:

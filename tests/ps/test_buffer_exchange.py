@@ -45,7 +45,7 @@ def test_the_result_does_not_depend_on_who_comes_first(order: tuple[int, ...]) -
     buffers = exchange()
     for vw in order:
         send(buffers, vw, buffers_of(vw))
-    mean, count = decode(buffers.stream(header(1)), SLICES)
+    mean, count = decode(list(buffers.stream(header(1))), SLICES)
 
     first, second, third = (buffers_of(vw)[0] for vw in range(3))
     assert torch.equal(mean, ((first + second) + third) * (1.0 / 3))
@@ -56,14 +56,14 @@ def test_one_worker_keeps_its_own() -> None:
     buffers = exchange(1)
     send(buffers, 0, buffers_of(0))
 
-    assert torch.equal(decode(buffers.stream(header(0)), SLICES)[0], buffers_of(0)[0])
+    assert torch.equal(decode(list(buffers.stream(header(0))), SLICES)[0], buffers_of(0)[0])
 
 
 def test_who_is_missing_is_named() -> None:
     buffers = exchange()
     send(buffers, 1, buffers_of(1))
     with pytest.raises(ClockNotPublished, match=r"buffer mean of virtual workers \[0, 2\] at clock 3"):
-        buffers.stream(header(1))
+        list(buffers.stream(header(1)))
 
 
 def test_a_repetition_changes_nothing() -> None:
@@ -72,7 +72,7 @@ def test_a_repetition_changes_nothing() -> None:
     send(buffers, 0, buffers_of(8))
     send(buffers, 1, buffers_of(1))
 
-    assert torch.equal(decode(buffers.stream(header(0)), SLICES)[0], (buffers_of(0)[0] + buffers_of(1)[0]) * 0.5)
+    assert torch.equal(decode(list(buffers.stream(header(0))), SLICES)[0], (buffers_of(0)[0] + buffers_of(1)[0]) * 0.5)
 
 
 def test_a_later_barrier_replaces_an_earlier_one() -> None:
@@ -81,17 +81,17 @@ def test_a_later_barrier_replaces_an_earlier_one() -> None:
     send(buffers, 0, buffers_of(5), clock=6)
     send(buffers, 0, buffers_of(7), clock=3)  # comes too late
 
-    assert torch.equal(decode(buffers.stream(header(0, 6)), SLICES)[0], buffers_of(5)[0])
+    assert torch.equal(decode(list(buffers.stream(header(0, 6))), SLICES)[0], buffers_of(5)[0])
     with pytest.raises(ClockNotPublished):
-        buffers.stream(header(0, 3))
+        list(buffers.stream(header(0, 3)))
 
 
 def test_stages_with_other_cuts_find_their_part() -> None:
     buffers = exchange(1)
     send(buffers, 0, buffers_of(0))
 
-    assert decode(buffers.stream(header(0, slices=SLICES[1:])), SLICES[1:])[0].tolist() == [-7]
-    assert buffers.stream(header(0, slices=())) == []
+    assert decode(list(buffers.stream(header(0, slices=SLICES[1:]))), SLICES[1:])[0].tolist() == [-7]
+    assert list(buffers.stream(header(0, slices=()))) == []
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,6 @@ def test_a_file_no_stage_would_write(tmp_path: Path, name: str) -> None:
 
 def test_a_barrier_the_run_is_not_at(tmp_path: Path) -> None:
     one = keeper(tmp_path)
-    for vw, stage in STAGES[:2]:
-        one.report(requester(vw, stage), Clock(9), [], progress(4))
     with pytest.raises(ProtocolViolation, match="at clock 9, but the segment under way began at 4"):
         one.report(requester(1, 0), Clock(9), [], progress(4))
 

@@ -163,10 +163,10 @@ class TestCalls:
         with pytest.raises(ClockFreed):
             begun.pull(0, 1)
 
-    def test_join_tells_of_the_first_stage(self, job: Job) -> None:
-        assert job.clock.join(requester(1), "") == ("", (0,), "")
-        assert job.clock.join(requester(0), "h:1") == ("h:1", (0,), "h:1")
-        assert job.clock.join(requester(0), "") == ("h:1", (0,), "h:1")
+    def test_join_tells_where_virtual_worker_0_awaits_its_replicas(self, job: Job) -> None:
+        assert job.clock.join(requester(1), "h:9", "h:8") == ("", "", (0,))
+        assert job.clock.join(requester(0), "h:1", "h:2") == ("", "h:2", (0,))
+        assert job.clock.join(requester(1)) == ("", "h:2", (0,))
 
     def test_resends_are_duplicates(self, begun: Job) -> None:
         update = WITNESS.update(0, 0, 1)
@@ -237,13 +237,15 @@ class TestCalls:
         progress = begun.clock.progress(requester())
         assert (progress.clock, progress.minibatches, progress.samples) == (2, 4, 4)
         (tmp_path / "checkpoints" / "clock-00000002").mkdir(parents=True)
-        file = CheckpointFile("vw-0-stage-0.safetensors", "00", 3)
+        file = CheckpointFile("vw-0-stage-0.safetensors", "00" * 32, 3)
 
         assert not begun.clock.report_checkpoint(requester(0), Clock(2), [file])
-        assert begun.clock.report_checkpoint(requester(1), Clock(2), [])
+        other = replace(file, name="vw-1-stage-0.safetensors")
+        assert begun.clock.report_checkpoint(requester(1), Clock(2), [other])
         with pytest.raises(CheckpointError, match="has None bytes, its manifest says 3"):
             read_manifest(tmp_path / "checkpoints" / "clock-00000002")
-        (tmp_path / "checkpoints" / "clock-00000002" / file.name).write_bytes(b"123")
+        for written in (file, other):
+            (tmp_path / "checkpoints" / "clock-00000002" / written.name).write_bytes(b"123")
         assert read_manifest(newest_checkpoint(tmp_path)).progress == progress
 
     def test_buffers(self, begun: Job) -> None:

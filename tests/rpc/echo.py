@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 
+from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc.caller import Caller
+from hetpipe.rpc.connection import Target
 from hetpipe.rpc.method import Streaming, Unary, service_handler, streaming_handler, unary_handler
 from hetpipe.rpc.server import Server, ServerConfig
 
@@ -17,6 +19,7 @@ SERVICE = "test.Echo"
 SAY = Unary("Say", pb.LeaveRequest, pb.LeaveRequest)
 REPEAT = Streaming("Repeat", pb.LeaveRequest, pb.LeaveRequest)
 
+Context = grpc.ServicerContext
 Say = Callable[[pb.LeaveRequest, grpc.ServicerContext], pb.LeaveRequest]
 Repeat = Callable[[pb.LeaveRequest, grpc.ServicerContext], Iterator[pb.LeaveRequest]]
 
@@ -32,9 +35,9 @@ def thrice(request: pb.LeaveRequest, _: grpc.ServicerContext) -> Iterator[pb.Lea
         yield request
 
 
-def echo_server(say: Say = echo, repeat: Repeat = thrice, **config: Any) -> Server:
+def echo_server(say: Say = echo, repeat: Repeat = thrice, *, clock: Clock = SYSTEM_CLOCK, **config: Any) -> Server:
     """A server that is not started."""
-    server = Server(ServerConfig(**config))
+    server = Server(ServerConfig(**config), clock=clock)
     handlers = dict([unary_handler(SAY, say), streaming_handler(REPEAT, repeat)])
     server.add(SERVICE, service_handler(SERVICE, handlers))
     return server
@@ -43,7 +46,7 @@ def echo_server(say: Say = echo, repeat: Repeat = thrice, **config: Any) -> Serv
 @contextmanager
 def serving(server: Server) -> Iterator[Caller]:
     """A client of the started server."""
-    caller = Caller(server.start(), service=SERVICE, role="echo")
+    caller = Caller(Target(address=server.start(), role="echo"), service=SERVICE)
     try:
         yield caller
     finally:

@@ -124,7 +124,7 @@ def test_commands(command: Command) -> None:
 
 
 REPORTS: list[StageReport] = [
-    StageReady(7),
+    StageReady(7, "grpc: the job says so"),
     progress(samples=3, clock=2, loss=0.5),
     StageWaiting("a waits for b", 5.5),
     StageEvaluation(Clock(1), 0, 3, {"loss": 1.5}),
@@ -151,7 +151,7 @@ def test_news(news: AgentNews) -> None:
 
 def picture() -> ProgressTable:
     driver = Driver().to(JobState.RUNNING)
-    driver.report(0, 1, progress(samples=10, loss=0.25))
+    driver.report(0, 1, progress(samples=10, loss=0.25, weight_bytes=300, activation_bytes=20))
     driver.wait(1.0)
     return driver.events(ProgressTable)[-1]
 
@@ -160,6 +160,7 @@ def picture() -> ProgressTable:
     "event",
     [
         *(StateChanged(state) for state in JobState),
+        StateChanged(JobState.RUNNING, "links between stages: gloo"),
         Waiting("a waits for b", 5.0),
         Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 1.0}),
         picture(),
@@ -194,6 +195,7 @@ def test_submissions(restore: str | None) -> None:
             "",
             (ProcessStatus("coordinator", 0, None, "h", 1, "up"), ProcessStatus("stage", 1, Vw(0), "h", 2, "ready")),
             clocks(1, 1),
+            picture(),
         ),
     ],
 )

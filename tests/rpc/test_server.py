@@ -22,9 +22,12 @@ from hetpipe.errors import (
     StaleTerm,
     UserError,
 )
+from hetpipe.observe.rpc_counters import RpcCounters
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc import guard as guard_module
 from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.channel import join_address, message_options, open_channel, split_address
+from hetpipe.rpc.connection import Target
 from hetpipe.rpc.method import Unary
 from hetpipe.rpc.server import Server, ServerConfig
 from tests.rpc.echo import SERVICE, echo_server, repeat, say, serving
@@ -55,6 +58,25 @@ class TestCalls:
             with pytest.raises(StaleTerm, match="term 1 is older than 2"):
                 next(stream)
 
+    def test_calls_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+            raise StaleTerm("term 1 is older than 2")
+
+        counters = RpcCounters()
+        monkeypatch.setattr(guard_module, "RPC_COUNTERS", counters)
+        with serving(echo_server(refuse)) as caller:
+            with pytest.raises(StaleTerm):
+                say(caller)
+            list(repeat(caller))
+        counted = {(reading.name.removeprefix("hetpipe_rpc_"), *reading.labels) for reading in counters.readings()}
+        assert counted == {
+            ("handled_total", "Say", "FAILED_PRECONDITION"),
+            ("refused_total", "Say", "StaleTerm"),
+            ("seconds", "Say"),
+            ("handled_total", "Repeat", "OK"),
+            ("seconds", "Repeat"),
+        }
+
     def test_the_longest_error_fits(self) -> None:
         def refuse(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
             raise JobError([f"größe{index}: unbekannt" for index in range(5_000)])
@@ -82,23 +104,24 @@ class TestCalls:
             release.wait(10.0)
             return request
 
-        with serving(echo_server(dawdle)) as caller:
+        server = echo_server(dawdle)
+        with serving(server) as caller:
             with pytest.raises(DeadlineExceeded) as caught:
                 say(caller, deadline_seconds=0.1)
             release.set()
-        assert f"echo at {caller.address} did not answer in time: Say waited 0." in str(caught.value)
+        assert f"echo at {server.address} did not answer in time: Say waited 0." in str(caught.value)
         assert str(caught.value).endswith(" s for an answer")
 
     def test_nobody_there_is_unreachable_at_once(self) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
-            caller = Caller(f"127.0.0.1:{taken.getsockname()[1]}", service=SERVICE, role="echo")
+            caller = Caller(Target(address=f"127.0.0.1:{taken.getsockname()[1]}", role="echo"), service=SERVICE)
             with pytest.raises(PeerUnreachable, match=r"echo at 127.0.0.1:"):
                 say(caller)
             caller.close()
 
     def test_a_closed_connection_is_typed_too(self) -> None:
-        caller = Caller("127.0.0.1:1", service=SERVICE, role="echo")
+        caller = Caller(Target(address="127.0.0.1:1", role="echo"), service=SERVICE)
         caller.close()
         with pytest.raises(PeerUnreachable, match="closed on this side"):
             say(caller)
@@ -169,7 +192,7 @@ class TestAddresses:
 
     @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
     def test_a_host_that_is_not_ours_is_the_users_error(self, host: str) -> None:
-        server = Server(ServerConfig(host=host, port=0))
+        server = Server(ServerConfig(host=host, port=0, insecure=True))
         with pytest.raises(UserError, match=f"cannot listen on {host}:0"):
             server.start()
         server.stop()
@@ -199,6 +222,26 @@ class TestLife:
             watch.cancel()
             channel.close()
 
+    def test_who_stands_by_answers_probes_and_nothing_else(self) -> None:
+        server = Server(ServerConfig(health_port=0))
+        server.stand_by()
+        probes = server.health_address
+        with grpc.insecure_channel(probes) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=5.0)
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert server.address == ""
+            server.start()
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=5.0)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert server.health_address == probes
+        server.stop()
+
+    def test_who_stood_by_may_end_without_ever_serving(self) -> None:
+        server = Server(ServerConfig(health_port=0))
+        server.stand_by()
+        server.stop()
+
     def test_reflection_is_served_on_request(self) -> None:
         from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
@@ -225,7 +268,7 @@ class TestLife:
             return request
 
         server = echo_server(hold)
-        caller = Caller(server.start(), service=SERVICE, role="echo")
+        caller = Caller(Target(address=server.start(), role="echo"), service=SERVICE)
         answers: list[str] = []
         call = threading.Thread(target=lambda: answers.append(say(caller)))
         call.start()
@@ -239,7 +282,7 @@ class TestLife:
     def test_a_restarted_server_is_found_again(self) -> None:
         server = echo_server()
         address = server.start()
-        caller = Caller(address, service=SERVICE, role="echo")
+        caller = Caller(Target(address=address, role="echo"), service=SERVICE)
         assert say(caller) == "hello"
         server.stop(grace_seconds=0.0)
         with pytest.raises(PeerUnreachable):

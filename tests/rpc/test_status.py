@@ -70,7 +70,7 @@ def test_a_flood_of_problems_is_cut_to_what_fits() -> None:
 
     metadata = dict(metadata_of(sent))
     assert len(metadata[status.PROBLEMS_KEY]) <= status.MAX_PROBLEMS_BYTES
-    assert len(text_of(sent)) == status.MAX_TEXT_CHARACTERS
+    assert len(text_of(sent).encode()) <= status.MAX_TEXT_BYTES + 3
     received = translated(FakeCall(status_of(sent), text_of(sent), metadata_of(sent)))
     assert isinstance(received, JobError)
     assert received.problems[0] == "key0: unknown"

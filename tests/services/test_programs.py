@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,22 @@ def test_help_is_there(start: Start, name: str) -> None:
 
     assert status == 0
     assert "--exit-with-parent" in output
+
+
+def test_metrics_are_served_until_the_end(start: Start, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    service = start("coordinator", "--metrics-port", "0", "--log", str(log))
+    service.ready()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (port,) = [line["port"] for line in lines if line["event"] == "metrics_served"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+        text = answer.read().decode()
+    assert 'hetpipe_info{role="coordinator"' in text
+    assert 'hetpipe_members{role="agent"} 0.0' in text
+
+    status, output, errors = start("coordinator", "--metrics-port", str(port), "--log", "/dev/null").end()
+    assert (status, output) == (1, "")
+    assert errors == f"address 127.0.0.1:{port} is taken; choose another with --metrics-port\n"
+
+    service.process.send_signal(signal.SIGTERM)
+    assert service.end() == (0, "", "")

@@ -377,7 +377,7 @@ class Process(_message.Message):
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., vw: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks")
+    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +385,7 @@ class JobStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: JobState
@@ -392,7 +393,8 @@ class JobStatus(_message.Message):
     failure: str
     processes: _containers.RepeatedCompositeFieldContainer[Process]
     clocks: ClockSnapshot
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ...) -> None: ...
+    progress: ProgressTable
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)
@@ -409,10 +411,12 @@ class WatchJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
 
 class StateChanged(_message.Message):
-    __slots__ = ("state",)
+    __slots__ = ("state", "remark")
     STATE_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
     state: JobState
-    def __init__(self, state: _Optional[_Union[JobState, str]] = ...) -> None: ...
+    remark: str
+    def __init__(self, state: _Optional[_Union[JobState, str]] = ..., remark: _Optional[str] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("sentence", "seconds")
@@ -452,7 +456,7 @@ class StageRow(_message.Message):
     def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class VirtualWorkerRow(_message.Message):
-    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share")
+    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes")
     VW_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +464,7 @@ class VirtualWorkerRow(_message.Message):
     SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     vw: int
     stages: _containers.RepeatedCompositeFieldContainer[StageRow]
     clock: int
@@ -467,7 +472,8 @@ class VirtualWorkerRow(_message.Message):
     samples_per_second: float
     loss: float
     waiting_share: float
-    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ProgressTable(_message.Message):
     __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock")
@@ -554,3 +560,21 @@ class WatchClocksResponse(_message.Message):
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     clocks: ClockSnapshot
     def __init__(self, clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ...) -> None: ...
+
+class CertifyStageRequest(_message.Message):
+    __slots__ = ("agent_id", "registration", "stage", "request_pem")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_PEM_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    registration: str
+    stage: StageKey
+    request_pem: bytes
+    def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., stage: _Optional[_Union[StageKey, _Mapping]] = ..., request_pem: _Optional[bytes] = ...) -> None: ...
+
+class CertifyStageResponse(_message.Message):
+    __slots__ = ("certificate_pem",)
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    def __init__(self, certificate_pem: _Optional[bytes] = ...) -> None: ...

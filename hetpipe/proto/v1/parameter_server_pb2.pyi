@@ -89,22 +89,24 @@ class ReleaseResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("requester", "link_address")
+    __slots__ = ("requester", "link_address", "replicas_address")
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     requester: Requester
     link_address: str
-    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., link_address: _Optional[str] = ...) -> None: ...
+    replicas_address: str
+    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., link_address: _Optional[str] = ..., replicas_address: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("link_address", "joined", "first_link_address")
+    __slots__ = ("link_address", "joined", "replicas_address")
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
-    FIRST_LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     link_address: str
     joined: _containers.RepeatedScalarFieldContainer[int]
-    first_link_address: str
-    def __init__(self, link_address: _Optional[str] = ..., joined: _Optional[_Iterable[int]] = ..., first_link_address: _Optional[str] = ...) -> None: ...
+    replicas_address: str
+    def __init__(self, link_address: _Optional[str] = ..., joined: _Optional[_Iterable[int]] = ..., replicas_address: _Optional[str] = ...) -> None: ...
 
 class ReportInitializedRequest(_message.Message):
     __slots__ = ("requester",)
@@ -227,16 +229,18 @@ class ReportCheckpointResponse(_message.Message):
     def __init__(self, complete: bool = ...) -> None: ...
 
 class FollowLogRequest(_message.Message):
-    __slots__ = ("job_id", "term", "start", "gathered")
+    __slots__ = ("job_id", "term", "start", "gathered", "requester")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     GATHERED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTER_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     start: int
     gathered: bool
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., start: _Optional[int] = ..., gathered: bool = ...) -> None: ...
+    requester: Requester
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., start: _Optional[int] = ..., gathered: bool = ..., requester: _Optional[_Union[Requester, _Mapping]] = ...) -> None: ...
 
 class FollowLogResponse(_message.Message):
     __slots__ = ("records",)

@@ -1,0 +1,28 @@
+"""The names of folders and files of certificates, for those who only read them."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Final, TypeVar
+
+from hetpipe.spec.identity import NamedPeer, Role
+
+#: Whom a process trusts, and who it is.
+CA_FILE: Final = "ca.pem"
+CERT_FILE: Final = "cert.pem"
+KEY_FILE: Final = "key.pem"
+
+#: The authority's key, which stays with the operator.
+CA_KEY_FILE: Final = "ca-key.pem"
+
+#: The signer of stages, in a coordinator's folder.
+SIGNER_CERT_FILE: Final = "signer-cert.pem"
+SIGNER_KEY_FILE: Final = "signer-key.pem"
+
+FolderT = TypeVar("FolderT", bound=PurePath)
+
+
+def process_folder(folder: FolderT, peer: NamedPeer) -> FolderT:
+    """Where the certificate of `peer` lies below the authority's folder."""
+    is_only = peer.role is Role.COORDINATOR and peer.name == peer.role
+    return folder / (str(peer.role) if is_only else f"{peer.role}-{peer.name}")

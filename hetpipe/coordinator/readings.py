@@ -1,0 +1,83 @@
+"""What a coordinator tells Prometheus: members, jobs, and the clocks of jobs that have not ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.job_host import JobHost
+from hetpipe.observe.readings import Reading
+from hetpipe.spec.events import JobState, ProgressTable
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import MemberRole
+from hetpipe.spec.run import ClockSnapshot
+
+
+def readings(coordinator: Coordinator) -> Iterator[Reading]:
+    """Everything, at one moment."""
+    yield from _of_members(coordinator)
+    with coordinator.condition:
+        hosts = coordinator.hosts()
+        found = [reading for host in hosts for reading in _of_job(host)]
+        states = Counter(host.machine.state for host in hosts)
+    yield from (Reading("hetpipe_jobs", states[state], (state.value,)) for state in JobState)
+    yield from found
+
+
+def _of_members(coordinator: Coordinator) -> Iterator[Reading]:
+    left: dict[MemberRole, list[float]] = {role: [] for role in MemberRole}
+    for member in coordinator.members():
+        left[member.info.role].append(member.lease_seconds_left)
+    expired = coordinator.expired_leases()
+    yield Reading("hetpipe_lease_seconds", coordinator.lease_seconds)
+    for role, seconds in left.items():
+        labels = (role.value,)
+        yield Reading("hetpipe_members", len(seconds), labels)
+        yield Reading("hetpipe_leases_expired_total", expired.get(role, 0), labels)
+        if seconds:
+            yield Reading("hetpipe_lease_seconds_left", min(seconds), labels)
+
+
+def _of_job(host: JobHost) -> Iterator[Reading]:
+    """One job; of an ended one only its events, so that nobody takes its clocks for stalled ones."""
+    job_id = host.job_id
+    for kind, number in host.event_counts.items():
+        yield Reading("hetpipe_job_events_total", number, (job_id, kind))
+    if host.machine.ended is not None:
+        return
+    if host.machine.clocks is not None:
+        yield from _of_clocks(job_id, host.machine.clocks)
+    if host.picture is not None:
+        yield from _of_picture(job_id, host.picture)
+
+
+def _of_clocks(job_id: JobId, clocks: ClockSnapshot) -> Iterator[Reading]:
+    local = clocks.local.values()
+    for name, value in (
+        ("term", clocks.term),
+        ("global_clock", clocks.global_clock),
+        ("published_clock", clocks.published),
+        ("barrier_clock", clocks.barrier),
+        ("clock_distance", max(local, default=0) - min(local, default=0)),
+        ("epoch", clocks.epoch),
+        ("minibatches_total", clocks.minibatches),
+        ("samples_total", clocks.samples),
+    ):
+        yield Reading(f"hetpipe_job_{name}", value, (job_id,))
+    for vw, clock in clocks.local.items():
+        yield Reading("hetpipe_vw_clock", clock, (job_id, vw))
+
+
+def _of_picture(job_id: JobId, picture: ProgressTable) -> Iterator[Reading]:
+    yield Reading("hetpipe_job_running_seconds", picture.running_seconds, (job_id,))
+    if picture.staleness is not None:
+        yield Reading("hetpipe_job_clock_distance_bound", picture.staleness + 1, (job_id,))
+    for row in picture.rows:
+        labels = (job_id, row.vw)
+        yield Reading("hetpipe_vw_clock_distance", row.distance, labels)
+        yield Reading("hetpipe_vw_samples_per_second", row.samples_per_second, labels)
+        yield Reading("hetpipe_vw_waiting_ratio", row.waiting_share, labels)
+        yield Reading("hetpipe_vw_memory_bytes", row.memory_bytes, labels)
+        if row.loss is not None:
+            yield Reading("hetpipe_vw_loss", row.loss, labels)

@@ -1,0 +1,166 @@
+"""How a coordinator proves itself to Redis, and how it makes sure that it talks to the right one.
+
+The password comes from a file. It never stands in a URL, because URLs end in process lists and logs. Without redis-py.
+"""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from hetpipe.errors import UserError
+from hetpipe.observe.log import get_logger
+
+_log = get_logger(__name__)
+
+#: How users of the coordinator name the password's file.
+_FILE_OPTION = "--store-password-file"
+
+_TLS_SCHEME = "rediss"
+
+#: What may stand behind a `?`. Others could switch the checks of certificates off.
+_QUERY_KEYS = frozenset({"db"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAccess:
+    """What a coordinator shows to Redis, and whom it trusts."""
+
+    password_file: Path | None = None
+    """The file's text, without white space at its end, is the password."""
+    ca: Path | None = None
+    """Who may have signed the certificate of Redis, as PEM; None: whom this machine trusts. For `rediss://` alone."""
+    client_cert: Path | None = None
+    """The coordinator's own certificate, for a Redis that asks for one; with `client_key`. For `rediss://` alone."""
+    client_key: Path | None = None
+
+
+def read_password(path: Path, option: str = _FILE_OPTION) -> str:
+    """The password in a file, without white space at its end.
+
+    Args:
+        path: the file.
+        option: how the user named it; begins every message.
+
+    Raises:
+        UserError: the file cannot be read, or holds no password of one line.
+    """
+    option = f"{option} {path}"
+    try:
+        password = path.read_text(encoding="utf-8").rstrip()
+    except OSError as error:
+        raise UserError(f"{option}: cannot be read ({error.strerror}); write the password of Redis there") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{option}: is no text file; write the password of Redis there") from error
+    if not password:
+        raise UserError(f"{option}: is empty; write the password of Redis there")
+    if "\n" in password:
+        raise UserError(f"{option}: has several lines; write the password of Redis there, and nothing else")
+    return password
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTarget:
+    """A store's URL, checked."""
+
+    url: str
+    """Without user and password."""
+    user: str
+    """Empty for the default one."""
+    place: str
+    """For messages."""
+    is_tls: bool
+    is_local: bool
+    """Nothing that is sent leaves this machine."""
+
+
+def read_url(url: str) -> RedisTarget:
+    """What a store's URL says.
+
+    Raises:
+        UserError: it holds a password, or options of the client.
+    """
+    parts = urlsplit(url)
+    query = {key for key, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    if parts.password is not None or "password" in query:
+        raise UserError(
+            "--store holds a password, which process lists and logs would show; write it into a file, give that by "
+            "--store-password-file, and take it out of the URL"
+        )
+    if refused := sorted(query - _QUERY_KEYS):
+        raise UserError(f"--store has the option {refused[0]!r} behind its `?`, which hetpipe does not take; remove it")
+    place = parts.netloc.rpartition("@")[2] + parts.path + (f"?{parts.query}" if parts.query else "")
+    return RedisTarget(
+        url=f"{parts.scheme}://{place}",
+        user=unquote(parts.username or ""),
+        place=place,
+        is_tls=parts.scheme == _TLS_SCHEME,
+        is_local=parts.scheme == "unix" or _is_loopback(parts),
+    )
+
+
+def connection_options(target: RedisTarget, access: RedisAccess) -> dict[str, Any]:
+    """What `redis.Redis.from_url` is given for `target.url`, but for user and password.
+
+    Raises:
+        UserError: a file of `access` cannot be used, or does not go with the URL.
+    """
+    if access.password_file is not None:
+        read_password(access.password_file)
+        _warn_of_exposure(target, access.password_file)
+    elif target.user:
+        raise UserError(f"--store names the user {target.user!r}; give its password by --store-password-file")
+    if not target.is_tls:
+        if access.ca is not None:
+            raise UserError(f"--store-ca {access.ca} is of use with TLS only; write --store rediss://{target.place}")
+        return {}
+    _check_certificates(access)
+    options: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+    if access.ca is not None:
+        options["ssl_ca_certs"] = str(access.ca)
+    if access.client_cert is not None:
+        options |= {"ssl_certfile": str(access.client_cert), "ssl_keyfile": str(access.client_key)}
+    return options
+
+
+def _is_loopback(parts: SplitResult) -> bool:
+    host = parts.hostname or "localhost"
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _warn_of_exposure(target: RedisTarget, password_file: Path) -> None:
+    mode = password_file.stat().st_mode
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        _log.warning(
+            "password_file_is_open",
+            file=str(password_file),
+            mode=oct(stat.S_IMODE(mode)),
+            fix=f"chmod 0400 {password_file}",
+        )
+    if not (target.is_tls or target.is_local):
+        _log.warning("password_in_the_clear", store=target.place, fix=f"--store rediss://{target.place}")
+
+
+def _check_certificates(access: RedisAccess) -> None:
+    """Find out now what would otherwise look like a Redis that is away."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if access.ca is not None:
+            context.load_verify_locations(cafile=access.ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise UserError(f"--store-ca {access.ca} is no readable PEM file of certificates ({error.strerror})") from error
+    try:
+        if access.client_cert is not None:
+            context.load_cert_chain(access.client_cert, access.client_key)
+    except OSError as error:
+        raise UserError(
+            f"{access.client_cert} and its key cannot prove this coordinator to Redis ({error.strerror})"
+        ) from error

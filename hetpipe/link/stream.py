@@ -1,0 +1,160 @@
+"""Frames as a stream of bounded messages: what a link sends over a gRPC stream. Knows bytes and tensors, no network.
+
+A message begins with one byte that says what it is:
+
+    F   the beginning of a frame: length of its first message (u32, `hetpipe.link.wire`), the first message, and as many
+        bytes of its large tensors as fit
+    M   more bytes of those tensors, which follow each other without gaps
+    C   credit: so many frames more (u32) may be sent to whoever says this
+
+A frame of which everything fits is one message. The good-bye is a frame without tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hetpipe.errors import MalformedFrame
+from hetpipe.link.policy import Frame, LinkLimits
+from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, Outgoing, decode
+
+#: Most bytes of large tensors in one message. More cost fewer wake-ups, fewer are still in the cache when they are
+#: copied; from 0.5 to 4 MiB all are about as fast.
+PAYLOAD_BYTES = 1024 * 1024
+
+_BEGIN = struct.Struct("<cI")
+_CREDIT = struct.Struct("<cI")
+_BEGIN_TAG, _MORE_TAG, _CREDIT_TAG = b"F", b"M", b"C"
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """So many frames more may be sent."""
+
+    frames: int
+
+
+Received = Frame | CloseHeader | Credit
+
+
+def credit_message(frames: int) -> bytes:
+    """The message that grants `frames` more."""
+    return _CREDIT.pack(_CREDIT_TAG, frames)
+
+
+def messages_of(outgoing: Outgoing) -> Iterator[bytes]:
+    """The messages of one frame, made as they are asked for; each is one copy of its bytes."""
+    first = _memory(outgoing.first)
+    head: list[bytes | memoryview] = [_BEGIN.pack(_BEGIN_TAG, len(first)), first]
+    for parts in _portions([_memory(tensor) for tensor in outgoing.following]):
+        yield b"".join(head + parts)
+        head = [_MORE_TAG]
+
+
+def _portions(payloads: Sequence[memoryview]) -> Iterator[list[bytes | memoryview]]:
+    """The bytes of `payloads` in order, `PAYLOAD_BYTES` at a time; at least one portion, which may be empty."""
+    portion: list[bytes | memoryview] = []
+    room = PAYLOAD_BYTES
+    for payload in payloads:
+        start = 0
+        while start < len(payload):
+            if room == 0:
+                yield portion
+                portion, room = [], PAYLOAD_BYTES
+            piece = payload[start : start + room]
+            portion.append(piece)
+            start += len(piece)
+            room -= len(piece)
+    yield portion
+
+
+class Assembler:
+    """Puts the messages of one stream together again. Not thread-safe."""
+
+    def __init__(self, limits: LinkLimits, *, admit: Callable[[], None]) -> None:
+        """Check against `limits`; `admit` is called before anything is allocated for a frame, and may refuse it."""
+        self._limits = limits
+        self._admit = admit
+        #: The frame of which large tensors are missing still, and those: the first one is being filled.
+        self._header: FrameHeader | None = None
+        self._tensors: tuple[torch.Tensor | None, ...] = ()
+        self._missing: list[torch.Tensor] = []
+        #: Bytes of the first missing tensor that are there.
+        self._filled = 0
+
+    def feed(self, message: bytes) -> Received | None:
+        """Take the next message; returns what it completes.
+
+        Raises:
+            MalformedFrame: anything that the format or the limits forbid.
+        """
+        tag = message[:1]
+        if tag == _CREDIT_TAG and len(message) == _CREDIT.size:
+            return Credit(_CREDIT.unpack(message)[1])
+        if tag == _MORE_TAG and self._header is not None and len(message) > 1:
+            return self._fill(message, 1)
+        if tag == _BEGIN_TAG and self._header is None:
+            return self._begin(message)
+        raise MalformedFrame(
+            f"a message of {len(message)} bytes begins with {tag!r} {'within' if self._header else 'between'} frames"
+        )
+
+    def _begin(self, message: bytes) -> Received | None:
+        first_bytes = _BEGIN.unpack_from(message)[1] if len(message) >= _BEGIN.size else 0
+        end = _BEGIN.size + first_bytes
+        if not 0 < first_bytes <= FIRST_MESSAGE_BYTES or end > len(message):
+            raise MalformedFrame(f"a message of {len(message)} bytes begins a frame with a header of {first_bytes}")
+        header = decode(memoryview(message)[_BEGIN.size : end], self._limits)
+        if isinstance(header, CloseHeader):
+            return header
+        self._admit()
+        self._header = header
+        self._tensors = tuple(None if t is None else torch.empty(t.shape, dtype=t.dtype) for t in header.tensors)
+        self._missing, self._filled = [], 0
+        for tensor, entry in zip(self._tensors, header.tensors, strict=True):
+            if tensor is None or entry is None or not entry.num_bytes:
+                continue
+            if entry.offset is None:
+                self._missing.append(tensor)
+            else:
+                _copy(tensor, 0, message, _BEGIN.size + entry.offset, entry.num_bytes)
+        return self._fill(message, end)
+
+    def _fill(self, message: bytes, position: int) -> Frame | None:
+        """Copy the rest of `message`, from `position` on, into the missing tensors."""
+        while position < len(message):
+            if not self._missing:
+                raise MalformedFrame(f"{len(message) - position} bytes follow the last tensor of a frame")
+            tensor = self._missing[0]
+            wanted = tensor.numel() * tensor.itemsize
+            length = min(wanted - self._filled, len(message) - position)
+            _copy(tensor, self._filled, message, position, length)
+            position += length
+            self._filled += length
+            if self._filled == wanted:
+                del self._missing[0]
+                self._filled = 0
+        if self._missing or self._header is None:
+            return None
+        frame = self._header.frame(self._tensors)
+        self._header, self._tensors = None, ()
+        return frame
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor; valid as long as the tensor lives."""
+    num_bytes = tensor.numel() * tensor.itemsize
+    if not num_bytes:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def _copy(tensor: torch.Tensor, to: int, message: bytes, start: int, length: int) -> None:
+    """Bytes of `message` into `tensor`, without holding other threads up."""
+    source = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0
+    ctypes.memmove(tensor.data_ptr() + to, source + start, length)

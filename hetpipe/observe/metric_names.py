@@ -1,0 +1,194 @@
+"""Every metric that Prometheus may find at a process of hetpipe: name, kind, unit, labels, and who exposes it.
+
+The one list: `observe.prometheus` refuses what is not in it, and docs/observability.md, the Grafana dashboard and the
+alerts are compared with it. Units are base units; a counter ends in `_total`. Whatever the library itself tells of a
+process (`process_*`: CPU time, memory, open files) comes on top.
+
+These are for whoever watches a cluster from outside and while it runs: the newest value of each fact, fetched when
+asked for, kept by Prometheus. What belongs to one run and is wanted after it lies in its folder: `observe.metrics`
+writes every wave's loss there, and `observe.history` every decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+#: The processes that have an endpoint.
+Role = Literal["coordinator", "parameter_server", "agent", "stage"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+#: Upper ends of the buckets of how long calls take, in seconds; the last bucket has no end.
+CALL_BUCKETS = (0.001, 0.01, 0.1, 1.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric and all its series."""
+
+    name: str
+    kind: Kind
+    unit: str
+    """Base unit, or what is counted."""
+    help: str
+    labels: tuple[str, ...]
+    """In the order in which values are given."""
+    roles: tuple[Role, ...]
+    """Who exposes it."""
+
+
+_JOB = ("job",)
+_WORKER = ("job", "vw")
+_STAGE = ("job", "vw", "stage")
+_SHARD = ("job", "shard")
+_SERVERS: tuple[Role, ...] = ("coordinator", "parameter_server")
+_MEMBERS: tuple[Role, ...] = ("parameter_server", "agent")
+
+
+def _of_all() -> tuple[Family, ...]:
+    return (Family("hetpipe_info", "gauge", "1", "Always 1; says what runs.", ("role", "version"), ROLES),)
+
+
+def _of_servers() -> tuple[Family, ...]:
+    handled = "Calls that this process answered, by gRPC status."
+    refused = "Calls that this process refused, by the class of the error; `ClockNotPublished` means not yet."
+    seconds = "Time from the start of a call to its end; of a stream, as long as it lasted."
+    return (
+        Family("hetpipe_rpc_handled_total", "counter", "calls", handled, ("call", "status"), _SERVERS),
+        Family("hetpipe_rpc_refused_total", "counter", "calls", refused, ("call", "reason"), _SERVERS),
+        Family("hetpipe_rpc_seconds", "histogram", "seconds", seconds, ("call",), _SERVERS),
+    )
+
+
+def _of_coordinator() -> tuple[Family, ...]:
+    def gauge(name: str, unit: str, text: str, *labels: str) -> Family:
+        return Family(f"hetpipe_{name}", "gauge", unit, text, labels, ("coordinator",))
+
+    def counter(name: str, unit: str, text: str, *labels: str) -> Family:
+        return Family(f"hetpipe_{name}_total", "counter", unit, text, labels, ("coordinator",))
+
+    return (
+        gauge("members", "members", "Live members.", "role"),
+        gauge("lease_seconds", "seconds", "How long a lease lasts after a heartbeat."),
+        gauge("lease_seconds_left", "seconds", "Of the member of that role whose lease ends first.", "role"),
+        counter("leases_expired", "leases", "Members that stopped answering.", "role"),
+        gauge("jobs", "jobs", "Jobs this coordinator remembers.", "state"),
+        counter("job_events", "events", "Events of a job.", *_JOB, "event"),
+        gauge("job_running_seconds", "seconds", "Since training began; only while a job trains.", *_JOB),
+        gauge("job_term", "term", "Version of plan and membership; grows when a job is planned anew.", *_JOB),
+        gauge("job_global_clock", "waves", "Minimum of the local clocks.", *_JOB),
+        gauge("job_published_clock", "waves", "Newest clock whose weights are complete on all shards.", *_JOB),
+        gauge("job_barrier_clock", "waves", "Clock of the next barrier.", *_JOB),
+        gauge("job_clock_distance", "waves", "Fastest local clock minus slowest.", *_JOB),
+        gauge("job_clock_distance_bound", "waves", "The most it may be, D + 1; absent under `asp`.", *_JOB),
+        gauge("job_epoch", "epochs", "Pass over the training data that is under way, 0-based.", *_JOB),
+        counter("job_minibatches", "minibatches", "Committed, those before a resume included.", *_JOB),
+        counter("job_samples", "samples", "Committed, those before a resume included.", *_JOB),
+        gauge("vw_clock", "waves", "Local clock: waves that the virtual worker has committed.", *_WORKER),
+        gauge("vw_clock_distance", "waves", "Waves ahead of the slowest virtual worker.", *_WORKER),
+        gauge("vw_samples_per_second", "samples/second", "Over the last ten seconds.", *_WORKER),
+        gauge("vw_loss", "1", "Mean over the samples of the latest finished wave, if it is finite.", *_WORKER),
+        gauge("vw_memory_bytes", "bytes", "Weights and activations on its devices, at most at once so far.", *_WORKER),
+        gauge("vw_waiting_ratio", "1", "Share of the time in which its first stage waited for a clock.", *_WORKER),
+    )
+
+
+def _of_members() -> tuple[Family, ...]:
+    text = "Time since the coordinator last answered; twice a lease and it counts as lost."
+    return (Family("hetpipe_coordinator_silent_seconds", "gauge", "seconds", text, (), _MEMBERS),)
+
+
+def _of_parameter_server() -> tuple[Family, ...]:
+    def gauge(name: str, unit: str, text: str) -> Family:
+        return Family(f"hetpipe_shard_{name}", "gauge", unit, text, _SHARD, ("parameter_server",))
+
+    def counter(name: str, unit: str, text: str) -> Family:
+        return Family(f"hetpipe_shard_{name}_total", "counter", unit, text, _SHARD, ("parameter_server",))
+
+    return (
+        counter("pushes", "pushes", "Pushes that were staged."),
+        counter("pushed_bytes", "bytes", "Updates and first weights received with them."),
+        counter("duplicate_pushes", "pushes", "Pushes that were staged already, and so changed nothing."),
+        counter("pulls", "pulls", "Pulls that were begun."),
+        counter("pulled_bytes", "bytes", "Weights asked for by them."),
+        counter("followed_records", "records", "Records of the decision log that were carried out."),
+        counter("log_records", "records", "Records in the decision log; only at the clock shard."),
+        gauge("staged_waves", "waves", "Waves, or first weights, staged and not applied yet."),
+        gauge("published_clock", "waves", "Newest published clock this shard knows of."),
+        gauge("retained_versions", "versions", "Published clocks whose weights are kept."),
+        gauge("weight_bytes", "bytes", "Buffers in use: weights, what is staged, what is being built."),
+    )
+
+
+def _of_agent() -> tuple[Family, ...]:
+    def family(name: str, kind: Kind, unit: str, text: str, *labels: str) -> Family:
+        return Family(f"hetpipe_{name}", kind, unit, text, labels, ("agent",))
+
+    return (
+        family("devices", "gauge", "devices", "Devices that are offered.", "type"),
+        family("children", "gauge", "processes", "Processes that run now: `stage` or `inspection`.", "kind"),
+        family("children_started_total", "counter", "processes", "Started so far.", "kind"),
+        family(
+            "children_exited_total",
+            "counter",
+            "processes",
+            "Ended so far: `ok`, `error` (a status other than 0) or `signal`.",
+            "kind",
+            "outcome",
+        ),
+        family(
+            "stage_restarts_total",
+            "counter",
+            "processes",
+            "Stages started for a later life of their worker.",
+        ),
+    )
+
+
+def _of_stage() -> tuple[Family, ...]:
+    def gauge(name: str, unit: str, text: str) -> Family:
+        return Family(f"hetpipe_stage_{name}", "gauge", unit, text, _STAGE, ("stage",))
+
+    def counter(name: str, unit: str, text: str) -> Family:
+        return Family(f"hetpipe_stage_{name}_total", "counter", unit, text, _STAGE, ("stage",))
+
+    return (
+        counter("minibatches", "minibatches", "Whose backward ran here."),
+        counter("samples", "samples", "Whose loss was computed; last stage only."),
+        counter("waves", "waves", "Waves closed here, those before a resume included: its clock."),
+        gauge("published_clock", "waves", "Newest published clock this stage knows of."),
+        gauge("loss", "1", "Mean over the samples of the latest finished wave; last stage only. May be NaN."),
+        gauge("learning_rate", "1", "Of the next update; only where there are parameters."),
+        gauge("gradient_norm", "1", "Of the latest gradient stepped, before it was clipped; only with clipping."),
+        counter("compute_seconds", "seconds", "Time spent computing, emulation included."),
+        counter("waiting_seconds", "seconds", "Time without work because a clock was not published yet: the gate."),
+        counter("idle_seconds", "seconds", "Time without work for any other reason."),
+        counter("pushed_bytes", "bytes", "Updates sent to shards."),
+        counter("pulled_bytes", "bytes", "Weights received from shards."),
+        gauge("weight_bytes", "bytes", "Weight buffers on the device, at most at once so far."),
+        gauge("activation_bytes", "bytes", "What forwards keep for their backwards, at most at once so far."),
+    )
+
+
+#: By name, in the order of the documentation.
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for group in (
+        _of_all(),
+        _of_servers(),
+        _of_coordinator(),
+        _of_members(),
+        _of_parameter_server(),
+        _of_agent(),
+        _of_stage(),
+    )
+    for family in group
+}
+
+
+def families_of(role: Role) -> tuple[Family, ...]:
+    """What a process of that role exposes."""
+    return tuple(family for family in FAMILIES.values() if role in family.roles)

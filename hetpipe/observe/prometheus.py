@@ -1,0 +1,180 @@
+"""Prometheus's view of this process: a registry built from the list of metrics, and the HTTP endpoint that serves it.
+
+Imports prometheus-client, so import it late: `observe.metrics_endpoint` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import io
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from hetpipe.errors import PortInUse, UserError
+from hetpipe.observe.log import get_logger
+from hetpipe.observe.metric_names import CALL_BUCKETS, Family, Role, families_of
+from hetpipe.observe.readings import Distribution, Reading, Source, sorted_by_family
+
+_log = get_logger(__name__)
+
+#: Scrapes at the same time, further connections are closed; and how long one may take to send its request.
+MAX_SCRAPES = 8
+REQUEST_SECONDS = 5.0
+
+#: How late the endpoint may notice that it is to close.
+_LOOK_UP_SECONDS = 0.2
+
+
+def registry_of(role: Role, sources: Sequence[Source]) -> CollectorRegistry:
+    """The metrics of a process of that role: what the sources tell, `hetpipe_info`, and what the system tells of it."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(role, sources))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class _Collector:
+    """Asks the sources at every scrape."""
+
+    def __init__(self, role: Role, sources: Sequence[Source]) -> None:
+        self._role = role
+        self._sources = (self._info, *sources)
+
+    def describe(self) -> Iterator[Metric]:
+        """All metrics there can be, without a value; the registry asks when this is registered."""
+        for family in families_of(self._role):
+            yield _filled(family)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics that have a value now."""
+        try:
+            found = sorted_by_family((reading for source in self._sources for reading in source()), self._role)
+        except Exception:
+            _log.exception("scrape_failed")
+            raise
+        for family, readings in found.items():
+            yield _filled(family, readings)
+
+    def _info(self) -> Iterable[Reading]:
+        return (Reading("hetpipe_info", 1, (self._role, importlib.metadata.version("hetpipe"))),)
+
+
+#: The library's families have no common type with `add_metric`.
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+def _filled(family: Family, readings: Iterable[Reading] = ()) -> Metric:
+    metric = _KINDS[family.kind](family.name, family.help, labels=family.labels)
+    for reading in readings:
+        labels = [str(value) for value in reading.labels]
+        if isinstance(reading.value, Distribution):
+            metric.add_metric(labels, _cumulative(reading.value), reading.value.total)
+        else:
+            metric.add_metric(labels, reading.value)
+    return cast("Metric", metric)
+
+
+def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
+    """Buckets as Prometheus has them: each counts everything up to its end."""
+    so_far, buckets = 0, []
+    for end, count in zip((*map(str, CALL_BUCKETS), "+Inf"), distribution.counts, strict=True):
+        so_far += count
+        buckets.append((end, float(so_far)))
+    return buckets
+
+
+class MetricsServer:
+    """The endpoint, `http://HOST:PORT/metrics`, until `close`. Plain HTTP: for a network of your own."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        """Listen and serve.
+
+        Raises:
+            PortInUse: the port is taken.
+            UserError: the host is unknown or not this machine's.
+        """
+        self._server = _listening(host, port)
+        self._server.set_app(make_wsgi_app(registry))
+        #: The port, also where 0 let the system choose it.
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_UP_SECONDS,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and free the port. Idempotent."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _listening(host: str, port: int) -> _HttpServer:
+    try:
+        family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return _HttpServer(family, (str(target[0]), port))
+    except socket.gaierror as error:
+        raise UserError(f"cannot serve metrics on {host}: the host name is unknown ({error.strerror})") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"address {host}:{port} is taken; choose another with --metrics-port") from error
+        raise UserError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_SECONDS
+
+    def log_message(self, *_arguments: object) -> None:
+        """Scrapes are no news."""
+
+    def get_stderr(self) -> io.StringIO:
+        """What a failed scrape would print: it is in the log."""
+        return io.StringIO()
+
+
+class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
+    """A thread per scrape, a few at most."""
+
+    daemon_threads = True
+    request_queue_size = 2 * MAX_SCRAPES
+
+    def __init__(self, family: socket.AddressFamily, address: tuple[str, int]) -> None:
+        self.address_family = family
+        self._free = threading.BoundedSemaphore(MAX_SCRAPES)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind, without the look-up of the machine's name that HTTP servers begin with."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a scrape, or close the connection when there are enough."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one scrape."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, _request: Any, client_address: Any) -> None:
+        """A client that goes away or sends nothing hurts nobody."""
+        _log.info("scrape_broken_off", peer=str(client_address), exc_info=True)

@@ -1,0 +1,100 @@
+"""What became of the calls of this process's gRPC servers, counted where every call passes: `rpc.server`.
+
+One `RPC_COUNTERS` per process, like the log: a process has one role, whatever servers it runs. Counting takes about a
+microsecond, on calls that take hundreds.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.observe.metric_names import CALL_BUCKETS
+from hetpipe.observe.readings import Distribution, Reading
+
+#: Different calls that are told apart. A peer that makes names up gets no further: the rest counts as `OTHER`.
+MAX_CALLS = 100
+OTHER = "other"
+
+
+class _Code(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Context(Protocol):
+    """What is needed of gRPC's context of a call."""
+
+    def code(self) -> _Code | None:
+        """The status that the handler has set; None: none, so far."""
+        ...
+
+
+@dataclass(slots=True)
+class _Call:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(CALL_BUCKETS) + 1))
+    seconds: float = 0.0
+    by_status: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class RpcCounters:
+    """Counts by call, for which its short name stands (`Push`). Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: dict[str, _Call] = {}
+
+    @contextmanager
+    def answering(self, method: str, context: _Context, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
+        """Around the answer to a call: counts it as `handled` however it ends."""
+        began = clock.monotonic()
+        try:
+            yield
+        finally:
+            code = context.code()
+            status = "OK" if code is None else code.name
+            self.handled(method, status=status, seconds=clock.monotonic() - began)
+
+    def handled(self, method: str, *, status: str, seconds: float) -> None:
+        """A call has ended: `method` as gRPC names it (`/SERVICE/CALL`), `status` the name of its gRPC status."""
+        with self._lock:
+            call = self._call(method)
+            call.counts[bisect_left(CALL_BUCKETS, seconds)] += 1
+            call.seconds += seconds
+            call.by_status[status] += 1
+
+    def refused(self, method: str, *, reason: str) -> None:
+        """A call was refused with a typed error; `reason` is the name of its class."""
+        with self._lock:
+            self._call(method).refused[reason] += 1
+
+    def readings(self) -> Iterator[Reading]:
+        """A `Source`."""
+        with self._lock:
+            calls = {
+                name: (Distribution(tuple(call.counts), call.seconds), dict(call.by_status), dict(call.refused))
+                for name, call in self._calls.items()
+            }
+        for name, (took, by_status, refused) in calls.items():
+            for status, number in by_status.items():
+                yield Reading("hetpipe_rpc_handled_total", number, (name, status))
+            for reason, number in refused.items():
+                yield Reading("hetpipe_rpc_refused_total", number, (name, reason))
+            yield Reading("hetpipe_rpc_seconds", took, (name,))
+
+    def _call(self, method: str) -> _Call:
+        name = method.rpartition("/")[2]
+        if name not in self._calls and len(self._calls) >= MAX_CALLS:
+            name = OTHER
+        return self._calls.setdefault(name, _Call())
+
+
+#: Of this process.
+RPC_COUNTERS = RpcCounters()

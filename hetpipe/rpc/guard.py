@@ -1,0 +1,239 @@
+"""Around every call of a server: who may call, how much, what is in the request, and how the call ends.
+
+The caller is held to the table (`rpc.access`) and to the limits (`rpc.limits`), the request is read, and what is raised
+becomes a status. gRPC would read the one request of a unary call by itself, on a thread that waits for as long as the
+peer likes, and would answer INTERNAL to one it cannot read. So every call is taken as one whose requests are a stream,
+which is the same on the wire, and its first message is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from itertools import chain
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from hetpipe.clock import Clock
+from hetpipe.errors import HetpipeError, ProtocolViolation, Unauthenticated
+from hetpipe.observe.log import get_logger
+from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.rpc import audit
+from hetpipe.rpc.access import Rule, check_claim, check_role, peer_of
+from hetpipe.rpc.limits import Admission, Limits, Uploads
+from hetpipe.rpc.status import INTERNAL_TEXT, metadata_of, status_of, text_of
+
+_log = get_logger(__name__)
+
+_Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+
+
+class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic when the program runs
+    """The interceptor of one server. Thread-safe."""
+
+    def __init__(self, access: Mapping[str, Rule] | None, limits: Limits, *, num_threads: int, clock: Clock) -> None:
+        """Guard nothing yet.
+
+        Args:
+            access: who may call what; None without TLS, where nobody is known.
+            limits: of a peer with a certificate; of an address they follow from the number of threads.
+            num_threads: of the server.
+            clock: measures how long peers are waited for.
+        """
+        self._access = access
+        self._limits = limits
+        self._limits_of_address = limits.of_address(num_threads)
+        self._clock = clock
+        self._admission = Admission()
+        self._uploads: Uploads[grpc.ServicerContext] = Uploads(limits)
+
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler of a call, with everything around it."""
+        call: str = handler_call_details.method
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return grpc.stream_unary_rpc_method_handler(partial(self._unknown, call))
+        shape = ("stream" if handler.request_streaming else "unary") + (
+            "_stream" if handler.response_streaming else "_unary"
+        )
+        behaviour: _Behaviour = getattr(handler, shape)
+        if handler.response_streaming:
+            streaming = partial(self._answer_with_stream, call, handler, behaviour)
+            return grpc.stream_stream_rpc_method_handler(streaming, None, handler.response_serializer)
+        answering = partial(self._answer, call, handler, behaviour)
+        return grpc.stream_unary_rpc_method_handler(answering, None, handler.response_serializer)
+
+    def in_flight(self, context: grpc.ServicerContext, num_bytes: int) -> AbstractContextManager[None]:
+        """Count what the peer of `context` has announced, while it comes.
+
+        Raises:
+            Busy: when entered; there is too much under way.
+        """
+        identity = self._identity(context)
+        name, limits = self._name_and_limits(context, identity)
+        return self._admission.bytes_in_flight(name, max(0, num_bytes), limits)
+
+    def end_overdue(self) -> None:
+        """End the calls whose peers take too long to send; to be called now and then."""
+        for context, error in self._uploads.overdue(now=self._clock.monotonic()):
+            self._note_refusal("upload", context, error)
+            _cancel(context, error)
+
+    # -- a call ------------------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, call: str, handler: Any, behaviour: _Behaviour, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Any:
+        with RPC_COUNTERS.answering(call, cast("Any", context)):
+            try:
+                with self._counted(handler, context):
+                    return behaviour(self._request(call, handler, messages, context), context)
+            except Exception as error:
+                self._abort(call, context, error)
+                raise
+            finally:
+                self._uploads.end(context)
+
+    def _answer_with_stream(
+        self, call: str, handler: Any, behaviour: _Behaviour, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        with RPC_COUNTERS.answering(call, cast("Any", context)):
+            try:
+                with self._counted(handler, context):
+                    yield from behaviour(self._request(call, handler, messages, context), context)
+            except Exception as error:
+                self._abort(call, context, error)
+                raise
+            finally:
+                self._uploads.end(context)
+
+    def _unknown(self, call: str, _messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        sentence = f"{call[:200]!r} is no call of this server"
+        audit.refused(
+            call, peer=context.peer(), identity=self._identity(context), error="UnknownCall", sentence=sentence
+        )
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
+
+    def _counted(self, handler: Any, context: grpc.ServicerContext) -> AbstractContextManager[None]:
+        name, limits = self._name_and_limits(context, self._identity(context))
+        is_stream = handler.request_streaming or handler.response_streaming
+        return self._admission.call(name, limits, is_stream=is_stream)
+
+    def _request(self, call: str, handler: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        """The request, or the stream of requests, if the caller may make it.
+
+        Raises:
+            Unauthenticated, PermissionDenied: it may not.
+            ProtocolViolation: the request cannot be read.
+        """
+        peer = None if self._access is None else peer_of(context)
+        claim = None if peer is None else check_role(call, peer, self._access or {})
+        if not (handler.request_streaming and handler.response_streaming):  # two streams may be silent for long
+            messages = self._watched(messages, context)
+        requests = map(partial(_read, handler.request_deserializer), messages)
+        if peer is None or claim is None:
+            return requests if handler.request_streaming else self._only(requests, context)
+        if not handler.request_streaming:
+            request = self._only(requests, context)
+            check_claim(call, peer, claim, request)
+            return request
+        for first in requests:
+            check_claim(call, peer, claim, first)
+            return chain((first,), requests)
+        return iter(())
+
+    def _watched(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """`messages`, with the waits for them known to the uploads."""
+        uploads, clock = self._uploads, self._clock
+        uploads.begin(context, now=clock.monotonic())
+        uploads.wait(context, now=clock.monotonic())
+        for message in messages:
+            uploads.arrived(context)
+            yield message
+            uploads.wait(context, now=clock.monotonic())
+        uploads.end(context)
+
+    def _only(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        """The request of a call that has one."""
+        for request in requests:
+            self._uploads.end(context)
+            return request
+        raise ProtocolViolation("the call ended before its request")
+
+    # -- who calls, and how it ends ----------------------------------------------------------------------------------
+
+    def _identity(self, context: grpc.ServicerContext) -> str:
+        """Who the certificate says the peer is; empty if nobody knows."""
+        if self._access is not None:
+            with suppress(Unauthenticated):
+                return str(peer_of(context))
+        return ""
+
+    def _name_and_limits(self, context: grpc.ServicerContext, identity: str) -> tuple[str, Limits]:
+        return (identity, self._limits) if identity else (address_of(context.peer()), self._limits_of_address)
+
+    def _note_refusal(self, call: str, context: grpc.ServicerContext, error: HetpipeError) -> None:
+        audit.refused(
+            call,
+            peer=context.peer(),
+            identity=self._identity(context),
+            error=type(error).__name__,
+            sentence=str(error),
+        )
+        RPC_COUNTERS.refused(call, reason=type(error).__name__)
+
+    def _abort(self, call: str, context: grpc.ServicerContext, error: Exception) -> None:
+        """End the call with the status of `error`: `abort` raises. A call that has its status already is left alone."""
+        if cast("Any", context).code() is not None:  # the stubs have no `code`
+            return
+        if call.startswith("/grpc.") and not isinstance(error, HetpipeError):
+            return  # gRPC's own services end their calls by themselves
+        if isinstance(error, grpc.RpcError):
+            # Whoever reads from a call that is over gets this: a client that went away, or one that sent a message
+            # over the limit, which gRPC itself refuses.
+            _log.info("call_broke_off", call=call, peer=context.peer(), identity=self._identity(context))
+            return
+        if isinstance(error, HetpipeError):
+            self._note_refusal(call, context, error)
+            context.set_trailing_metadata(metadata_of(error))
+            context.abort(status_of(error), text_of(error))
+        _log.error("call_failed", call=call, peer=context.peer(), exc_info=error)
+        context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
+
+
+def address_of(peer: str) -> str:
+    """GRPC's name of a peer without its port, which another connection does not share.
+
+    >>> address_of("ipv4:127.0.0.1:4711"), address_of("ipv6:%5B::1%5D:4711"), address_of("unix:")
+    ('ipv4:127.0.0.1', 'ipv6:%5B::1%5D', 'unix:')
+    """
+    head, _, port = peer.rpartition(":")
+    return head if port.isdigit() else peer
+
+
+def _read(read: Callable[[bytes], Any] | None, data: bytes) -> Any:
+    """The request in `data`.
+
+    Raises:
+        ProtocolViolation: it is no such message.
+    """
+    try:
+        return data if read is None else read(data)
+    except DecodeError:
+        raise ProtocolViolation(f"the request, of {len(data)} bytes, is no message of this call") from None
+
+
+def _cancel(context: grpc.ServicerContext, error: HetpipeError) -> None:
+    """End a call from another thread than its own, with a status."""
+    # gRPC's own `cancel` knows no status, so the peer could not tell it from a server that dies.
+    cancel = getattr(getattr(getattr(context, "_rpc_event", None), "call", None), "cancel", None)
+    if cancel is None:
+        context.cancel()  # type: ignore[no-untyped-call]
+        return
+    code: tuple[int, str] = status_of(error).value
+    cancel(code[0], text_of(error))

@@ -1,0 +1,86 @@
+"""The end of a link that calls: one stream to the previous stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+import grpc
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import PeerUnreachable
+from hetpipe.rpc.connection import Connection, Target
+from hetpipe.rpc.link_stream import (
+    CALL,
+    LinkStream,
+    as_is,
+    cancelled_after,
+    hello_from_bytes,
+    incoming_messages,
+    outgoing_messages,
+)
+from hetpipe.rpc.tls import Tls
+from hetpipe.spec.identity import StagePeer
+from hetpipe.spec.requests import LinkHello, Requester
+
+_RETRY_SECONDS = 0.1
+
+
+def connect_link(
+    address: str,
+    *,
+    hello: LinkHello,
+    neighbour: Requester,
+    tls: Tls | None,
+    deadline_seconds: float,
+    clock: Clock = SYSTEM_CLOCK,
+) -> LinkStream:
+    """Call the stage `neighbour`, which serves at `address`; tries again while nobody listens there.
+
+    With TLS, whoever answers must have the certificate of that stage.
+
+    Raises:
+        PeerUnreachable: nobody answered within `deadline_seconds`.
+        HetpipeError: the neighbour refused, or is somebody else.
+    """
+    peer = StagePeer(neighbour.job_id, neighbour.vw, neighbour.stage)
+    target = Target(address=address, role=str(neighbour), tls=tls, server_name=peer.server_name)
+    connection = Connection(target, clock=clock)
+    began = clock.monotonic()
+    try:
+        while True:
+            left = deadline_seconds - (clock.monotonic() - began)
+            try:
+                return _call(connection, hello, neighbour, began, left)
+            except PeerUnreachable:
+                if clock.monotonic() - began + _RETRY_SECONDS >= deadline_seconds:
+                    raise
+            clock.sleep(_RETRY_SECONDS)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _call(connection: Connection, hello: LinkHello, neighbour: Requester, began: float, seconds: float) -> LinkStream:
+    """One attempt. The stream keeps the channel as long as it lives, also when the certificates change."""
+    outgoing: Future[Iterator[bytes]] = Future()
+    with ExitStack() as stack:
+        stack.callback(outgoing.cancel)
+        channel = stack.enter_context(connection.channel())
+        call = channel.stream_stream(CALL, as_is, as_is)(outgoing_messages(hello, outgoing))
+        stack.callback(call.cancel)
+        responses: Iterator[bytes] = iter(call)
+        try:
+            with cancelled_after(seconds, call.cancel):
+                first = next(responses, b"")
+        except grpc.RpcError as error:
+            raise connection.translated(error, "Connect", began, f"{hello.requester} to be let in") from error
+        welcome = hello_from_bytes(first, expected=neighbour)
+        kept = stack.pop_all()
+
+    def close() -> None:
+        kept.close()
+        connection.close()
+
+    return LinkStream(welcome, incoming_messages(responses, neighbour), outgoing, call.cancel, close)

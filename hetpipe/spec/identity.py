@@ -1,0 +1,130 @@
+"""Who a process is: what its certificate says, and what others may expect of it.
+
+An identity is one URI (a SPIFFE ID) in the certificate's subject alternative names:
+
+    spiffe://hetpipe/ROLE/NAME                               every process but stages; signed by the root
+    spiffe://stages.hetpipe/JOB/vw/V/stage/S                 one stage of one job; signed by the coordinator's signer
+
+The two trust domains differ so that a name constraint can bind the coordinator's signer to stages. A server's
+certificate also has a DNS name made from its role. Clients ask for that name and not for the address they dial, so a
+server may move, and no other process can play it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetpipe.errors import UserError
+from hetpipe.spec.ids import JobId, StageIndex, VirtualWorkerIndex
+
+#: Trust domain of the processes that an operator makes certificates for, and the domain of stages.
+DOMAIN = "hetpipe"
+STAGE_DOMAIN = "stages.hetpipe"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAMED = re.compile(rf"spiffe://{DOMAIN}/([a-z-]+)/({_NAME.pattern})")
+_STAGE = re.compile(rf"spiffe://{re.escape(STAGE_DOMAIN)}/({_NAME.pattern})/vw/(\d{{1,9}})/stage/(\d{{1,9}})")
+
+#: Hexadecimal digits of a job's digest in the DNS name of its stages.
+_JOB_DIGITS = 32
+
+
+class Role(StrEnum):
+    """What a process does; the word in its certificate."""
+
+    COORDINATOR = "coordinator"
+    PARAMETER_SERVER = "parameter-server"
+    AGENT = "agent"
+    STAGE = "stage"
+    OPERATOR = "operator"
+    """A person or a script: hands jobs in, stops them, looks."""
+    MONITOR = "monitor"
+    """Looks only."""
+    REDIS = "redis"
+    """The coordinator's store; calls nothing. Its name is the host by which the coordinator reaches it, because Redis
+    clients know servers by that."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPeer:
+    """One process that an operator made a certificate for: all but stages."""
+
+    role: Role
+    name: str
+    """Unique in the role: the shard's index, the agent's node, the operator's name."""
+
+    def __post_init__(self) -> None:
+        """Refuse what a URI cannot hold.
+
+        Raises:
+            UserError: the name has other characters than letters, digits, `.`, `_` and `-`, or over 100 of them.
+        """
+        if self.role is Role.STAGE or not _NAME.fullmatch(self.name):
+            raise UserError(
+                f"{self.name!r} cannot name a process in a certificate; write up to 100 letters, digits, dots, "
+                "underscores and dashes, the first one a letter or a digit"
+            )
+
+    @property
+    def uri(self) -> str:
+        """The URI of its certificate."""
+        return f"spiffe://{DOMAIN}/{self.role}/{self.name}"
+
+    @property
+    def server_name(self) -> str:
+        """The DNS name of its certificate."""
+        return self.name if self.role is Role.REDIS else server_name(self.role)
+
+    def __str__(self) -> str:
+        """As people say it."""
+        return f"{self.role} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StagePeer:
+    """One stage of one virtual worker of one job; the same in all its lives."""
+
+    job_id: JobId
+    vw: VirtualWorkerIndex
+    stage: StageIndex
+
+    role = Role.STAGE
+
+    @property
+    def uri(self) -> str:
+        """The URI of its certificate."""
+        return f"spiffe://{STAGE_DOMAIN}/{self.job_id}/vw/{self.vw}/stage/{self.stage}"
+
+    @property
+    def server_name(self) -> str:
+        """The DNS name of its certificate. The job is a digest, because a label is short and knows no capitals."""
+        digest = hashlib.sha256(self.job_id.encode()).hexdigest()[:_JOB_DIGITS]
+        return f"s{self.stage}.v{self.vw}.{digest}.{STAGE_DOMAIN}"
+
+    def __str__(self) -> str:
+        """As people say it."""
+        return f"stage {self.stage} of virtual worker {self.vw} of job {self.job_id}"
+
+
+Peer = NamedPeer | StagePeer
+
+
+def server_name(role: Role) -> str:
+    """The DNS name that servers of `role` prove; stages have names of their own."""
+    return f"{role}.{DOMAIN}"
+
+
+def identity_from_uri(uri: str) -> Peer | None:
+    """The identity behind a URI, or None if it is none of ours."""
+    stage = _STAGE.fullmatch(uri)
+    if stage is not None:
+        job_id, vw, index = stage.groups()
+        found = StagePeer(JobId(job_id), VirtualWorkerIndex(int(vw)), StageIndex(int(index)))
+        return found if found.uri == uri else None
+    named = _NAMED.fullmatch(uri)
+    if named is None or named[1] not in set(Role) - {Role.STAGE}:
+        return None
+    return NamedPeer(Role(named[1]), named[2])

@@ -1,0 +1,61 @@
+"""A redis-server of a test's own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import redis
+
+needs_redis = pytest.mark.skipif(
+    shutil.which("redis-server") is None,
+    reason="NOT TESTED: the Redis store, because there is no redis-server; `make setup` installs it",
+)
+
+
+class Server:
+    """On a Unix socket, without persistence, and with what `options` adds."""
+
+    def __init__(self, folder: Path, *options: str, user: str = "") -> None:
+        """Start it, and look at it as `user`."""
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self._process = subprocess.Popen(
+            [
+                *("redis-server", "--port", "0", "--unixsocket", str(self.socket)),
+                *("--save", "", "--appendonly", "no"),
+                *options,
+            ],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        told = []
+        for line in self._process.stdout:
+            told.append(line)
+            if "eady to accept connections" in line:
+                break
+        else:
+            self._process.communicate()
+            pytest.fail("".join(told))
+        self.redis = redis.Redis(
+            unix_socket_path=str(self.socket), decode_responses=True, username=user or None, password=user or None
+        )
+
+    def advance(self, seconds: float) -> None:
+        """Let every time to live shrink by so much."""
+        for key in self.redis.scan_iter():
+            left_ms = self.redis.pttl(key)
+            if left_ms >= 0:
+                if left_ms > seconds * 1_000:
+                    self.redis.pexpire(key, round(left_ms - seconds * 1_000))
+                else:
+                    self.redis.delete(key)
+
+    def stop(self) -> None:
+        self.redis.close()
+        self._process.kill()
+        self._process.communicate()

@@ -1,0 +1,45 @@
+"""Which link two stages choose, cell by cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetpipe.errors import UserError
+from hetpipe.link.choice import AskedLink, check_replicas, choose_link
+from hetpipe.spec.policies import LinkKind
+
+
+@pytest.mark.parametrize(
+    ("asked", "tls", "same_node", "kind", "loopback", "reason"),
+    [
+        ("auto", False, False, "gloo", False, "without TLS nothing is encrypted"),
+        ("auto", False, True, "gloo", False, "without TLS nothing is encrypted"),
+        ("auto", True, False, "grpc", False, "with TLS, because the stages are on different nodes"),
+        ("auto", True, True, "gloo", True, "both stages are on one node"),
+        ("gloo", False, False, "gloo", False, "the job says so"),
+        ("gloo", False, True, "gloo", False, "the job says so"),
+        ("gloo", True, False, "gloo", False, "the job says so, not encrypted in spite of TLS"),
+        ("gloo", True, True, "gloo", True, "the job says so"),
+        ("grpc", False, False, "grpc", False, "the job says so, without TLS"),
+        ("grpc", False, True, "grpc", False, "the job says so, without TLS"),
+        ("grpc", True, False, "grpc", False, "the job says so, with TLS"),
+        ("grpc", True, True, "grpc", True, "the job says so, with TLS"),
+    ],
+)
+def test_every_case(
+    asked: AskedLink, kind: LinkKind, reason: str, *, tls: bool, same_node: bool, loopback: bool
+) -> None:
+    chosen = choose_link(asked, tls=tls, same_node=same_node)
+    assert (chosen.kind, chosen.loopback) == (kind, loopback)
+    assert reason in chosen.reason
+
+
+@pytest.mark.parametrize("asked", ["auto", "grpc", "gloo"])
+def test_gradients_of_replicas_leave_a_node_with_tls_only_on_demand(asked: AskedLink) -> None:
+    for tls, same_node in ((False, False), (False, True), (True, True)):
+        check_replicas(asked, tls=tls, same_node=same_node)
+    if asked == "gloo":
+        check_replicas(asked, tls=True, same_node=False)
+    else:
+        with pytest.raises(UserError, match="`sync: wsp`, or say `link: gloo`"):
+            check_replicas(asked, tls=True, same_node=False)

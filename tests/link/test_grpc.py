@@ -1,0 +1,419 @@
+"""The gRPC link keeps the contract of all links, tells a crash from a good-bye, and knows whom it talks to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import grpc
+import pytest
+import torch
+
+from hetpipe.certs.authority import Authority
+from hetpipe.errors import (
+    DeadlineExceeded,
+    HetpipeError,
+    LinkClosed,
+    MalformedFrame,
+    PeerUnreachable,
+    PermissionDenied,
+    PortInUse,
+    ProtocolViolation,
+    Unauthenticated,
+)
+from hetpipe.link.grpc_link import GrpcDoor, GrpcLink, call_grpc
+from hetpipe.link.policy import FrameKind, Link, LinkLimits
+from hetpipe.link.stream import credit_message, messages_of
+from hetpipe.link.wire import encode
+from hetpipe.rpc import link_server
+from hetpipe.rpc.channel import open_channel
+from hetpipe.rpc.link_client import connect_link
+from hetpipe.rpc.link_stream import CALL, LinkStream, as_is
+from hetpipe.rpc.tls import Tls
+from hetpipe.spec.ids import Incarnation, JobId, Term
+from hetpipe.spec.requests import LinkHello, Requester
+from hetpipe.spec.run import LinkTime
+from hetpipe.testing.link_contract import Connect, LinkContract, frame, in_thread
+from tests.certs.cluster import AGENT, cluster, stage_peer
+from tests.link.cuts import HOST, SECONDS, earlier, later, stage
+
+Pace = LinkTime | None
+
+
+def connect(
+    limits: LinkLimits, *, up: Pace = None, down: Pace = None, tls: tuple[Tls | None, Tls | None] = (None, None)
+) -> tuple[Link, Link]:
+    """Both ends of a new link, of the earlier and of the later stage, with the times of what they send."""
+    door = GrpcDoor(earlier(limits, pace=down), host=HOST, tls=tls[0])
+    called = call_grpc(later(limits, pace=up), door.address, tls=tls[1], deadline_seconds=SECONDS)
+    return door.accept(deadline_seconds=SECONDS), called
+
+
+def tls_of(index: int, *, job: str = "job-1", vw: int = 3) -> Tls:
+    return cluster().tls(stage_peer(job, vw, index))
+
+
+def close_together(*links: Link) -> None:
+    for thread, _ in [in_thread(link.close) for link in links]:
+        thread.join(SECONDS)
+
+
+class TestGrpcLink(LinkContract):
+    """The stage that serves sends."""
+
+    @pytest.fixture
+    def connect(self) -> Iterator[Connect]:
+        before = set(threading.enumerate())
+        made: list[Link] = []
+
+        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
+            pair = connect(limits)
+            made.extend(pair)
+            return pair
+
+        yield new_pair
+        close_together(*made)
+        leaked = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("link: ")]
+        assert leaked == []
+
+
+class TestGrpcLinkWithTls(LinkContract):
+    """The stage that calls sends."""
+
+    @pytest.fixture
+    def connect(self) -> Iterator[Connect]:
+        made: list[Link] = []
+
+        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
+            served, called = connect(limits, tls=(tls_of(0), tls_of(1)))
+            made.extend((called, served))
+            return called, served
+
+        yield new_pair
+        close_together(*made)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Link, Link]]:
+    links = connect(LinkLimits(incoming_frames=3))
+    yield links
+    close_together(*links)
+
+
+def test_a_paced_link_holds_each_frame_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def seconds(_: LinkTime, num_bytes: int) -> float:
+        asked.append(num_bytes)
+        return 0.0
+
+    monkeypatch.setattr(LinkTime, "seconds", seconds)
+    down, up = connect(LinkLimits(), down=LinkTime(1.0, 1.0))
+    down.send(frame(1, torch.ones(10), None, torch.ones(1000, dtype=torch.float64)), deadline_seconds=SECONDS)
+    assert up.receive(timeout_seconds=SECONDS).minibatch == 1
+    up.send(frame(1, torch.ones(10), kind=FrameKind.BACKWARD), deadline_seconds=SECONDS)
+    assert down.receive(timeout_seconds=SECONDS).minibatch == 1
+    assert asked == [8040], "one way only is paced"
+    close_together(down, up)
+
+
+def test_large_frames_arrive_bit_for_bit(pair: tuple[Link, Link]) -> None:
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (70_000, 1 << 20, 3_000_001, 5)]
+    pair[1].send(frame(1, *tensors), deadline_seconds=SECONDS)
+    received = pair[0].receive(timeout_seconds=SECONDS).tensors
+    assert all(
+        after is not None and torch.equal(before, after) for before, after in zip(tensors, received, strict=True)
+    )
+
+
+def test_credit_returns_for_as_long_as_frames_are_taken(pair: tuple[Link, Link]) -> None:
+    for p in range(1, 50):
+        pair[0].send(frame(p), deadline_seconds=SECONDS)
+        received = pair[1].receive(timeout_seconds=SECONDS)
+        assert received.minibatch == p
+
+
+def test_sent_tensors_are_freed_once_they_are_gone(pair: tuple[Link, Link]) -> None:
+    down, up = pair
+    tensor = torch.ones(100_000)
+    alive = tensor.untyped_storage()._weak_ref()
+    down.send(frame(1, tensor), deadline_seconds=SECONDS)
+    del tensor
+    for p in (2, 3):  # the next frame's arrival shows that the one before was seen through
+        down.send(frame(p), deadline_seconds=SECONDS)
+    for _ in range(3):
+        up.receive(timeout_seconds=SECONDS)
+    down.close()
+    assert torch.UntypedStorage._expired(alive)
+    torch.UntypedStorage._free_weak_ref(alive)  # type: ignore[no-untyped-call]
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["who serves", "who calls"])
+def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> None:
+    broken, other = pair[victim], pair[1 - victim]
+    assert isinstance(broken, GrpcLink)
+    thread, outcome = in_thread(lambda: other.receive(timeout_seconds=60, awaiting="the backward frame of minibatch 2"))
+    broken._stream.cancel()
+    thread.join(SECONDS)
+    (error,) = outcome
+    assert isinstance(error, LinkClosed)
+    assert not error.orderly
+    assert f"{other.peer} went away" in str(error)
+    assert "the backward frame of minibatch 2" in str(error)
+    with pytest.raises(LinkClosed, match=f"{other.peer} went away"):
+        other.send(frame(2), deadline_seconds=SECONDS)
+
+
+_CHILD = """
+import sys
+from hetpipe.link.grpc_link import call_grpc
+from tests.link.cuts import later
+link = call_grpc(later(vw=0), sys.argv[1], tls=None, deadline_seconds=20)
+link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
+{then}
+"""
+
+
+def with_child(then: str) -> tuple[Link, subprocess.Popen[bytes]]:
+    """A link to a process that echoes one frame, then does `then`."""
+    door = GrpcDoor(earlier(vw=0), host=HOST)
+    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then), door.address])
+    link = door.accept(deadline_seconds=SECONDS)
+    link.send(frame(1, torch.arange(100_000)), deadline_seconds=SECONDS)
+    (tensor,) = link.receive(timeout_seconds=SECONDS).tensors
+    assert tensor is not None
+    assert torch.equal(tensor, torch.arange(100_000))
+    return link, child
+
+
+@pytest.mark.processes
+def test_a_killed_neighbour_is_noticed_within_seconds() -> None:
+    link, child = with_child("import signal; signal.pause()")
+
+    def send_for_ever() -> None:
+        while True:
+            link.send(frame(1, torch.ones(50_000)), deadline_seconds=60)
+
+    waits = [in_thread(send_for_ever), in_thread(lambda: link.receive(timeout_seconds=60))]
+    os.kill(child.pid, signal.SIGKILL)
+    for thread, outcome in waits:
+        thread.join(5)
+        (error,) = outcome
+        assert isinstance(error, LinkClosed)
+        assert not error.orderly
+    child.wait(SECONDS)
+    link.close()
+
+
+@pytest.mark.processes
+def test_a_process_that_forgets_to_close_still_says_goodbye() -> None:
+    link, child = with_child("")
+    with pytest.raises(LinkClosed) as caught:
+        link.receive(timeout_seconds=SECONDS)
+    assert caught.value.orderly
+    assert child.wait(SECONDS) == 0
+    link.close()
+
+
+# -- a neighbour that breaks the rules ---------------------------------------------------------------------------------
+
+
+def bare_call(door: GrpcDoor, messages: list[bytes]) -> LinkStream:
+    """A caller with the right name that then sends what it likes."""
+    stream = connect_link(
+        door.address, hello=LinkHello(stage(1), 3), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
+    )
+    stream.send(iter(messages))
+    return stream
+
+
+def header_of(tensor: torch.Tensor) -> bytes:
+    return next(messages_of(encode(frame(1, tensor))))
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        ([b"nonsense"], "begins with b'n' between frames"),
+        ([b""], "begins with b'' between frames"),
+        ([credit_message(1)[:3]], "begins with b'C'"),
+        ([header_of(torch.ones(400_000)), header_of(torch.ones(3))], "begins with b'F' within frames"),
+        ([header_of(torch.ones(3)) + b"x"], "1 bytes follow the last tensor"),
+        ([header_of(torch.ones(3))] * 4, "without credit: 3 wait already"),
+        ([header_of(torch.ones(0).reshape(0, 1 << 40))], "at most 1000 bytes"),
+        ([b"F" + struct.pack("<I", 1 << 31) + b"HPF1"], "with a header of 2147483648"),
+    ],
+    ids=["nonsense", "nothing", "credit", "cut short", "too long", "no credit", "huge", "huge header"],
+)
+def test_a_broken_format_is_named_and_closes_the_link(messages: list[bytes], match: str) -> None:
+    limits = LinkLimits(incoming_frames=3, frame_bytes=1000 if "1000" in match else 1 << 30)
+    door = GrpcDoor(earlier(limits), host=HOST)
+    stream = bare_call(door, messages)
+    link = door.accept(deadline_seconds=SECONDS)
+
+    def receive_all() -> None:
+        while True:
+            link.receive(timeout_seconds=SECONDS) if "credit" not in match else threading.Event().wait(0.05)
+            link.send(frame(1), deadline_seconds=SECONDS)
+
+    with pytest.raises(MalformedFrame, match=f"stage 1 of virtual worker 3 broke the format.*{match}"):
+        receive_all()
+    with pytest.raises(PeerUnreachable):
+        list(stream.incoming)
+    stream.close()
+    link.close()
+
+
+def test_an_end_without_a_goodbye_is_no_good_order() -> None:
+    door = GrpcDoor(earlier(), host=HOST)
+    stream = bare_call(door, [])
+    link = door.accept(deadline_seconds=SECONDS)
+    with pytest.raises(LinkClosed, match="without a good-bye") as caught:
+        link.receive(timeout_seconds=SECONDS)
+    assert not caught.value.orderly
+    link.close()
+    stream.close()
+
+
+# -- who may come ------------------------------------------------------------------------------------------------------
+
+
+def call_as(door: GrpcDoor, own: Requester, neighbour: Requester, tls: Tls | None = None) -> Link:
+    cut = replace(later(), own=own, neighbour=neighbour)
+    return call_grpc(cut, door.address, tls=tls, deadline_seconds=SECONDS)
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Tls | None], GrpcDoor]]:
+    with ExitStack() as stack:
+
+        def open_door(tls: Tls | None) -> GrpcDoor:
+            door = GrpcDoor(earlier(), host=HOST, tls=tls)
+            stack.callback(door.close)
+            return door
+
+        yield open_door
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        stage(2),
+        stage(1, vw=4),
+        replace(stage(1), job_id=JobId("job-2")),
+        replace(stage(1), term=Term(3)),
+        replace(stage(1), incarnation=Incarnation(5)),
+    ],
+    ids=["stage", "virtual worker", "job", "term", "incarnation"],
+)
+def test_only_the_neighbour_of_this_life_may_call(opened: Callable[[Tls | None], GrpcDoor], caller: Requester) -> None:
+    door = opened(None)
+    with pytest.raises(ProtocolViolation, match=r"called where stage 1 of virtual worker 3 .* was expected"):
+        call_as(door, caller, stage(0))
+    close_together(call_as(door, stage(1), stage(0)), door.accept(deadline_seconds=SECONDS))
+
+
+def test_the_caller_looks_who_answers(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+    door = opened(None)
+    with pytest.raises(ProtocolViolation, match=r"stage 0 .* called where stage 2 .* was expected"):
+        call_as(door, stage(1), stage(2))
+
+
+def test_a_second_call_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+    door = opened(None)
+    first = call_as(door, stage(1), stage(0))
+    with pytest.raises(ProtocolViolation, match="has its link already"):
+        call_as(door, stage(1), stage(0))
+    close_together(first, door.accept(deadline_seconds=SECONDS))
+
+
+def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+    with pytest.raises(ProtocolViolation, match="has no room for a frame"):
+        connect_link(
+            opened(None).address, hello=LinkHello(stage(1), 0), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
+        )
+
+
+def test_who_says_nothing_is_not_waited_for(
+    opened: Callable[[Tls | None], GrpcDoor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_server, "HELLO_SECONDS", 0.05)
+    door = opened(None)
+    said = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        said.wait(SECONDS)
+        yield b""
+
+    with open_channel(door.address) as channel:
+        answers: Iterator[bytes] = iter(channel.stream_stream(CALL, as_is, as_is)(nothing()))
+        with pytest.raises(grpc.RpcError):
+            next(answers)
+        said.set()
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("another stage", PermissionDenied),
+        ("another virtual worker", PermissionDenied),
+        ("another job", PermissionDenied),
+        ("an agent", PermissionDenied),
+        ("a stranger", Unauthenticated),
+        ("nobody", HetpipeError),
+    ],
+)
+def test_with_tls_only_the_certificate_of_the_neighbour_opens(
+    opened: Callable[[Tls | None], GrpcDoor], name: str, error: type[HetpipeError]
+) -> None:
+    callers: dict[str, Callable[[], Tls | None]] = {
+        "another stage": lambda: tls_of(2),
+        "another virtual worker": lambda: tls_of(1, vw=4),
+        "another job": lambda: tls_of(1, job="job-2"),
+        "an agent": lambda: cluster().tls(AGENT),
+        "a stranger": lambda: cluster().issued_by(Authority.new_root(), stage_peer("job-1", 3, 1)),
+        "nobody": lambda: None,
+    }
+    door = opened(tls_of(0))
+    cut = later()
+    with pytest.raises(error):
+        call_grpc(cut, door.address, tls=callers[name](), deadline_seconds=0.3)
+    close_together(call_as(door, stage(1), stage(0), tls_of(1)), door.accept(deadline_seconds=SECONDS))
+
+
+def test_with_tls_nobody_else_can_play_the_stage_that_serves(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+    door = opened(tls_of(2))
+    with pytest.raises(Unauthenticated):
+        call_grpc(later(), door.address, tls=tls_of(1), deadline_seconds=0.3)
+
+
+# -- who does not come -------------------------------------------------------------------------------------------------
+
+
+def test_a_neighbour_that_never_calls_is_named(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+    door = opened(None)
+    with pytest.raises(DeadlineExceeded, match=r"stage 0 of .* waited 0\.1 s for stage 1 of virtual worker 3 .* to"):
+        door.accept(deadline_seconds=0.1)
+
+
+def test_a_neighbour_that_is_not_there_is_named() -> None:
+    with pytest.raises(PeerUnreachable, match=r"stage 0 of virtual worker 3 .* at 127\.0\.0\.1:1 cannot be reached"):
+        call_grpc(later(), f"{HOST}:1", tls=None, deadline_seconds=0.2)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf"port {port} of {HOST}.*stage 0 .*choose others with --stage-port"):
+            GrpcDoor(earlier(), host=HOST, port=port)

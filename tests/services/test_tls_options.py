@@ -1,0 +1,111 @@
+"""How services are told to work with certificates, and what they refuse; their programs run in this process."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services import runtime
+from tests.certs.cluster import AGENT, COORDINATOR, SHARD, cluster
+
+SERVICES = ("coordinator", "parameter_server", "agent")
+
+Run = Callable[..., str]
+
+
+class NoSignals:
+    """A `Shutdown` that leaves this process's signals alone."""
+
+    def __init__(self, *, exit_with_parent: bool) -> None:
+        """Nothing to watch."""
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a service that does not come up; what it says."""
+    monkeypatch.setattr(runtime, "Shutdown", NoSignals)
+    monkeypatch.delenv("HETPIPE_TLS", raising=False)
+
+    def run(name: str, *options: str) -> str:
+        module = importlib.import_module(f"services.{name}.__main__")
+        if name == "parameter_server":
+            monkeypatch.setattr(module, "settle_memory", lambda: None)
+            options = (*options, "--threads", "1")
+        if name != "coordinator":
+            options = (*options, "--coordinator", "127.0.0.1:1")
+        assert module.main(["--log", "/dev/null", *options]) == 1
+        output, errors = capsys.readouterr()
+        assert (output, errors.count("\n")) == ("", 1), errors
+        return errors
+
+    return run
+
+
+def folder_of(service: str) -> str:
+    peer = {"coordinator": COORDINATOR, "parameter_server": SHARD, "agent": AGENT}[service]
+    return str(cluster().tls(peer).folder)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_nobody_is_secure_and_insecure(refused: Run, service: str) -> None:
+    said = refused(service, "--tls", folder_of(service), "--insecure")
+    assert said == "--tls and --insecure contradict each other; give one of them\n"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_beyond_this_machine_somebody_must_choose(refused: Run, service: str) -> None:
+    said = refused(service, "--host", "0.0.0.0")
+    assert said.startswith("0.0.0.0 can be reached by other machines, so it needs TLS: give --tls DIR")
+    assert "or say --insecure" in said
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_folder_that_is_not_there(refused: Run, service: str) -> None:
+    said = refused(service, "--tls", "/no/such/folder")
+    assert said.startswith("--tls /no/such/folder: cannot read /no/such/folder/ca.pem (No such file or directory)")
+    assert "as `hetpipe certs issue` makes them" in said
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_environment_names_it_too(refused: Run, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETPIPE_TLS", "/no/such/folder")
+    assert refused(service).startswith("--tls /no/such/folder: cannot read")
+
+
+@pytest.mark.parametrize(
+    ("service", "other"), [("coordinator", "agent"), ("parameter_server", "agent"), ("agent", "parameter_server")]
+)
+def test_nobody_plays_another_role(refused: Run, service: str, other: str) -> None:
+    said = refused(service, "--tls", folder_of(other))
+    role = service.replace("_", "-")
+    assert f"but this is a process of the role {role}; make one with `hetpipe certs issue DIR {role}`" in said
+
+
+def test_a_shard_is_who_its_certificate_says(refused: Run) -> None:
+    folder = folder_of("parameter_server")
+    assert refused("parameter_server", "--tls", folder, "--index", "1") == (
+        f"--index 1 is not 0, the name in the certificate of {folder}\n"
+    )
+
+
+def test_an_agent_is_who_its_certificate_says(refused: Run) -> None:
+    folder = folder_of("agent")
+    assert refused("agent", "--tls", folder, "--node", "n1") == (
+        f"--node n1 is not n0, the name in the certificate of {folder}\n"
+    )
+
+
+def test_a_coordinator_without_a_signer_certifies_nobody(refused: Run, tmp_path: Path) -> None:
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (tmp_path / name).write_bytes((Path(folder_of("coordinator")) / name).read_bytes())
+    said = refused("coordinator", "--tls", str(tmp_path))
+    assert said.endswith("make one with `hetpipe certs issue DIR coordinator`\n")
+
+
+def test_insecurity_is_logged(tmp_path: Path, refused: Run) -> None:
+    log = tmp_path / "log"
+    refused("coordinator", "--host", "0.0.0.0", "--insecure", "--store", "mysql://x", "--log", str(log))
+    assert "whoever reaches 0.0.0.0 may call, read and change everything" in log.read_text()
