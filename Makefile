@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test unit lint types protos imports bench docs clean help
+.PHONY: setup demo test unit lint types protos imports bench fuzz e2e-docker docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,8 @@ help:
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make unit    the fast tests only (under a minute)"
 	@echo "make bench   the speed figures, side by side in one run"
+	@echo "make e2e-docker   the image and docker-compose.yml for real: needs dockerd and root (some minutes)"
+	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
 setup: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/ensure-redis
@@ -48,6 +50,12 @@ protos: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
+
+fuzz: $(STAMP)
+	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal
+
+e2e-docker:
+	@scripts/e2e-docker
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks import allocation, pipeline, planner, policies, prediction, protocol, simulator, wire
+from benchmarks import allocation, link, pipeline, planner, policies, prediction, protocol, simulator, wire
 
 ROUNDS = 5
 
@@ -75,6 +75,13 @@ def _policies() -> None:
     _say("    memory, stage by stage", policies.memory())
 
 
+def _link() -> None:
+    rates = link.measure(ROUNDS)
+    _say("(j) frames between two stages, GB/s", link.table(rates))
+    _say("    relative to one raw socket", link.ratios(rates))
+    _say("    the demo, samples per second", link.demo(ROUNDS))
+
+
 PARTS = {
     "pipeline": _pipeline,
     "wire": _wire,
@@ -84,6 +91,7 @@ PARTS = {
     "planner": _planner,
     "prediction": _prediction,
     "policies": _policies,
+    "link": _link,
 }
 
 

@@ -24,6 +24,7 @@ from benchmarks.alone import AloneSynchroniser
 from benchmarks.model import MICROBATCH, RandomTokens, loss, model
 from benchmarks.protocol import peak_resident_bytes
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.link.cut import Cut
 from hetpipe.link.gloo import connect_gloo
 from hetpipe.link.policy import LinkLimits
 from hetpipe.observe.history import NullHistory
@@ -37,9 +38,10 @@ from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
 from hetpipe.schedule.catalogue import order_for
 from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import OptimizerSpec
 from hetpipe.spec.policies import Schedule, WeightPolicy
+from hetpipe.spec.requests import Requester
 from hetpipe.spec.run import DeviceConfig, StageReport
 from hetpipe.spec.sync import DataSpec, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
@@ -171,15 +173,13 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     """Train as one stage of the runtime, with `AloneSynchroniser`."""
     use_one_thread()
     limits = LinkLimits(incoming_frames=setting.minibatches_per_wave + 2)
-    upstream, downstream = connect_gloo(
-        store_of(rank, port),
-        vw=0,
-        stage=rank,
-        num_stages=NUM_STAGES,
-        host="127.0.0.1",
-        deadline_seconds=60.0,
-        limits=limits,
+    own, neighbour = (
+        Requester(JobId("bench"), Term(1), VirtualWorkerIndex(0), Incarnation(0), StageIndex(index))
+        for index in (rank, 1 - rank)
     )
+    cut = Cut(own=own, neighbour=neighbour, limits=limits)
+    link = connect_gloo(store_of(rank, port), cut, host="127.0.0.1", deadline_seconds=60.0)
+    upstream, downstream = (None, link) if rank == 0 else (link, None)
     chain = chain_of(model())
     half = len(chain) // NUM_STAGES
     layers = chain[rank * half : (rank + 1) * half]

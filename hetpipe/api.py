@@ -51,7 +51,8 @@ def train(
         job: a job file, a mapping like its content, or a `Job`; may be left out with `resume`.
         run_dir: folder for the run, new or empty; by default `runs/NAME-TIME`.
         resume: folder of the run to go on with, from its newest checkpoint.
-        coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run.
+        coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
+            cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
         progress: how to show what happens.
         overrides: keys of the job to change: `epochs=2, sync={"D": 4}`.
 

@@ -22,6 +22,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say aloud what was not tested, where a skip hides something that `make test` promises."""
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", ())]
+    reasons = {longrepr[2].removeprefix("Skipped: ") for longrepr in skipped if isinstance(longrepr, tuple)}
+    for reason in sorted(reason for reason in reasons if reason.startswith("NOT TESTED")):
+        terminalreporter.write_line(reason, yellow=True, bold=True)
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     """A test that configures logging, as every command does, leaves it to the next one as it found it."""
@@ -31,3 +39,4 @@ def _logging_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()

@@ -71,7 +71,7 @@ def _read_file(path: Path, name: str, history: History) -> None:
             history.lines += 1
             try:
                 event = _parse(raw, name, number)
-            except (ValueError, RecursionError) as error:
+            except (ValueError, OverflowError, RecursionError) as error:
                 torn = not raw.endswith(b"\n")
                 history.damage.append(Damage(name, number, _first_line(error), torn=torn, life=life))
                 continue

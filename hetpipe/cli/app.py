@@ -11,10 +11,13 @@ import typer
 
 from hetpipe.cli import looking, running
 from hetpipe.cli.app_compare import compare
+from hetpipe.cli.app_deploy import down, logs, ps, up
+from hetpipe.cli.app_observe import top
 from hetpipe.cli.app_planning import clusters, plan, profile, simulate
 from hetpipe.cli.app_render import renders
+from hetpipe.cli.app_secure import certificates, health
 from hetpipe.cli.demo import INTRODUCTION, find_demo
-from hetpipe.cli.execution import Json, Set, execute
+from hetpipe.cli.execution import Json, Set, TlsFolder, execute
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.run_folder import RUNS
 from hetpipe.cli.shell import Shell
@@ -58,17 +61,18 @@ def train(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Train on a running cluster instead of starting one on this machine."),
     ] = None,
+    tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
     """Train a job and follow it to its end. Ctrl-C stops it at a checkpoint, a second one at once."""
     options = running.RunOptions(
         job=job, settings=tuple(settings or ()), run_dir=run_dir, resume=resume, coordinator=coordinator
     )
-    execute(ctx, lambda output, shell: running.train(options, output, shell), as_json=as_json)
+    execute(ctx, lambda output, shell: running.train(options, output, shell), as_json=as_json, tls=tls)
 
 
 @app.command()
-def submit(
+def submit(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
     job: JobFile = None,
     *,
@@ -77,6 +81,7 @@ def submit(
     run_dir: NewRunDir = None,
     resume: Resume = None,
     detach: Annotated[bool, typer.Option("--detach", help="Only hand the job in; do not follow it.")] = False,
+    tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
     """Train a job on a running cluster and follow it to its end. Ctrl-C stops it at a checkpoint."""
@@ -84,7 +89,7 @@ def submit(
         job=job, settings=tuple(settings or ()), run_dir=run_dir, resume=resume, coordinator=coordinator
     )
     command = running.submit_only if detach else running.train
-    execute(ctx, lambda output, shell: command(options, output, shell), as_json=as_json)
+    execute(ctx, lambda output, shell: command(options, output, shell), as_json=as_json, tls=tls)
 
 
 @app.command()
@@ -94,11 +99,12 @@ def status(
     *,
     coordinator: Asked = None,
     runs_dir: RunsDir = RUNS,
+    tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
     """Show how a run is doing. Its state, its processes, its clocks."""
     which = looking.Which(run_dir=run_dir, coordinator=coordinator, runs_dir=runs_dir)
-    execute(ctx, lambda output, shell: looking.status(which, output, shell), as_json=as_json)
+    execute(ctx, lambda output, shell: looking.status(which, output, shell), as_json=as_json, tls=tls)
 
 
 @app.command()
@@ -109,12 +115,13 @@ def clocks(
     watch: Annotated[bool, typer.Option("--watch", help="Show every change, one line each, to the end.")] = False,
     coordinator: Asked = None,
     runs_dir: RunsDir = RUNS,
+    tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
     """Show the clocks of a run. They count the waves that each virtual worker, and that all of them have committed."""
     which = looking.Which(run_dir=run_dir, coordinator=coordinator, runs_dir=runs_dir)
     command = looking.watch_clocks if watch else looking.clocks
-    execute(ctx, lambda output, shell: command(which, output, shell), as_json=as_json)
+    execute(ctx, lambda output, shell: command(which, output, shell), as_json=as_json, tls=tls)
 
 
 @app.command()
@@ -175,9 +182,10 @@ def init(
     execute(ctx, lambda output, shell: looking.init(folder, output, shell), as_json=False)
 
 
+app.add_typer(certificates, name="certs")
 app.add_typer(clusters, name="cluster")
 app.add_typer(renders, name="render")
-for command_elsewhere in (profile, plan, simulate, compare):
+for command_elsewhere in (profile, plan, simulate, compare, health, top, up, down, ps, logs):
     app.command()(command_elsewhere)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.agent.devices import discover_devices
-from hetpipe.cli import cluster_command, plan_command, profile_command, simulate_command
+from hetpipe.cli import cluster_command, cluster_from_k8s, plan_command, profile_command, simulate_command
 from hetpipe.cli.execution import Json, Set, execute
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.plan_request import PlanRequest
@@ -52,6 +52,26 @@ def cluster_catalogue(
 ) -> None:
     """Show what is known of device types. Memory, peaks, bandwidth, links, and where each figure is from."""
     execute(ctx, lambda output, _: cluster_command.catalogue(wanted, output), as_json=as_json)
+
+
+@clusters.command("from-k8s")
+def cluster_from_kubernetes(
+    ctx: typer.Context,
+    source: Annotated[
+        str, typer.Argument(metavar="[FILE|-]", help="What `kubectl get nodes -o json` printed; -: standard input.")
+    ] = "-",
+    *,
+    as_agents: Annotated[
+        bool, typer.Option("--as-agents", help="Name nodes like the agents of k8s/: by product and number.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a cluster file of the GPU nodes of a Kubernetes cluster. Reads the labels of GPU feature discovery."""
+    execute(
+        ctx,
+        lambda output, _: cluster_from_k8s.from_k8s(source, output, as_agents=as_agents),
+        as_json=as_json,
+    )
 
 
 def profile(

@@ -1,4 +1,4 @@
-"""The commands that draw, as typer sees them."""
+"""The commands that draw, or write what others carry out, as typer sees them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli import render_schedule
-from hetpipe.cli.execution import Json, execute
+from hetpipe.cli import app_deploy as deploy
+from hetpipe.cli import render_deploy, render_redis_acl, render_schedule
+from hetpipe.cli.deployment_request import DeploymentOptions
+from hetpipe.cli.execution import Json, Set, execute
+from hetpipe.deploy.labels import DEFAULT_PROJECT
+from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Store
 
 renders = typer.Typer(
-    help="Draw what hetpipe does, without doing it.",
+    help="Draw or write down what hetpipe does, without doing it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -53,3 +57,93 @@ def timeline(  # noqa: PLR0913 - one for each option
         svg=svg,
     )
     execute(ctx, lambda output, shell: render_schedule.run(options, output, shell), as_json=as_json)
+
+
+@renders.command("redis-acl")
+def redis_acl(
+    ctx: typer.Context,
+    *,
+    user: Annotated[str, typer.Option(metavar="NAME", help="The coordinator's name in Redis.")] = "hetpipe",
+    password_file: Annotated[Path, typer.Option(metavar="FILE", help="Its password is the text in FILE.")],
+    as_json: Json = False,
+) -> None:
+    """Write an ACL file for Redis: the coordinator's user with what it needs, and nobody else. Without the password."""
+    execute(ctx, lambda output, _: render_redis_acl.run(user, password_file, output), as_json=as_json)
+
+
+@renders.command("compose")
+def compose(  # noqa: PLR0913 - one for each option
+    ctx: typer.Context,
+    job: deploy.JobFile = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path("compose.yaml"),
+    settings: Set = None,
+    project: deploy.Project = DEFAULT_PROJECT,
+    image: deploy.Image = None,
+    cpu_devices: deploy.CpuDevices = None,
+    shards: deploy.Shards = None,
+    plan: deploy.Plan = None,
+    store: deploy.StoreChoice = Store.MEMORY,
+    store_image: deploy.StoreImage = REDIS_IMAGE,
+    port: deploy.Port = GRPC_PORT,
+    insecure: deploy.Insecure = False,
+    data: deploy.Data = None,
+    allow_modules: deploy.Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Write what `hetpipe up` does as a Compose file. With the certificates it needs, in a folder of your own."""
+    options = DeploymentOptions(
+        job=job,
+        settings=tuple(settings or ()),
+        project=project,
+        image=image,
+        cpu_devices=cpu_devices,
+        shards=shards,
+        plan=plan,
+        store=store,
+        store_image=store_image,
+        port=port,
+        insecure=insecure,
+        data=tuple(data or ()),
+        modules=tuple(allow_modules or ()),
+    )
+    execute(ctx, lambda output, shell: render_deploy.compose(options, out, output, shell), as_json=as_json)
+
+
+@renders.command("k8s")
+def kubernetes(  # noqa: PLR0913 - one for each option
+    ctx: typer.Context,
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")],
+    *,
+    agents: Annotated[
+        list[str],
+        typer.Option(
+            "--agents",
+            metavar="PRODUCT=NODESxDEVICES",
+            help="Nodes of one GPU product, as their label nvidia.com/gpu.product says it, for example "
+            "NVIDIA-TITAN-V=2x4; or cpu=2x2. Repeatable.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write, new or empty.")],
+    settings: Set = None,
+    image: deploy.Image = None,
+    k8s: Annotated[Path, typer.Option("--k8s", metavar="DIR", help="The folder of hetpipe's manifests.")] = Path("k8s"),
+    code: Annotated[
+        list[Path] | None,
+        typer.Option("--code", metavar="FILE", help="Take this file along, too; of the job's own folder. Repeatable."),
+    ] = None,
+    insecure: deploy.Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Write a job as a Kustomize overlay. Its files, its shards, its agents for each GPU product, over k8s/base."""
+    options = render_deploy.KubernetesOptions(
+        job=job,
+        agents=tuple(agents),
+        out=out,
+        settings=tuple(settings or ()),
+        image=image,
+        k8s=k8s,
+        files=tuple(code or ()),
+        insecure=insecure,
+    )
+    execute(ctx, lambda output, shell: render_deploy.kubernetes(options, output, shell), as_json=as_json)

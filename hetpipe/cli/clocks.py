@@ -49,11 +49,7 @@ class Clocks:
         lines = columns([["worker", "local clock", "ahead"], *rows])
         lines.append(f"global clock {self.global_clock}")
         if self.snapshot is not None:
-            told = self.snapshot
-            lines.append(
-                f"published clock {told.published}, next barrier at {told.barrier} ({told.barrier_reason}), epoch "
-                f"{told.epoch + 1}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
-            )
+            lines.append(snapshot_text(self.snapshot))
         return lines
 
     def line(self) -> str:
@@ -61,6 +57,14 @@ class Clocks:
         published = None if self.snapshot is None else self.snapshot.published
         values: dict[str, object] = {"global_clock": self.global_clock, "published": published}
         return pairs({**values, **{f"vw{vw}.clock": clock for vw, clock in self.local.items()}})
+
+
+def snapshot_text(told: ClockSnapshot) -> str:
+    """What the clock shard tells beyond local clocks."""
+    return (
+        f"published clock {told.published}, next barrier at {told.barrier} ({told.barrier_reason}), epoch "
+        f"{told.epoch + 1}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
+    )
 
 
 def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
@@ -77,7 +81,8 @@ def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
         return Clocks(local, global_clock)
     if not record.job_id:
         raise UserError(f"the run in {folder.path} has no clocks yet; its services are coming up")
-    return clocks_of_coordinator(record.coordinator, shell, JobId(record.job_id))
+    there = shell.alone() if record.local else shell
+    return clocks_of_coordinator(record.coordinator, there, JobId(record.job_id))
 
 
 def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = None) -> Clocks:
@@ -88,7 +93,7 @@ def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = Non
         Unavailable: the coordinator does not answer.
         UnknownJob: there is no such job.
     """
-    client = shell.open_coordinator(address)
+    client = shell.connect(address)
     try:
         snapshot = client.clocks(job_id)
     finally:
@@ -109,7 +114,8 @@ def watch_run(folder: RunFolder, shell: Shell) -> Iterator[Clocks]:
         yield clocks_of_run(folder, shell)
         return
     try:
-        yield from watch_coordinator(record.coordinator, shell, JobId(record.job_id))
+        there = shell.alone() if record.local else shell
+        yield from watch_coordinator(record.coordinator, there, JobId(record.job_id))
     except (Unavailable, UnknownJob):
         # A local coordinator ends with its run, in the middle of this stream.
         if folder.read_result() is None:
@@ -123,7 +129,7 @@ def watch_coordinator(address: str, shell: Shell, job_id: JobId | None = None) -
         Unavailable: the coordinator does not answer.
         UnknownJob: there is no such job.
     """
-    client = shell.open_coordinator(address)
+    client = shell.connect(address)
     try:
         yield from map(_of, client.watch_clocks(job_id))
     finally:

@@ -118,6 +118,6 @@ def _tell(
 
 
 def _progress_for(output: Output, shell: Shell) -> CompareProgress:
-    if output.people.isatty() and shell.environment.get("TERM") != "dumb":
+    if shell.is_screen(output.people):
         return CompareLive(output.people, shell.clock)
     return CompareLines(output.people, shell.clock)

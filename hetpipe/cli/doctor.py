@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.cli.text import columns, count
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
 #: Oldest versions that work; the same as in the package's own requirements.
 _NEEDED = {"torch": (2, 9), "grpcio": (1, 80), "protobuf": (6, 31)}
@@ -170,20 +171,21 @@ def _gloo() -> Check:
     """Two ends of the link that stages use, in two threads."""
     import torch
 
-    from hetpipe.link.gloo import connect_gloo, connect_rendezvous, serve_rendezvous
-    from hetpipe.link.policy import Frame, FrameKind, Link
+    from hetpipe.link.cut import Cut
+    from hetpipe.link.gloo import GlooDoor, call_gloo
+    from hetpipe.link.policy import Frame, FrameKind, LinkLimits
+    from hetpipe.spec.requests import Requester
 
-    served, address = serve_rendezvous("127.0.0.1")
-
-    def connect(stage: int) -> tuple[Link | None, Link | None]:
-        # A store of its own for each: one that waits lets nobody else use it.
-        store = served if stage == 0 else connect_rendezvous(address, deadline_seconds=_GLOO_SECONDS)
-        return connect_gloo(store, vw=0, stage=stage, num_stages=2, host="127.0.0.1", deadline_seconds=_GLOO_SECONDS)
-
-    with ThreadPoolExecutor(2) as threads:
-        (_, first), (second, _) = threads.map(connect, range(2))
-    assert first is not None
-    assert second is not None
+    stages = [
+        Requester(JobId("doctor"), Term(0), VirtualWorkerIndex(0), Incarnation(0), StageIndex(index))
+        for index in range(2)
+    ]
+    cut = Cut(own=stages[0], neighbour=stages[1], limits=LinkLimits())
+    door = GlooDoor(cut, host="127.0.0.1")
+    with ThreadPoolExecutor(1) as thread:
+        accepted = thread.submit(door.accept, deadline_seconds=_GLOO_SECONDS)
+        second = call_gloo(cut.seen_from_there(), door.address, host="127.0.0.1", deadline_seconds=_GLOO_SECONDS)
+    first = accepted.result()
     first.send(Frame(FrameKind.FORWARD, 1, 0, 0, (torch.arange(4),)), deadline_seconds=_GLOO_SECONDS)
     arrived = second.receive(timeout_seconds=_GLOO_SECONDS).tensors[0]
     first.close()

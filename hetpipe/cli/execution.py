@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,22 +14,36 @@ from hetpipe.cli.outcome import ExitStatus, Output, sentences_of, status_of
 from hetpipe.cli.shell import Shell
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.log import get_logger
+from hetpipe.rpc.tls import TLS_VARIABLE
 
 _log = get_logger(__name__)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
+TlsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls",
+        metavar="DIR",
+        envvar=TLS_VARIABLE,
+        help="Certificates for a cluster with TLS: a folder made by `hetpipe certs issue DIR operator NAME`.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a key of the job, for example sync.D=4. Repeatable."),
 ]
 
 
-def execute(ctx: typer.Context, command: Callable[[Output, Shell], ExitStatus], *, as_json: bool) -> None:
+def execute(
+    ctx: typer.Context, command: Callable[[Output, Shell], ExitStatus], *, as_json: bool, tls: Path | None = None
+) -> None:
     """Run a command; whatever goes wrong becomes sentences, the JSON line and an exit status."""
     output = Output(
         people=sys.stderr if as_json else sys.stdout, complaints=sys.stderr, machine=sys.stdout if as_json else None
     )
     shell = ctx.obj if isinstance(ctx.obj, Shell) else Shell()
+    if tls is not None:
+        shell = replace(shell, tls=tls)
     try:
         status = command(output, shell)
     except HetpipeError as error:

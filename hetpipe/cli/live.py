@@ -47,8 +47,10 @@ class LiveView(View):
     def show(self, event: JobEvent) -> None:
         """See `View.show`."""
         match event:
-            case StateChanged(state=state):
+            case StateChanged(state=state, remark=remark):
                 self._state = STATE_TEXTS[state]
+                if remark:
+                    self._print(remark)
             case Waiting(sentence=sentence, seconds=seconds):
                 self._print(f"waiting for {duration(seconds)}: {sentence}", style="yellow")
             case Evaluated():

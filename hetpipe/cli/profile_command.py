@@ -101,6 +101,6 @@ def _write(profile: Profile, path: Path) -> None:
 
 def view_for(output: Output, shell: Shell) -> ProfileView:
     """Shows a measurement: a bar on a terminal, else lines."""
-    if output.people.isatty() and shell.environment.get("TERM") != "dumb":
+    if shell.is_screen(output.people):
         return ProfileBar(output.people)
     return ProfileLines(output.people, shell.clock)

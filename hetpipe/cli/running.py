@@ -57,10 +57,15 @@ def run(request: RunRequest, folder: RunFolder, output: Output, shell: Shell) ->
 def submit_only(options: RunOptions, output: Output, shell: Shell) -> ExitStatus:
     """Hand a job in and leave it to itself."""
     request = _request(options, shell)
+    hand_in(request, _folder(request, options.run_dir, shell), output, shell)
+    return ExitStatus.OK
+
+
+def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell) -> None:
+    """Hand `request` in, with `folder` for its run, and say so."""
     assert request.coordinator is not None
-    folder = _folder(request, options.run_dir, shell)
     folder.write_job(request.job)  # before the coordinator may replace it by what it planned
-    client = shell.open_coordinator(request.coordinator)
+    client = shell.connect(request.coordinator)
     try:
         job_id = client.submit_job(submission_of(request, folder))
     finally:
@@ -71,13 +76,12 @@ def submit_only(options: RunOptions, output: Output, shell: Shell) -> ExitStatus
         {"run_dir": str(folder.path), "job_id": job_id},
         f"submitted as job {job_id}; see how it goes with: hetpipe status {where}",
     )
-    return ExitStatus.OK
 
 
 def view_for(output: Output, name: str, shell: Shell) -> View:
     """A live table on a terminal, else lines."""
     stream = output.people
-    if stream.isatty() and shell.environment.get("TERM") != "dumb":
+    if shell.is_screen(stream):
         from hetpipe.cli.live import LiveView  # rich takes a while, and pipes do without
 
         return LiveView(stream, name=name, clock=shell.clock)

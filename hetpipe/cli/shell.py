@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from hetpipe.cli.supervisor import Programs
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.deploy.docker_port import DockerPort
 from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission
 from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import Member
 from hetpipe.spec.run import ClockSnapshot
 
 
@@ -35,6 +38,10 @@ class CoordinatorPort(Protocol):
         """Its events, to the last."""
         ...
 
+    def members(self) -> tuple[Member, ...]:
+        """The live members."""
+        ...
+
     def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
         """Its clocks."""
         ...
@@ -52,6 +59,21 @@ def _environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
+def _open_docker(environment: Mapping[str, str]) -> DockerPort:
+    from hetpipe.deploy.engine import open_client  # most commands do without the docker SDK
+
+    return open_client(environment)
+
+
+def _tls_folder() -> Path | None:
+    folder = os.environ.get(TLS_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def _open_coordinator(address: str, tls: Tls | None) -> CoordinatorPort:
+    return CoordinatorClient(address, tls=tls)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
     """The world around a command."""
@@ -60,7 +82,28 @@ class Shell:
     environment: Mapping[str, str] = field(default_factory=_environment)
     current: Path = field(default_factory=Path.cwd)
     """The folder that user code is imported from, and that paths are shown from."""
-    open_coordinator: Callable[[str], CoordinatorPort] = CoordinatorClient
+    tls: Path | None = field(default_factory=_tls_folder)
+    """Folder with the certificates that this command proves itself with; None: plaintext."""
+    open_coordinator: Callable[[str, Tls | None], CoordinatorPort] = _open_coordinator
     """The coordinator at `HOST:PORT`."""
     programs: Programs = field(default_factory=Programs)
     """What the services of a local run are."""
+    open_docker: Callable[[Mapping[str, str]], DockerPort] = _open_docker
+    """The Docker engine that an environment names."""
+
+    def is_screen(self, stream: TextIO) -> bool:
+        """Whether `stream` is a terminal that can be drawn on, again and again."""
+        return stream.isatty() and self.environment.get("TERM") != "dumb"
+
+    def connect(self, address: str) -> CoordinatorPort:
+        """The coordinator at `HOST:PORT`; it is connected to with the first call.
+
+        Raises:
+            UserError: the address or the folder of certificates is unusable.
+        """
+        return self.open_coordinator(address, None if self.tls is None else Tls(self.tls))
+
+    def alone(self) -> Shell:
+        """The same world for a run on this machine alone, whose services listen on loopback without TLS."""
+        environment = {name: value for name, value in self.environment.items() if name != TLS_VARIABLE}
+        return replace(self, tls=None, environment=environment)

@@ -79,7 +79,8 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
         return _ended(record, result)
     if record.coordinator and record.job_id:
         try:
-            return _from_coordinator(_ask(record.coordinator, JobId(record.job_id), shell), result)
+            there = shell.alone() if record.local else shell
+            return _from_coordinator(_ask(record.coordinator, JobId(record.job_id), there), result)
         except (Unavailable, UnknownJob):
             pass
     if result is not None:
@@ -97,7 +98,7 @@ def status_of_coordinator(address: str, shell: Shell) -> RunStatus:
 
 
 def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
-    client = shell.open_coordinator(address)
+    client = shell.connect(address)
     try:
         return client.status(job_id)
     finally:

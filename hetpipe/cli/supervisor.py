@@ -15,16 +15,13 @@ from types import TracebackType
 from typing import Self
 
 from hetpipe.cli.service import Service, ServiceDeath, ServiceSpec, end_services
+from hetpipe.deploy.topology import SERVICE_ENVIRONMENT
 
 #: How long the coordinator may take to be ready; the others are waited for by the coordinator, which tells of it.
 READY_SECONDS = 30.0
 
 #: From SIGTERM to SIGKILL.
 GRACE_SECONDS = 3.0
-
-#: What every service's environment has: one thread for linear algebra, so that processes share the CPUs evenly; and no
-#: current folder on the module search path, so that a user's `random.py` does not stand in for Python's.
-SERVICE_ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 
 def _module(name: str) -> tuple[str, ...]:

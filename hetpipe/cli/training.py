@@ -108,7 +108,7 @@ class Training:
         """
         self._request = request
         self._folder = folder
-        self._shell = shell
+        self._shell = shell if request.coordinator is not None else shell.alone()
         self._view = view
         self._interrupts = interrupts
         self._inbox: Inbox = Inbox()
@@ -164,7 +164,7 @@ class Training:
 
     def _follow(self, address: str, *, stop_now_seconds: float, when_lost: str = "") -> Ending:
         request, clock = self._request, self._shell.clock
-        client = self._shell.open_coordinator(address)
+        client = self._shell.connect(address)
         try:
             job_id = client.submit_job(submission_of(request, self._folder))
             self._note(job_id=job_id)

@@ -72,10 +72,10 @@ class LineView(View):
     def show(self, event: JobEvent) -> None:
         """See `View.show`."""
         match event:
-            case StateChanged(state=state):
+            case StateChanged(state=state, remark=remark):
                 if state.is_terminal:
                     self._write_held_back()
-                self._write(pairs({"state": state}))
+                self._write(pairs({"state": state} | ({"sentence": remark} if remark else {})))
             case Waiting(sentence=sentence, seconds=seconds):
                 self._write(pairs({"event": "waiting", "seconds": round(seconds, 1), "sentence": sentence}))
             case Evaluated():

@@ -176,7 +176,7 @@ class DecisionLog:
         before = len(self.records)
         if not 0 <= shard < len(self.acknowledged):
             raise ProtocolViolation(f"there is no shard {shard}; the job has {len(self.acknowledged)}")
-        if num_records > len(self.records):
+        if not 0 <= num_records <= len(self.records):
             raise ProtocolViolation(f"shard {shard} acknowledges {num_records} of {len(self.records)} records")
         self.acknowledged[shard] = max(self.acknowledged[shard], num_records)
         self._settle()

@@ -27,10 +27,13 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, DeviceId, JobId, LayerIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import Job, load_job
-from hetpipe.spec.run import ClockSnapshot
+from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
+from hetpipe.spec.run import AgentDevice, ClockSnapshot
 from hetpipe.testing.fake_clock import FakeClock
 
 JOB_ID = JobId("small-1")
+
+DEVICE = AgentDevice("n0/0", "cpu", 1 << 30, "cpu")
 
 #: A whole result, as the coordinator tells it.
 RESULT: dict[str, Any] = {
@@ -151,6 +154,17 @@ FINISHES: tuple[JobEvent, ...] = (
 )
 
 
+#: The live members of every scripted cluster.
+MEMBERS = (
+    Member(MemberInfo(MemberRole.AGENT, MemberId("n0"), "n0.example", 13, devices=(DEVICE, DEVICE)), 0, 4.25),
+    Member(
+        MemberInfo(MemberRole.PARAMETER_SERVER, MemberId("parameter-server-0"), "n0.example", 12, "n0.example:7500"),
+        1,
+        3.5,
+    ),
+)
+
+
 class FakeCoordinator:
     """`CoordinatorPort` with a script. What it is asked is kept."""
 
@@ -188,6 +202,9 @@ class FakeCoordinator:
             if isinstance(event, JobEnded):
                 return
 
+    def members(self) -> tuple[Member, ...]:
+        return MEMBERS
+
     def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
         return self._status.clocks if self._status is not None else None
 
@@ -202,7 +219,10 @@ class FakeCoordinator:
 def shell_with(coordinator: FakeCoordinator, current: Path) -> Shell:
     """A world in which every address is that coordinator's, seen from the folder `current`."""
     return Shell(
-        clock=FakeClock(auto_advance=True), environment={}, current=current, open_coordinator=lambda _: coordinator
+        clock=FakeClock(auto_advance=True),
+        environment={},
+        current=current,
+        open_coordinator=lambda _address, _tls: coordinator,
     )
 
 

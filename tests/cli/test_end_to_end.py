@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from hetpipe.spec.identity import Peer
+from tests.certs.cluster import AGENT, COORDINATOR, OPERATOR, SHARD, cluster
 from tests.cli.fakes import RESULT
 from tests.models import mlp32
 from tests.polling import wait_until
@@ -121,12 +123,17 @@ def service(name: str, *arguments: str) -> Iterator[str]:
             process.communicate(timeout=20.0)
 
 
-def test_a_job_on_services_that_were_started_by_hand(tmp_path: Path) -> None:
-    log = ("--log", str(tmp_path / "services.log"))
+def test_a_job_on_services_with_tls_that_were_started_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the environment names is for the commands; services are told their own.
+    monkeypatch.setenv("HETPIPE_TLS", str(cluster().tls(OPERATOR).folder))
+
+    def options(peer: Peer) -> tuple[str, ...]:
+        return ("--tls", str(cluster().tls(peer).folder), "--log", str(tmp_path / "services.log"))
+
     with (
-        service("coordinator", *log) as address,
-        service("parameter_server", "--coordinator", address, *log),
-        service("agent", "--coordinator", address, "--cpu-devices", "4", *log),
+        service("coordinator", *options(COORDINATOR)) as address,
+        service("parameter_server", "--coordinator", address, "--index", "0", *options(SHARD)),
+        service("agent", "--coordinator", address, "--cpu-devices", "4", *options(AGENT)),
     ):
         at = ("--coordinator", address)
         job = write_job(tmp_path)

@@ -24,10 +24,12 @@ def test_lines_tell_states_waits_and_remarks_at_once() -> None:
     clock.advance(1.25)
     view.show(StateChanged(JobState.INSPECTING))
     view.show(Waiting("stage 0 waits for stage 1", 5.04))
+    view.show(StateChanged(JobState.RUNNING, "links between stages: gloo"))
     assert lines_of(stream) == [
         't=0.0 event=note sentence="the run\'s folder is runs/a"',
         "t=1.2 state=inspecting",
         't=1.2 event=waiting seconds=5 sentence="stage 0 waits for stage 1"',
+        't=1.2 state=running sentence="links between stages: gloo"',
     ]
 
 

@@ -19,7 +19,8 @@ local through, manifest, member, order, parameter server, placement, progress, p
 executor, registration, required clock, retained, run, running sum, segment, service, staged, stage process, staleness
 bound, store, switch point, timeline, version, waiting, idle, wave update, weight policy, witness weights,
 catalogue, cluster, device type, plan document, profile, tick,
-accumulation, anchored, direct, drain, flush, gradient norm, prediction, replica, through q, update, update number
+accumulation, anchored, direct, drain, flush, gradient norm, prediction, replica, through q, update, update number,
+fence, lead, credit
 """
 
 

@@ -16,6 +16,7 @@ from hetpipe.cli.compare_statistics import MOST_POINTS
 from hetpipe.cli.compare_view import PolicySummary, comparison_json
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.status import RunStatus
+from hetpipe.coordinator import leadership
 from hetpipe.coordinator.lifecycle import TABLE
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import WaveMetrics
@@ -61,6 +62,15 @@ def test_the_life_of_a_job() -> None:
     rows = table_after(STATE_MACHINES, "## Job")
     assert rows == [
         [state.value, step.value, following.value] for state, row in TABLE.items() for step, following in row.items()
+    ]
+
+
+def test_who_leads() -> None:
+    rows = table_after(STATE_MACHINES, "## Leadership")
+    assert rows == [
+        [standing.value, step.value, following.value]
+        for standing, row in leadership.TABLE.items()
+        for step, following in row.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Deterministic runs over real processes, gloo links and gRPC shards equal the reference executor bit for bit."""
+"""Deterministic runs over real processes, both kinds of links and gRPC shards equal the reference bit for bit."""
 
 from __future__ import annotations
 
@@ -21,29 +21,37 @@ SGD = {"name": "SGD", "lr": 0.1}
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 ADAMW = {"name": "AdamW", "lr": 0.01}
 
-#: (dtype, V, K, N, D, optimizer): a spread over the matrix that tests/numerics runs in one process; `test_policies` has
-#: five more.
+#: (dtype, V, K, N, D, optimizer, link): a spread over the matrix that tests/numerics runs in one process;
+#: `test_policies` has five more.
 CASES = [
-    ("32", 1, 1, 1, 0, SGD),
-    ("64", 1, 2, 4, 0, MOMENTUM),
-    ("32", 1, 3, 2, 1, ADAMW),
-    ("64", 2, 1, 2, 0, ADAMW),
-    ("64", 2, 2, 4, 1, SGD),
-    ("64", 2, 3, 2, 4, MOMENTUM),
-    ("32", 3, 2, 2, 0, ADAMW),
-    ("64", 3, 3, 4, 4, MOMENTUM),
+    ("32", 1, 1, 1, 0, SGD, "auto"),
+    ("64", 1, 2, 4, 0, MOMENTUM, "auto"),
+    ("32", 1, 3, 2, 1, ADAMW, "grpc"),
+    ("64", 2, 1, 2, 0, ADAMW, "auto"),
+    ("64", 2, 2, 4, 1, SGD, "grpc"),
+    ("64", 2, 3, 2, 4, MOMENTUM, "auto"),
+    ("32", 3, 2, 2, 0, ADAMW, "auto"),
+    ("64", 3, 3, 4, 4, MOMENTUM, "grpc"),
 ]
 
 
-@pytest.mark.parametrize(("dtype", "workers", "stages", "wave", "staleness", "optimizer"), CASES)
+@pytest.mark.parametrize(("dtype", "workers", "stages", "wave", "staleness", "optimizer", "link"), CASES)
 def test_processes_equal_the_reference(
-    tmp_path: Path, dtype: str, workers: int, stages: int, wave: int, staleness: int, optimizer: dict[str, Any]
+    tmp_path: Path,
+    dtype: str,
+    workers: int,
+    stages: int,
+    wave: int,
+    staleness: int,
+    optimizer: dict[str, Any],
+    link: str,
 ) -> None:
     job = write_job(
         tmp_path,
         model=f"tests.models:mlp{dtype}",
         data={"train": f"tests.models:data{dtype}"},
         optimizer=optimizer,
+        link=link,
         workers={"count": workers, "stages": stages},
         sync={"kind": "wsp", "D": staleness, "minibatches_per_wave": wave, "deterministic": True},
         parameter_servers={"count": 1 + stages % 2, "placement": "round_robin"},

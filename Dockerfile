@@ -1,0 +1,85 @@
+# One image for all roles. Targets: `cpu`, and `cuda` with the wheels of torch that bring CUDA along.
+#
+#   docker build --target cpu --tag hetpipe:0.1.0-cpu .
+#
+# Everything is installed in stages that are thrown away; what is copied out of them is one layer for torch, one for the
+# other dependencies and one for hetpipe itself, so that a change of the code moves the last one only. The stages are in
+# this order because docker's classic builder builds all stages above its target. docs/docker.md says more.
+
+# What the image stands on, and what its parts are installed in: the same, unless that needs to know a proxy, a mirror or
+# a CA of yours (scripts/offline-base-image makes such a pair). Both need the same python3 at the same place.
+ARG BASE_IMAGE=python:3.12.11-slim-bookworm
+ARG BUILD_IMAGE=${BASE_IMAGE}
+
+FROM ${BUILD_IMAGE} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PATH=/opt/hetpipe/bin:$PATH
+RUN python3 -m venv /opt/hetpipe
+WORKDIR /build
+COPY requirements.lock ./
+
+FROM build AS dependencies
+COPY pyproject.toml ./
+COPY deploy/image/requirements ./
+RUN python3 requirements pyproject.toml > requirements.txt \
+ && pip install --prefix=/opt/layer --only-binary=:all: --constraint requirements.lock --requirement requirements.txt
+
+FROM build AS application
+COPY pyproject.toml README.md LICENSE ./
+COPY hetpipe hetpipe
+COPY services services
+RUN pip install --prefix=/opt/layer --no-deps .
+
+FROM ${BASE_IMAGE} AS runtime
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="hetpipe" \
+      org.opencontainers.image.description="Train one PyTorch model on the unequal GPUs you already have" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+# A new named volume takes its owner from the folder it is mounted over, so those of one box are made here.
+RUN groupadd --gid 10001 hetpipe \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin hetpipe \
+ && for name in . store redis coordinator operator-box \
+      parameter-server-0 parameter-server-1 agent-a agent-b agent-c agent-d agent-gpu; \
+    do install -d -o 10001 -g 10001 -m 0755 "/credentials/$name"; done \
+ && install -d -o 10001 -g 10001 -m 0755 /runs /cache \
+ && install -d -m 0755 /code && ln -s /runs /code/runs
+ENV PATH=/opt/hetpipe/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp \
+    XDG_CACHE_HOME=/cache
+# Jobs are handed in here: what they name is found below the current folder.
+WORKDIR /code
+USER 10001:10001
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["hetpipe-entrypoint"]
+CMD ["--help"]
+
+FROM build AS torch-cpu
+# The index of the wheels without CUDA; empty: where pip looks anyway.
+ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-deps --constraint requirements.lock ${TORCH_CPU_INDEX:+--index-url "$TORCH_CPU_INDEX"} torch \
+ && pip install --only-binary=:all: --constraint requirements.lock torch \
+ && pip uninstall --yes pip
+
+FROM runtime AS cpu
+COPY --from=torch-cpu /opt/hetpipe /opt/hetpipe
+COPY --from=dependencies /opt/layer /opt/hetpipe
+COPY --from=application /opt/layer /opt/hetpipe
+COPY deploy/image/hetpipe-entrypoint deploy/image/hetpipe-credentials /opt/hetpipe/bin/
+COPY examples /code/examples
+
+FROM build AS torch-cuda
+RUN pip install --only-binary=:all: --constraint requirements.lock torch \
+ && pip uninstall --yes pip
+
+FROM runtime AS cuda
+# Asks the NVIDIA container toolkit for what training needs; which GPUs is said when a container is started.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=torch-cuda /opt/hetpipe /opt/hetpipe
+COPY --from=dependencies /opt/layer /opt/hetpipe
+COPY --from=application /opt/layer /opt/hetpipe
+COPY deploy/image/hetpipe-entrypoint deploy/image/hetpipe-credentials /opt/hetpipe/bin/
+COPY examples /code/examples

@@ -1,0 +1,245 @@
+"""(j) Frames from one stage to the next over loopback: links against a raw TCP socket; and the demo over both kinds.
+
+Two processes. A round sends the same bytes over each contender in turn, one tensor per frame, and ends when the other
+process has received the last one. Raw TCP reads all frames into the same memory; links make a tensor for each.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.stages import use_one_thread
+from hetpipe.certs.authority import Authority, key_to_pem, new_key
+from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.link.catalogue import Footing, call, open_door
+from hetpipe.link.cut import Cut
+from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
+from hetpipe.rpc.tls import Tls
+from hetpipe.spec.identity import StagePeer
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.policies import LinkKind
+from hetpipe.spec.requests import Requester
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Bytes of one frame.
+SIZES = {f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB": kib * 1024 for kib in (64, 1024, 4096, 16384, 65536)}
+
+#: Bytes of one measurement, but at most so many frames.
+TOTAL_BYTES = 256 * 1024 * 1024
+MOST_FRAMES = 1024
+
+RAW = "raw TCP"
+
+#: The links: kind, and whether with TLS.
+LINKS: Mapping[str, tuple[LinkKind, bool]] = {
+    "grpc": ("grpc", False),
+    "grpc with TLS": ("grpc", True),
+    "gloo": ("gloo", False),
+}
+
+_HOST = "127.0.0.1"
+_SECONDS = 120.0
+
+#: What a stage of a pipeline with 4 minibatches per wave has.
+_LIMITS = LinkLimits(incoming_frames=10, outgoing_frames=4)
+
+_JOB, _VW = JobId("bench"), VirtualWorkerIndex(0)
+
+
+def num_frames(frame_bytes: int) -> int:
+    """Frames of one measurement."""
+    return min(MOST_FRAMES, TOTAL_BYTES // frame_bytes)
+
+
+def _cut(own: int) -> Cut:
+    stages = [Requester(_JOB, Term(1), _VW, Incarnation(0), StageIndex(index)) for index in (own, 1 - own)]
+    return Cut(own=stages[0], neighbour=stages[1], limits=_LIMITS)
+
+
+def _footing(folder: Path, *, tls: bool) -> Footing:
+    return Footing(host=_HOST, tls=Tls(folder) if tls else None)
+
+
+def _certify(folder: Path) -> Sequence[Path]:
+    """A folder of certificates for each of the two stages."""
+    root, made = Authority.new_root(), [folder / "0", folder / "1"]
+    for index, own in enumerate(made):
+        key = new_key()
+        own.mkdir()
+        (own / CA_FILE).write_bytes(root.certificate_pem)
+        (own / CERT_FILE).write_bytes(root.issue(StagePeer(_JOB, _VW, StageIndex(index)), key.public_key(), days=1))
+        (own / KEY_FILE).write_bytes(key_to_pem(key))
+    return made
+
+
+def receive_everything(pipe: Connection, folder: Path) -> None:
+    """The second process, stage 1: connects all contenders, then receives what it is told to."""
+    use_one_thread()
+    raw = socket.create_connection((_HOST, pipe.recv()))
+    links = {
+        name: call(kind, _cut(1), pipe.recv(), _footing(folder, tls=tls), deadline_seconds=_SECONDS)
+        for name, (kind, tls) in LINKS.items()
+    }
+    while (order := pipe.recv()) is not None:
+        name, frame_bytes = order
+        if name == RAW:
+            _receive_raw(raw, frame_bytes)
+        else:
+            _receive_frames(links[name], num_frames(frame_bytes))
+    for link in links.values():
+        link.close()
+    raw.close()
+
+
+def _receive_raw(raw: socket.socket, frame_bytes: int) -> None:
+    buffer = memoryview(bytearray(frame_bytes))
+    raw.sendall(b"r")
+    for _ in range(num_frames(frame_bytes)):
+        done = 0
+        while done < frame_bytes:
+            done += raw.recv_into(buffer[done:])
+    raw.sendall(b"k")
+
+
+def _receive_frames(link: Link, count: int) -> None:
+    link.send(Frame(FrameKind.BACKWARD, 0, 0, 0), deadline_seconds=_SECONDS)
+    for _ in range(count):
+        link.receive(timeout_seconds=_SECONDS)
+    link.send(Frame(FrameKind.BACKWARD, count, 0, 0), deadline_seconds=_SECONDS)
+
+
+class Bench:
+    """This process, stage 0."""
+
+    def __init__(self, pipe: Connection, folder: Path) -> None:
+        self._pipe = pipe
+        with socket.create_server((_HOST, 0)) as listener:
+            pipe.send(listener.getsockname()[1])
+            self._raw, _ = listener.accept()
+        self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._links = {name: self._link(kind, _footing(folder, tls=tls)) for name, (kind, tls) in LINKS.items()}
+
+    def _link(self, kind: LinkKind, footing: Footing) -> Link:
+        door = open_door(kind, _cut(0), footing)
+        self._pipe.send(door.address)
+        return door.accept(deadline_seconds=_SECONDS)
+
+    def seconds(self, name: str, frame_bytes: int) -> float:
+        """How long the frames take over one contender."""
+        self._pipe.send((name, frame_bytes))
+        return self._raw_seconds(frame_bytes) if name == RAW else self._link_seconds(self._links[name], frame_bytes)
+
+    def _raw_seconds(self, frame_bytes: int) -> float:
+        frame = bytearray(b"1" * frame_bytes)
+        self._raw.recv(1)
+        began = SYSTEM_CLOCK.monotonic()
+        for _ in range(num_frames(frame_bytes)):
+            self._raw.sendall(frame)
+        self._raw.recv(1)
+        return SYSTEM_CLOCK.monotonic() - began
+
+    def _link_seconds(self, link: Link, frame_bytes: int) -> float:
+        tensor = torch.ones(frame_bytes, dtype=torch.uint8)
+        link.receive(timeout_seconds=_SECONDS)
+        began = SYSTEM_CLOCK.monotonic()
+        for p in range(1, num_frames(frame_bytes) + 1):
+            link.send(Frame(FrameKind.FORWARD, p, 0, 0, (tensor,)), deadline_seconds=_SECONDS)
+        link.receive(timeout_seconds=_SECONDS)
+        return SYSTEM_CLOCK.monotonic() - began
+
+    def close(self) -> None:
+        """Let the other process end, too."""
+        self._pipe.send(None)
+        for link in self._links.values():
+            link.close()
+        self._raw.close()
+
+
+@contextmanager
+def _two_processes() -> Iterator[Bench]:
+    use_one_thread()
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        own, other = _certify(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=receive_everything, args=(theirs, other), daemon=True)
+        process.start()
+        stack.callback(process.kill)
+        bench = Bench(pipe, own)
+        yield bench
+        bench.close()
+        process.join(_SECONDS)
+
+
+def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Frame size → contender → bytes per second of each round; the first round warms up and is not counted."""
+    found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in (RAW, *LINKS)} for size in SIZES}
+    with _two_processes() as bench:
+        for number in range(rounds + 1):
+            for size, frame_bytes in SIZES.items():
+                for name, rates in found[size].items():
+                    rate = num_frames(frame_bytes) * frame_bytes / bench.seconds(name, frame_bytes)
+                    if number:
+                        rates.append(rate)
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Medians in GB/s."""
+    return {
+        size: {name: round(statistics.median(rates) / 1e9, 2) for name, rates in by_name.items()}
+        for size, by_name in found.items()
+    }
+
+
+def ratios(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Speed relative to the raw socket: medians of round-by-round ratios."""
+    return {size: {name: _ratio(by_name[name], by_name[RAW]) for name in LINKS} for size, by_name in found.items()}
+
+
+def _ratio(rates: list[float], to: list[float]) -> float:
+    return round(statistics.median(a / b for a, b in zip(rates, to, strict=True)), 3)
+
+
+def demo_rate(kind: LinkKind) -> float:
+    """Samples per second of the demo's job over one kind of links; a whole run."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "hetpipe.cli.main", "train", "examples/digits/job.yaml", "--json"]
+        command += ["--set", f"link={kind}", "--run-dir", f"{folder}/run"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return float(result["samples_per_second"])
+
+
+def demo(rounds: int) -> dict[str, Any]:
+    """The demo's speed over gRPC and gloo, in turns."""
+    pairs = [(demo_rate("grpc"), demo_rate("gloo")) for _ in range(rounds)]
+    grpc, gloo = ([pair[index] for pair in pairs] for index in range(2))
+    return {
+        "grpc": round(statistics.median(grpc), 1),
+        "gloo": round(statistics.median(gloo), 1),
+        "grpc / gloo": _ratio(grpc, gloo),
+        "each pair": [round(a / b, 3) for a, b in pairs],
+    }
+
+
+if __name__ == "__main__":
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    rates = measure(rounds)
+    figures = {"GB/s": table(rates), "of raw TCP": ratios(rates), "demo, samples per second": demo(rounds)}
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n")

@@ -1,0 +1,93 @@
+"""Certificates and health, as typer sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetpipe.cli.execution import Json, TlsFolder, execute
+from hetpipe.cli.outcome import ExitStatus, Output
+from hetpipe.cli.shell import Shell
+from hetpipe.errors import UserError
+from hetpipe.spec.identity import Role
+
+certificates = typer.Typer(
+    help="Certificates for a cluster that others can reach: a private authority, one certificate per process.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Authority = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")]
+
+
+@certificates.command("init")
+def init(ctx: typer.Context, folder: Authority, *, as_json: Json = False) -> None:
+    """Make a private authority. Its key signs all certificates and stays in that folder."""
+
+    def command(output: Output, _shell: Shell) -> ExitStatus:
+        _check_installed()
+        from hetpipe.cli import certs_command
+
+        return certs_command.init(folder, output)
+
+    execute(ctx, command, as_json=as_json)
+
+
+@certificates.command("issue")
+def issue(
+    ctx: typer.Context,
+    folder: Authority,
+    role: Annotated[
+        str, typer.Argument(metavar="ROLE", help="coordinator, parameter-server, agent, operator, monitor or redis.")
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="A shard's index, an agent's node, a person's name, a host."),
+    ] = None,
+    *,
+    days: Annotated[float, typer.Option(metavar="N", min=0.001, max=3650, help="How long they last.")] = 365,
+    as_json: Json = False,
+) -> None:
+    """Make keys and certificates. Each process gets a folder of its own, DIR/ROLE-NAME, for its option --tls."""
+
+    def command(output: Output, _shell: Shell) -> ExitStatus:
+        _check_installed()
+        from hetpipe.cli import certs_command
+
+        return certs_command.issue(folder, role, list(names or ()), days, output)
+
+    execute(ctx, command, as_json=as_json)
+
+
+def health(
+    ctx: typer.Context,
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the service listens.")],
+    *,
+    service: Annotated[str, typer.Option(metavar="NAME", help="One service of it.  [default: all of it]")] = "",
+    role: Annotated[
+        str, typer.Option(metavar="ROLE", help="With --tls: who must answer, coordinator or parameter-server.")
+    ] = Role.COORDINATOR.value,
+    timeout: Annotated[float, typer.Option(metavar="S", min=0.01, help="Longest wait, in seconds.")] = 3.0,
+    tls: TlsFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a service whether it serves. Exits with 0 only if it does; for probes and scripts."""
+
+    def command(output: Output, shell: Shell) -> ExitStatus:
+        from hetpipe.cli import health_command
+
+        if role not in {Role.COORDINATOR, Role.PARAMETER_SERVER}:
+            raise UserError(f"--role {role!r} is not a role with a server; write coordinator or parameter-server")
+        return health_command.health(address, output, shell, service=service, role=role, timeout_seconds=timeout)
+
+    execute(ctx, command, as_json=as_json, tls=tls)
+
+
+def _check_installed() -> None:
+    try:
+        import cryptography  # noqa: F401 - only asked whether it is there
+    except ImportError as error:
+        raise UserError("certificates need the extra `tls`: pip install 'hetpipe[tls]'") from error

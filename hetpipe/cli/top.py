@@ -1,0 +1,176 @@
+"""`hetpipe top`: a job and its cluster as the coordinator sees them, asked again every second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetpipe.cli.clocks import snapshot_text
+from hetpipe.cli.looking import Which
+from hetpipe.cli.outcome import ExitStatus, Output
+from hetpipe.cli.progress import STATE_TEXTS, cells, headings, totals_text
+from hetpipe.cli.quantities import bytes_text
+from hetpipe.cli.run_folder import RunFolder, RunRecord, find_run
+from hetpipe.cli.shell import CoordinatorPort, Shell
+from hetpipe.cli.status import NO_JOB
+from hetpipe.cli.text import columns, shown_path
+from hetpipe.errors import Unavailable, UserError
+from hetpipe.spec.events import JobStatus, ProgressTable
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import ROLE_NAMES, Member
+from hetpipe.spec.wire import plain
+
+#: Between two looks.
+REFRESH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A job and its cluster at one moment."""
+
+    status: JobStatus
+    members: tuple[Member, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing of the job will change any more."""
+        return self.status.state is not None and self.status.state.is_terminal
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `top --json`."""
+        members = [plain(Member, member) for member in self.members]
+        return {**plain(JobStatus, self.status), "members": members}
+
+    def lines(self, current: Path) -> list[str]:
+        """The picture for people; paths as seen from the folder `current`."""
+        status = self.status
+        state = NO_JOB if status.state is None else STATE_TEXTS[status.state]
+        where = f" ({shown_path(Path(status.run_dir), current)})" if status.run_dir else ""
+        lines = [f"{status.name or 'cluster'}: {state}{where}"]
+        if status.failure:
+            lines.append(status.failure)
+        if status.progress is not None:
+            lines.append(totals_text(status.progress))
+        if status.clocks is not None:
+            lines.append(snapshot_text(status.clocks))
+        lines += self._stages()
+        if status.progress is not None:
+            lines += ["", *columns(_rows(status.progress))]
+        if self.members:
+            lines += ["", *columns([["member", "id", "address", "pid", "devices", "lease"], *map(_row, self.members)])]
+        return lines
+
+    def _stages(self) -> Iterator[str]:
+        states = Counter(process.state for process in self.status.processes if process.role == "stage")
+        if states:
+            yield "stages: " + ", ".join(f"{number} {state}" for state, number in states.items())
+
+
+def _rows(progress: ProgressTable) -> list[list[str]]:
+    """The table of `train`, with memory in place of the time that is left, which is said above."""
+    memory = [bytes_text(row.memory_bytes) for row in progress.rows]
+    rows = [[*row[:-1], size] for row, size in zip(cells(progress), memory, strict=True)]
+    return [[*headings(progress)[:-1], "memory"], *rows]
+
+
+def _row(member: Member) -> list[str]:
+    info = member.info
+    types = Counter(device.type for device in info.devices)
+    devices = ", ".join(f"{number} {kind}" for kind, number in types.items()) or "-"
+    lease = f"{member.lease_seconds_left:.1f} s"
+    return [ROLE_NAMES[info.role], info.id, info.address or info.host, str(info.pid), devices, lease]
+
+
+class Screen(Protocol):
+    """Shows one picture after the other."""
+
+    def show(self, picture: Picture) -> None:
+        """Show a picture in place of the one before, or after it."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was, the last picture on it."""
+        ...
+
+
+class _Pages(Screen):
+    """One picture after the other, for pipes and `--json`."""
+
+    def __init__(self, output: Output, current: Path) -> None:
+        self._output = output
+        self._current = current
+        self._gap: tuple[str, ...] = ()
+
+    def show(self, picture: Picture) -> None:
+        self._output.answer(picture.to_json(), *self._gap, *picture.lines(self._current))
+        self._gap = ("",)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def top(which: Which, output: Output, shell: Shell, *, once: bool) -> ExitStatus:
+    """Show a job and its cluster until the job has ended, or Ctrl-C; the newest job of a coordinator goes on."""
+    if which.coordinator is not None and which.run_dir is None:
+        _watch(which.coordinator, None, _screen(output, shell, once=once), shell, is_over=lambda _: once)
+        return ExitStatus.OK
+    folder = find_run(which.run_dir, runs_dir=which.runs_dir)
+    record = _running(folder, shell)
+    shown, there = _screen(output, shell, once=once), shell.alone() if record.local else shell
+
+    def is_over(picture: Picture) -> bool:
+        return once or picture.has_ended
+
+    try:
+        _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over)
+    except Unavailable:
+        # A local coordinator ends with its run.
+        if folder.read_result() is None:
+            raise
+    return ExitStatus.OK
+
+
+def _watch(
+    address: str, job_id: JobId | None, screen: Screen, shell: Shell, *, is_over: Callable[[Picture], bool]
+) -> None:
+    with closing(shell.connect(address)) as client, closing(screen):
+        try:
+            while True:
+                picture = _look(client, job_id)
+                screen.show(picture)
+                if is_over(picture):
+                    return
+                shell.clock.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return  # the usual way to leave it
+
+
+def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
+    return Picture(client.status(job_id), client.members())
+
+
+def _running(folder: RunFolder, shell: Shell) -> RunRecord:
+    """Who runs it.
+
+    Raises:
+        UserError: it has ended, or not begun.
+    """
+    record, result = folder.read_record(), folder.read_result()
+    where = shown_path(folder.path, shell.current)
+    if result is not None:
+        raise UserError(f"the run in {where} has ended ({result.state}); look at it with: hetpipe status {where}")
+    if not record.job_id:
+        raise UserError(f"the run in {where} has no job yet; its services are coming up")
+    return record
+
+
+def _screen(output: Output, shell: Shell, *, once: bool) -> Screen:
+    if once or output.machine is not None or not shell.is_screen(output.people):
+        return _Pages(output, shell.current)
+    from hetpipe.cli.top_screen import LiveScreen  # only here rich is needed
+
+    return LiveScreen(output.people, shell.current)

@@ -1,0 +1,51 @@
+"""The devices of one machine, under the names that a container engine hands them out by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetpipe.coordinator.agents_cluster import type_of
+from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.run import AgentDevice
+
+_CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class BoxDevice:
+    """One device."""
+
+    device: DeviceId
+    """`NODE/INDEX`, as plans for this machine call it."""
+    type: str
+    """Its device type."""
+    gpu: str = ""
+    """The GPU's UUID; empty for a CPU device. Unlike an index it means the same to CUDA and to the engine, which count
+    GPUs in different orders."""
+
+
+def box_devices(
+    devices: Sequence[AgentDevice], *, gpu_uuid: Callable[[str], str] | None = None
+) -> tuple[BoxDevice, ...]:
+    """What `discover_devices` found, with the names of the GPUs.
+
+    Args:
+        devices: of this machine.
+        gpu_uuid: from a torch device to the UUID of its GPU; torch's own answer by default.
+    """
+    name_of = gpu_uuid or _gpu_uuid
+    return tuple(
+        BoxDevice(
+            DeviceId(device.device),
+            type_of(device),
+            name_of(device.torch_device) if device.torch_device.startswith(_CUDA) else "",
+        )
+        for device in devices
+    )
+
+
+def _gpu_uuid(torch_device: str) -> str:
+    import torch  # takes a while, and machines without GPUs do without
+
+    return f"GPU-{torch.cuda.get_device_properties(torch_device).uuid}"

@@ -1,0 +1,133 @@
+"""`python -m hetpipe.deploy.kubernetes_secrets DIR | kubectl apply -f -`: the Secrets that the manifests in k8s/ mount.
+
+DIR is a folder of `hetpipe certs`. Which certificates are in it decides what is in the Secrets, so more shards or
+agents need more certificates and no other manifest; without any there are those of Redis alone. Nothing is written but
+DIR/redis-password, once. What is printed holds keys: it belongs into a pipe, not into a file.
+
+| Secret | keys | mounted by |
+|---|---|---|
+| `tls-coordinator`, `tls-operator` | all files of its folder | that process |
+| `tls-parameter-server`, `tls-agent` | `ca.pem`, and of each process `NAME.cert.pem`, `NAME.key.pem` | each its own |
+| `redis-password` | `password` | the coordinator |
+| `redis-users` | `users.acl`, with a digest of the password | Redis |
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
+from hetpipe.coordinator.redis_acl import acl_lines
+from hetpipe.errors import UserError
+from hetpipe.spec.identity import Role
+
+#: The coordinator's user in Redis, and the file of its password in DIR.
+REDIS_USER = "hetpipe"
+_PASSWORD_FILE = "redis-password"  # noqa: S105 - the name of a file
+
+_NUM_RANDOM_BYTES = 32
+
+_Files = Mapping[str, bytes]
+
+
+def secrets_of(folder: Path, password: str) -> dict[str, _Files]:
+    """Secret → key → content.
+
+    Args:
+        folder: an authority's, with one folder per process below.
+        password: of the user `REDIS_USER`.
+
+    Raises:
+        UserError: a file cannot be read, or a Secret for one process would have to hold those of several.
+    """
+    users = "".join(f"{line}\n" for line in acl_lines(REDIS_USER, password))
+    found: dict[str, _Files] = {
+        "redis-password": {"password": password.encode()},
+        "redis-users": {"users.acl": users.encode()},
+    }
+    for role in (Role.COORDINATOR, Role.OPERATOR):
+        processes = dict(_processes(folder, role))
+        if len(processes) > 1:
+            names = ", ".join(sorted(processes))
+            raise UserError(f"{folder} has certificates of several: {role} {names}; leave the one that is meant there")
+        found |= {f"tls-{role}": files for files in processes.values()}
+    for role in (Role.PARAMETER_SERVER, Role.AGENT):
+        together: dict[str, bytes] = {}
+        for name, files in _processes(folder, role):
+            own = {f"{name}.{file}": files[file] for file in (CERT_FILE, KEY_FILE)}
+            together |= {CA_FILE: files[CA_FILE], **own}
+        if together:
+            found[f"tls-{role}"] = together
+    return found
+
+
+def manifests(contents: Mapping[str, _Files], namespace: str) -> str:
+    """The Secrets as YAML documents."""
+    return yaml.safe_dump_all(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": "hetpipe"}},
+            "data": {key: base64.b64encode(content).decode() for key, content in files.items()},
+        }
+        for name, files in contents.items()
+    )
+
+
+def kept_password(folder: Path) -> str:
+    """The password of Redis in `folder`, made where there is none.
+
+    Raises:
+        UserError: it can be neither read nor written.
+    """
+    path = folder / _PASSWORD_FILE
+    try:
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_urlsafe(_NUM_RANDOM_BYTES), encoding="utf-8")
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UserError(
+            f"cannot keep the password of Redis in {path}: {error.strerror}; give a folder of your own"
+        ) from error
+
+
+def _processes(folder: Path, role: Role) -> Iterator[tuple[str, _Files]]:
+    """Name → files of each process of `role`; a coordinator needs no name."""
+    for path in sorted(folder.glob(f"{role}*")):
+        name = path.name.removeprefix(role).removeprefix("-")
+        if path.is_dir():
+            try:
+                yield name, {file.name: file.read_bytes() for file in sorted(path.glob("[!.]*.pem"))}
+            except OSError as error:
+                raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the Secrets; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hetpipe.deploy.kubernetes_secrets",
+        description="Print the Secrets that k8s/ mounts, for `kubectl apply -f -`.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of `hetpipe certs`")
+    parser.add_argument("--namespace", default="hetpipe", metavar="NAME", help="of the Secrets (%(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        contents = secrets_of(options.folder, kept_password(options.folder))
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(manifests(contents, options.namespace))
+    sys.stderr.write(f"Secrets: {', '.join(contents)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

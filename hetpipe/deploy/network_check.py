@@ -1,0 +1,130 @@
+"""`python -m hetpipe.deploy.network_check`: does the network let through what it must, and nothing that it must not?
+
+Rules about who may connect to whom are worth nothing where nobody enforces them, and nothing tells. So this tries: the
+allowed connections must succeed, the forbidden ones must not. Only bare connections are made; nothing is sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import UserError
+from hetpipe.rpc.channel import join_address, split_address
+
+#: Pause between two looks at what is not there yet, and the longest that one connection may take.
+_PAUSE_SECONDS = 2.0
+_CONNECT_SECONDS = 3.0
+
+
+class Network(Protocol):
+    """What the check needs of a network."""
+
+    def hosts(self, name: str) -> tuple[str, ...]:
+        """The IP addresses of a name; none if it is unknown."""
+        ...
+
+    def opens(self, host: str, port: int) -> bool:
+        """Whether a connection to an IP address succeeds."""
+        ...
+
+
+class SystemNetwork:
+    """This machine's own."""
+
+    def hosts(self, name: str) -> tuple[str, ...]:
+        """As `Network.hosts`."""
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except socket.gaierror:
+            return ()
+        return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    def opens(self, host: str, port: int) -> bool:
+        """As `Network.opens`."""
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What to try. Addresses are `HOST:PORT`; of a name with several IP addresses each is tried."""
+
+    allowed: tuple[str, ...]
+    forbidden: tuple[str, ...] = ()
+    wait_seconds: float = 0.0
+    """How long to wait until the allowed connections succeed and the names of the forbidden ones are known."""
+
+
+def check(rules: Rules, network: Network, *, clock: Clock, say: Callable[[str], None]) -> bool:
+    """Try everything and say what came of it; whether it is as it must be.
+
+    Raises:
+        UserError: an address is malformed.
+    """
+    allowed, forbidden = ([split_address(address) for address in side] for side in (rules.allowed, rules.forbidden))
+    deadline = clock.monotonic() + rules.wait_seconds
+    while missing := _missing(allowed, forbidden, network):
+        if clock.monotonic() >= deadline:
+            say(f"{missing} within {rules.wait_seconds:g} s, so nothing is proven")
+            return False
+        clock.sleep(_PAUSE_SECONDS)
+    for address in rules.allowed:
+        say(f"{address}: open, as it must be")
+    open_ones = {
+        join_address(name, port): [host for host in network.hosts(name) if network.opens(host, port)]
+        for name, port in forbidden
+    }
+    for address, hosts in open_ones.items():
+        say(f"{address}: OPEN at {', '.join(hosts)}, and forbidden" if hosts else f"{address}: closed, as it must be")
+    if any(open_ones.values()):
+        say("nobody enforces the rules of this network; use a network plugin that does")
+        return False
+    return True
+
+
+def _missing(allowed: Sequence[tuple[str, int]], forbidden: Sequence[tuple[str, int]], network: Network) -> str:
+    for name, port in allowed:
+        if not any(network.opens(host, port) for host in network.hosts(name)):
+            return f"{join_address(name, port)} could not be reached"
+    for name, _ in forbidden:
+        if not network.hosts(name):
+            return f"the name {name} could not be resolved"
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check once; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hetpipe.deploy.network_check",
+        description="Fail if an allowed connection does not succeed, or a forbidden one does.",
+    )
+    parser.add_argument(
+        "--allowed", action="append", required=True, metavar="HOST:PORT", help="this must succeed; repeatable"
+    )
+    parser.add_argument(
+        "--forbidden", action="append", default=[], metavar="HOST:PORT", help="this must not; repeatable"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="S", help="seconds to wait for the allowed ones (%(default)g)"
+    )
+    options = parser.parse_args(arguments)
+    rules = Rules(allowed=tuple(options.allowed), forbidden=tuple(options.forbidden), wait_seconds=options.wait)
+    try:
+        passed = check(rules, SystemNetwork(), clock=SYSTEM_CLOCK, say=lambda line: print(line, flush=True))  # noqa: T201 - its output
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

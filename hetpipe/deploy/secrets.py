@@ -1,0 +1,101 @@
+"""The folder of a deployment's secrets: certificates by the process that has them, and the store's password.
+
+It is made anew with each start and readable by its owner only. A container is shown its own folder in it, and no other.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from hetpipe.certs.files import process_folder
+from hetpipe.deploy.topology import (
+    CERTIFICATES,
+    OPERATOR,
+    PASSWORD_FILE,
+    STORE_PASSWORD,
+    STORE_USER,
+    STORE_USERS,
+    USERS_FILE,
+    Store,
+    Wishes,
+)
+from hetpipe.errors import UserError
+from hetpipe.spec.identity import NamedPeer
+
+_OWNER_ONLY = 0o700
+
+
+def write_secrets(wishes: Wishes, peers: Iterable[NamedPeer]) -> None:
+    """Make the folder `wishes.folders.state`, in place of an older one.
+
+    Args:
+        wishes: what the deployment was described by.
+        peers: whom to make certificates for.
+
+    Raises:
+        UserError: it cannot be written, or what makes certificates is not installed.
+    """
+    state = Path(wishes.folders.state)
+    remove_secrets(state)
+    try:
+        state.mkdir(parents=True, mode=_OWNER_ONLY)
+        if wishes.tls:
+            _write_certificates(state / CERTIFICATES, peers)
+        if wishes.store is Store.REDIS:
+            _write_store(state)
+        for folder in state.iterdir():
+            give(folder, wishes.user)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {state}: {error.strerror}; set XDG_STATE_HOME to a folder of your own"
+        ) from error
+
+
+def remove_secrets(state: Path) -> None:
+    """Remove the folder; nothing happens where there is none."""
+    shutil.rmtree(state, ignore_errors=True)
+
+
+def operator_folder(state: str) -> Path:
+    """The certificates of whoever hands jobs in."""
+    return process_folder(Path(state) / CERTIFICATES, OPERATOR)
+
+
+def give(folder: Path, user: str) -> None:
+    """Give `folder` to `user` (`UID:GID`), for whom containers run. Only root can, and only root must."""
+    if os.geteuid() == 0:
+        uid, gid = map(int, user.split(":"))
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def _write_certificates(folder: Path, peers: Iterable[NamedPeer]) -> None:
+    try:
+        from hetpipe.certs.authority import PROCESS_DAYS
+        from hetpipe.certs.folders import init_authority, issue_certificate
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"TLS needs {error.name}; install it with: pip install 'hetpipe[tls]', or say --insecure where nobody else "
+            "is on this machine"
+        ) from error
+    init_authority(folder)
+    for peer in (*peers, OPERATOR):
+        issue_certificate(folder, peer, days=PROCESS_DAYS)
+
+
+def _write_store(state: Path) -> None:
+    from hetpipe.coordinator.redis_acl import acl_lines
+
+    password = secrets.token_urlsafe(32)
+    contents = {
+        state / STORE_PASSWORD / PASSWORD_FILE: password,
+        state / STORE_USERS / USERS_FILE: "\n".join(acl_lines(STORE_USER, password)) + "\n",
+    }
+    for path, content in contents.items():
+        path.parent.mkdir()
+        path.touch(mode=0o600)
+        path.write_text(content, encoding="utf-8")

@@ -1,0 +1,383 @@
+"""Which containers one machine runs, in starting order, and what each is given. Pure.
+
+The same description is carried out by `deploy.engine` and written down by `deploy.compose`. Folders of the machine keep
+their paths inside the containers, so that a run's folder has one name everywhere: for whoever hands the job in, for the
+processes that write into it, and for `hetpipe check` afterwards.
+
+Jobs live in the coordinator's memory by default. With Redis they outlive the coordinator's process; on one machine that
+buys little, since a run goes on from its checkpoint on disk anyway, so Redis is there for who asks for it, and keeps
+nothing on disk either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from hetpipe.certs.files import process_folder
+from hetpipe.deploy.groups import AgentGroup
+from hetpipe.errors import UserError
+from hetpipe.spec import identity
+from hetpipe.spec.identity import NamedPeer
+
+#: What every service listens on; each has a container, and so all ports, of its own.
+GRPC_PORT = 7400
+HEALTH_PORT = 7401
+REDIS_PORT = 6379
+
+#: Where a container finds its own certificates, Redis its users, and the coordinator the password of its own.
+TLS_FOLDER = "/etc/hetpipe/tls"
+STORE_FOLDER = "/etc/hetpipe/store"
+
+#: Folders of secrets below the state folder, each mounted by those only who need it, and the files of the last two.
+CERTIFICATES = "certs"
+STORE_USERS, USERS_FILE = "store-users", "users.acl"
+STORE_PASSWORD, PASSWORD_FILE = "store-password", "password"
+
+#: The coordinator's name in Redis.
+STORE_USER = "hetpipe"
+
+REDIS_IMAGE = "redis:7.4-alpine"
+
+#: Who hands jobs in, from this machine or from a container.
+OPERATOR = NamedPeer(identity.Role.OPERATOR, "submit")
+
+#: From SIGTERM to SIGKILL: longer than a stage or a shard takes to write its part of a checkpoint.
+STOP_SECONDS = 60
+
+#: Stages of one container exchange tensors through it, and so do data loaders of the user's code.
+SHM_BYTES = 1 << 30
+
+#: Processes and threads in one container at most: far beyond what stages start, far below what hurts the machine.
+MOST_PROCESSES = 4096
+
+_MIB = 1 << 20
+_TMP_BYTES = 1024 * _MIB
+
+#: Folders of an image. Who shows them to containers hides the image's own files.
+_SYSTEM_FOLDERS = frozenset(
+    f"/{name}"
+    for name in ("", "bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
+)
+
+
+class Role(StrEnum):
+    """What a container is for."""
+
+    STORE = "store"
+    COORDINATOR = "coordinator"
+    PARAMETER_SERVER = "parameter-server"
+    AGENT = "agent"
+    SUBMIT = "submit"
+    """Hands the job in and ends; only in files, for people who do it on the machine itself otherwise."""
+
+
+class Store(StrEnum):
+    """Where the coordinator keeps jobs."""
+
+    MEMORY = "memory"
+    REDIS = "redis"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of the machine in a container."""
+
+    source: str
+    """Absolute path on the machine."""
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the engine looks whether a container works."""
+
+    command: tuple[str, ...]
+    interval_seconds: int = 30
+    """Each look is a process of its own that takes half a second of a CPU, so it is not often."""
+    timeout_seconds: int = 20
+    retries: int = 5
+    start_seconds: int = 60
+    """Failures this long after the start do not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container."""
+
+    role: Role
+    name: str
+    """Also its name on the project's network."""
+    image: str
+    command: tuple[str, ...]
+    ready: str
+    """What its output says when it is ready, and not before; empty for one that just runs to its end."""
+    user: str
+    """`UID:GID`, numbers."""
+    health: Health | None = None
+    mounts: tuple[Mount, ...] = ()
+    scratch: tuple[tuple[str, int], ...] = (("/tmp", _TMP_BYTES),)  # noqa: S108 - a memory-backed folder of its own
+    """Memory-backed folders and their sizes in bytes; nothing else can be written but writable mounts."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that it sees."""
+    environment: tuple[tuple[str, str], ...] = ()
+    depends_on: tuple[str, ...] = ()
+    """Names of containers that must be ready before it starts."""
+    published: int | None = None
+    """Port of the machine's loopback interface that leads to `GRPC_PORT`."""
+    working_dir: str = ""
+    shm_bytes: int = 64 * _MIB
+    peer: NamedPeer | None = None
+    """Whom its certificate names; None: it needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Everything that one project runs."""
+
+    project: str
+    containers: tuple[Container, ...]
+    """In starting order."""
+
+    @property
+    def coordinator(self) -> Container:
+        """The coordinator's container."""
+        return next(container for container in self.containers if container.role is Role.COORDINATOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Folders of the machine, as absolute paths."""
+
+    code: str
+    """Where user code is imported from; stages see it and cannot change it."""
+    runs: str
+    """Where runs are written."""
+    state: str
+    """For certificates and other secrets; of this deployment alone."""
+    more: tuple[str, ...] = ()
+    """More that user code reads: data, for example."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What to describe."""
+
+    project: str
+    image: str
+    user: str
+    """`UID:GID`, numbers."""
+    agents: tuple[AgentGroup, ...]
+    """In the order in which they are to register."""
+    num_shards: int
+    folders: Folders
+    modules: tuple[str, ...] = ("*",)
+    """Patterns of the modules that stages may import user code from."""
+    tls: bool = True
+    """Whether the processes prove themselves to each other."""
+    store: Store = Store.MEMORY
+    store_image: str = REDIS_IMAGE
+    port: int = GRPC_PORT
+    """Of the machine's loopback interface, for the coordinator."""
+
+
+def deployment_of(wishes: Wishes) -> Deployment:
+    """The containers for `wishes`.
+
+    Raises:
+        UserError: a folder cannot be shown to containers as it is.
+    """
+    _check_folders(wishes.folders)
+    store = (_redis(wishes),) if wishes.store is Store.REDIS else ()
+    coordinator = _coordinator(wishes)
+    shards = tuple(_parameter_server(wishes, index) for index in range(wishes.num_shards))
+    agents = tuple(_agents(wishes))
+    return Deployment(wishes.project, (*store, coordinator, *shards, *agents))
+
+
+def submission_of(wishes: Wishes, deployment: Deployment, job: str) -> Container:
+    """The container that hands the file `job`, a path below the code, in and follows it."""
+    command = ("hetpipe", "submit", job, "--coordinator", f"{Role.COORDINATOR}:{GRPC_PORT}")
+    return Container(
+        role=Role.SUBMIT,
+        name=Role.SUBMIT,
+        image=wishes.image,
+        command=(*command, *(("--tls", TLS_FOLDER) if wishes.tls else ())),
+        ready="",
+        user=wishes.user,
+        mounts=(*_code(wishes.folders), _runs(wishes.folders), *_certificates(wishes, OPERATOR)),
+        environment=_ENVIRONMENT,
+        depends_on=tuple(c.name for c in deployment.containers if c.role in (Role.PARAMETER_SERVER, Role.AGENT)),
+        working_dir=wishes.folders.code,
+        peer=OPERATOR if wishes.tls else None,
+    )
+
+
+#: What every service's environment has, in a container or not: one thread for linear algebra, so that processes share
+#: the CPUs evenly; and no current folder on the module search path, so that a user's `random.py` does not stand in for
+#: Python's.
+SERVICE_ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+
+#: In containers, besides: nothing is written beside code, which is read-only, or into a home that is not there.
+_ENVIRONMENT = (
+    *SERVICE_ENVIRONMENT.items(),
+    ("PYTHONDONTWRITEBYTECODE", "1"),
+    ("HOME", "/tmp"),  # noqa: S108
+    ("XDG_CACHE_HOME", "/tmp/cache"),  # noqa: S108
+)
+
+#: A service's line on standard output when it is ready.
+_SERVICE_READY = '"role": "'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Service:
+    """What tells one service from the others."""
+
+    peer: NamedPeer
+    module: str
+    name: str
+    options: tuple[str, ...]
+    mounts: tuple[Mount, ...]
+    depends_on: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    published: int | None = None
+    shm_bytes: int = 64 * _MIB
+    environment: tuple[tuple[str, str], ...] = field(default=())
+
+
+def _service(wishes: Wishes, service: _Service) -> Container:
+    security = ("--tls", TLS_FOLDER) if wishes.tls else ("--insecure",)
+    command = ("python", "-m", f"services.{service.module}", *service.options, *security)
+    return Container(
+        role=Role(service.peer.role),
+        name=service.name,
+        image=wishes.image,
+        command=(*command, "--health-port", str(HEALTH_PORT)),
+        ready=_SERVICE_READY,
+        user=wishes.user,
+        health=Health(("hetpipe", "health", f"127.0.0.1:{HEALTH_PORT}")),
+        mounts=(*service.mounts, *_certificates(wishes, service.peer)),
+        gpus=service.gpus,
+        environment=(*_ENVIRONMENT, *service.environment),
+        depends_on=service.depends_on,
+        published=service.published,
+        shm_bytes=service.shm_bytes,
+        peer=service.peer if wishes.tls else None,
+    )
+
+
+def _redis(wishes: Wishes) -> Container:
+    users = Mount(f"{wishes.folders.state}/{STORE_USERS}", STORE_FOLDER)
+    keeps_nothing = ("--save", "", "--appendonly", "no", "--dir", "/tmp")  # noqa: S108 - its own
+    return Container(
+        role=Role.STORE,
+        name=Role.STORE,
+        image=wishes.store_image,
+        command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *keeps_nothing),
+        ready="Ready to accept connections",
+        user=wishes.user,
+        # Nobody without a name may say anything, and is told so by a server that works.
+        health=Health(("sh", "-c", "redis-cli ping | grep -qE 'PONG|NOAUTH'")),
+        mounts=(users,),
+    )
+
+
+def _coordinator(wishes: Wishes) -> Container:
+    store: tuple[str, ...] = ("--store", Store.MEMORY)
+    mounts: tuple[Mount, ...] = (_runs(wishes.folders),)
+    if wishes.store is Store.REDIS:
+        url = f"redis://{STORE_USER}@{Role.STORE}:{REDIS_PORT}/0"
+        store = ("--store", url, "--store-password-file", f"{STORE_FOLDER}/{PASSWORD_FILE}")
+        mounts = (*mounts, Mount(f"{wishes.folders.state}/{STORE_PASSWORD}", STORE_FOLDER))
+    return _service(
+        wishes,
+        _Service(
+            peer=NamedPeer(identity.Role.COORDINATOR, identity.Role.COORDINATOR),
+            module="coordinator",
+            name=Role.COORDINATOR,
+            options=(*_listening(Role.COORDINATOR), *store),
+            mounts=mounts,
+            depends_on=(Role.STORE,) if wishes.store is Store.REDIS else (),
+            published=wishes.port,
+        ),
+    )
+
+
+def _parameter_server(wishes: Wishes, index: int) -> Container:
+    name = f"{Role.PARAMETER_SERVER}-{index}"
+    return _service(
+        wishes,
+        _Service(
+            peer=NamedPeer(identity.Role.PARAMETER_SERVER, str(index)),
+            module="parameter_server",
+            name=name,
+            options=(*_listening(name), *_TO_COORDINATOR, "--index", str(index)),
+            mounts=(_runs(wishes.folders),),
+            depends_on=(Role.COORDINATOR,),
+        ),
+    )
+
+
+def _agents(wishes: Wishes) -> Iterator[Container]:
+    """The agents, each after the one before: the coordinator deals devices in the order in which agents register."""
+    before: str = Role.COORDINATOR
+    for index, group in enumerate(wishes.agents):
+        name = f"{Role.AGENT}-{index}"
+        gpus = tuple(device.gpu for device in group.devices if device.gpu)
+        offered = () if gpus else ("--cpu-devices", str(len(group.devices)))
+        allowed = tuple(part for pattern in wishes.modules for part in ("--allow-modules", pattern))
+        yield _service(
+            wishes,
+            _Service(
+                peer=NamedPeer(identity.Role.AGENT, group.node),
+                module="agent",
+                name=name,
+                options=(*_TO_COORDINATOR, "--node", group.node, "--host", name, *offered, *allowed),
+                mounts=(*_code(wishes.folders), _runs(wishes.folders)),
+                depends_on=(before,),
+                gpus=gpus,
+                shm_bytes=SHM_BYTES,
+                # The order of the stages, whatever order the engine and CUDA count the GPUs in.
+                environment=(("CUDA_VISIBLE_DEVICES", ",".join(gpus)),) if gpus else (),
+            ),
+        )
+        before = name
+
+
+_TO_COORDINATOR = ("--coordinator", f"{Role.COORDINATOR}:{GRPC_PORT}")
+
+
+def _listening(name: str) -> tuple[str, ...]:
+    return ("--host", "0.0.0.0", "--port", str(GRPC_PORT), "--advertise", name)  # noqa: S104 - of a private network
+
+
+def _code(folders: Folders) -> tuple[Mount, ...]:
+    return tuple(Mount(path, path) for path in dict.fromkeys((folders.code, *folders.more)))
+
+
+def _runs(folders: Folders) -> Mount:
+    return Mount(folders.runs, folders.runs, read_only=False)
+
+
+def _certificates(wishes: Wishes, peer: NamedPeer) -> tuple[Mount, ...]:
+    own = process_folder(PurePosixPath(wishes.folders.state) / CERTIFICATES, peer)
+    return (Mount(str(own), TLS_FOLDER),) if wishes.tls else ()
+
+
+def _check_folders(folders: Folders) -> None:
+    shown = (folders.code, folders.runs, *folders.more)
+    for path in shown:
+        if path in _SYSTEM_FOLDERS:
+            raise UserError(
+                f"containers are shown {path} under this very name, which would hide their own files; call this in a "
+                "folder of your own, and keep runs and data in folders of their own"
+            )
+        if PurePosixPath(folders.state).is_relative_to(path):
+            raise UserError(
+                f"containers are shown {path}, and everybody's private keys are below it, in {folders.state}; call "
+                "this in a folder of the job's own, or set XDG_STATE_HOME to a folder elsewhere"
+            )

@@ -1,0 +1,120 @@
+"""`hetpipe render compose` and `hetpipe render k8s`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from hetpipe.cli.app import app
+from hetpipe.spec.document import write_document
+from hetpipe.spec.job import load_job
+from tests.cli.fakes import FakeCoordinator, shell_with, small_job
+from tests.deploy.deployments import plan, stage
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = tmp_path / "job"
+    current.mkdir()
+    monkeypatch.chdir(current)
+    write_job()
+
+
+def write_job(**changes: object) -> None:
+    job = small_job().model_dump(mode="json", exclude_none=True)
+    Path("job.yaml").write_text(yaml.safe_dump({**job, "model": "mine.model:build", **changes}))
+
+
+def render(*arguments: str) -> Result:
+    shell = shell_with(FakeCoordinator(), Path.cwd())
+    shell = replace(shell, environment={"XDG_STATE_HOME": str(Path.cwd().parent / "state")})
+    return CliRunner().invoke(app, ["render", *arguments], obj=shell)
+
+
+def test_a_compose_file_and_the_certificates_it_shows() -> None:
+    result = render("compose", "job.yaml", "--cpu-devices", "2", "--port", "7777")
+    assert result.exit_code == 0, result.output
+    services = yaml.safe_load(Path("compose.yaml").read_text())["services"]
+    assert list(services) == ["coordinator", "parameter-server-0", "agent-0", "agent-1", "submit"]
+    assert services["submit"]["command"][:2] == ["submit", "job.yaml"]
+    for service in services.values():
+        for volume in service["volumes"]:
+            assert Path(volume["source"]).is_dir()
+    assert "docker compose -f compose.yaml up --detach" in result.stdout
+    assert "--coordinator 127.0.0.1:7777 --tls" in result.stdout
+
+
+def test_nothing_is_overwritten() -> None:
+    Path("compose.yaml").write_text("mine")
+    result = render("compose", "job.yaml", "--cpu-devices", "2")
+    assert result.exit_code == 2
+    assert "compose.yaml is there already" in result.stderr
+    assert Path("compose.yaml").read_text() == "mine"
+
+
+def test_a_job_that_was_changed_is_written_beside() -> None:
+    write_job(workers={"stages": "auto"})
+    write_document(plan([stage("x/0", "cpu", 0, 2)], [stage("x/1", "cpu", 0, 2)]), Path("p.json"))
+    result = render("compose", "job.yaml", "--cpu-devices", "2", "--plan", "p.json", "--out", "c.yaml", "--json")
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["files"]) == 2
+    command = yaml.safe_load(Path("c.yaml").read_text())["services"]["submit"]["command"]
+    assert command[1] == "c.job.yaml"
+    assert load_job(Path("c.job.yaml")).workers.stages == ((2,), (2,))
+
+
+def test_services_alone() -> None:
+    assert render("compose", "--cpu-devices", "1", "--insecure").exit_code == 0
+    services = yaml.safe_load(Path("compose.yaml").read_text())["services"]
+    assert list(services) == ["coordinator", "parameter-server-0", "agent-0"]
+
+
+def manifests() -> None:
+    Path("k8s/base").mkdir(parents=True)
+
+
+def test_an_overlay_takes_the_modules_of_the_job_along() -> None:
+    manifests()
+    Path("mine").mkdir()
+    for name in ("__init__", "model", "other"):
+        Path(f"mine/{name}.py").write_text(f"# {name}\n")
+    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over/lay", "--code", "mine/other.py")
+    assert result.exit_code == 0, result.output
+    assert Path("over/lay/job/mine/model.py").read_text() == "# model\n"
+    assert {path.name for path in Path("over/lay/job/mine").iterdir()} == {"__init__.py", "model.py", "other.py"}
+    whole = yaml.safe_load(Path("over/lay/kustomization.yaml").read_text())
+    assert whole["resources"][0] == "../../k8s/base"
+    assert "--allow-modules=mine.model" in str(whole["patches"])
+    for line in ("certs issue certs agent cpu-0", "certs issue certs parameter-server 0", "kubectl apply -k over/lay"):
+        assert line in result.stdout
+    assert "is not empty" in render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over/lay").stderr
+
+
+def test_an_overlay_without_tls_needs_no_certificates() -> None:
+    manifests()
+    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over", "--insecure", "--json")
+    assert result.exit_code == 0, result.output
+    assert "certs" not in result.stderr
+    assert json.loads(result.stdout)["files"] == ["cpu/kustomization.yaml", "job/job.yaml", "kustomization.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--agents", "cpu=1x2", "--k8s", "none"), "there are no manifests in none"),
+        (("--agents", "cpu=1x2", "--code", "/etc/hostname"), "is not below"),
+        (("--agents", "cpu"), "is not PRODUCT=NODESxDEVICES"),
+        (("--agents", "cpu=1x1"), "needs 2 devices"),
+    ],
+)
+def test_what_cannot_be_rendered(arguments: tuple[str, ...], sentence: str) -> None:
+    manifests()
+    result = render("k8s", "job.yaml", "--out", "over", *arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert not Path("over").exists()

@@ -1,0 +1,188 @@
+"""`hetpipe top`: asked again and again, on a terminal, in a pipe, as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hetpipe.cli.app import app
+from hetpipe.cli.looking import Which
+from hetpipe.cli.outcome import ExitStatus, Output
+from hetpipe.cli.run_folder import RunFolder, RunRecord
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.top import REFRESH_SECONDS, Picture, top
+from hetpipe.errors import PeerUnreachable
+from hetpipe.spec.events import JobState, JobStatus
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import Member
+from hetpipe.spec.wire import plain
+from hetpipe.testing.fake_clock import FakeClock
+from tests.cli.fakes import JOB_ID, MEMBERS, FakeCoordinator, running_status, shell_with, table
+
+ADDRESS = "127.0.0.1:7300"
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def running(run_dir: str = "", *clocks: int) -> JobStatus:
+    picture = table(*(clocks or (4, 3)))
+    rows = tuple(replace(row, memory_bytes=(row.vw + 1) << 20) for row in picture.rows)
+    return replace(running_status(run_dir), progress=replace(picture, rows=rows))
+
+
+class Changing(FakeCoordinator):
+    """A coordinator whose job goes on with every look; after the last one, `then` happens."""
+
+    def __init__(self, statuses: list[JobStatus], then: Exception | type[BaseException]) -> None:
+        super().__init__()
+        self.statuses = iter(statuses)
+        self.then = then
+        self.asked_for: list[JobId | None] = []
+
+    def status(self, job_id: JobId | None = None) -> JobStatus:
+        self.asked_for.append(job_id)
+        found = next(self.statuses, None)
+        if found is None:
+            raise self.then
+        return found
+
+
+def invoke(coordinator: FakeCoordinator, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["top", *arguments], obj=shell_with(coordinator, Path.cwd()))
+
+
+def test_a_picture_for_people() -> None:
+    result = invoke(FakeCoordinator(status=running(str(Path.cwd() / "runs" / "a"))), "--coordinator", ADDRESS, "--once")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "small: running (runs/a)",
+        "epoch 2, 60 of 240 samples (25.0 %), 300 samples/s, ETA 6.0 s",
+        "published clock 3, next barrier at 9 (epoch), epoch 2, largest distance so far 2, 80 samples",
+        "stages: 1 ready, 1 starting",
+        "",
+        "worker  stages: layers on device  clock  ahead (D = 1)  samples/s    loss  waiting  memory",
+        "     0  0 on n0/0, 1-4 on n0/1        4  1 of 2               150  1.2500  12.5 %   1 MiB",
+        "     1  0 on n0/2, 1-4 on n0/3        3  0 of 2               150  1.2500  12.5 %   2 MiB",
+        "",
+        "member            id                  address          pid  devices  lease",
+        "agent             n0                  n0.example        13  2 cpu    4.2 s",
+        "parameter server  parameter-server-0  n0.example:7500   12  -        3.5 s",
+    ]
+
+
+def test_a_cluster_without_a_job_and_a_job_that_failed() -> None:
+    result = invoke(FakeCoordinator(), "--coordinator", ADDRESS, "--once")
+    assert result.stdout.splitlines()[:3] == ["cluster: no job", "", result.stdout.splitlines()[2]]
+    failed = replace(running(), state=JobState.FAILED, failure="stage 0 was killed", progress=None)
+    lines = Picture(failed, ()).lines(Path.cwd())
+    assert lines[:2] == ["small: failed", "stage 0 was killed"]
+    assert Picture(failed, ()).has_ended
+
+
+def test_json_is_one_object_per_look() -> None:
+    coordinator = Changing([running("", 1, 1), running("", 2, 1)], KeyboardInterrupt)
+    result = invoke(coordinator, "--coordinator", ADDRESS, "--json")
+    assert result.exit_code == 0, "Ctrl-C is the usual way to leave"
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert [row["clock"] for row in first["progress"]["rows"]] == [1, 1]
+    assert [row["clock"] for row in second["progress"]["rows"]] == [2, 1]
+    assert (second["state"], second["job_id"]) == ("running", JOB_ID)
+    assert second["members"] == [plain(Member, member) for member in MEMBERS]
+
+
+def test_in_a_pipe_pictures_follow_each_other_each_second() -> None:
+    output = Output(people=io.StringIO(), complaints=io.StringIO(), machine=None)
+    coordinator = Changing([running("", 1, 1), running("", 2, 1)], KeyboardInterrupt)
+    shell = shell_with(coordinator, Path.cwd())
+    assert top(Which(coordinator=ADDRESS), output, shell, once=False) is ExitStatus.OK
+    assert isinstance(output.people, io.StringIO)
+    shown = output.people.getvalue()
+    assert [line for line in shown.splitlines() if line.startswith(("small", "epoch"))] == [
+        "small: running",
+        "epoch 2, 60 of 240 samples (25.0 %), 300 samples/s, ETA 6.0 s",
+    ] * 2
+    assert "\n\nsmall: running\n" in shown
+    assert shell.clock.monotonic() == 2 * REFRESH_SECONDS
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_newest_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    output = Output(people=stream, complaints=io.StringIO(), machine=None)
+    coordinator = Changing([running("", 1, 1), running("", 7, 6)], KeyboardInterrupt)
+    top(Which(coordinator=ADDRESS), output, shell_with(coordinator, Path.cwd()), once=False)
+    shown = stream.getvalue()
+    assert "\x1b[" in shown, "it is drawn again in place"
+    assert "worker  stages: layers on device  clock" in shown
+    assert "…" in shown, "long lines are cut"
+    assert shown.endswith("\x1b[?25h"), "the cursor is there again"
+
+
+def folder_of_a_run() -> RunFolder:
+    folder = RunFolder.create(Path("run"), name="small", clock=FakeClock())
+    folder.write_record(
+        RunRecord(
+            run_dir=str(folder.path), name="small", host="here", started_wall=1.0, job_id=JOB_ID, coordinator=ADDRESS
+        )
+    )
+    return folder
+
+
+def shell_for(coordinator: Changing, on_sleep: Callable[[], None] = lambda: None) -> Shell:
+    class Sleeping(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            on_sleep()
+            super().sleep(seconds)
+
+    return replace(shell_with(coordinator, Path.cwd()), clock=Sleeping(auto_advance=True))
+
+
+def test_a_run_is_watched_to_its_end() -> None:
+    folder = folder_of_a_run()
+    ended = replace(running(), state=JobState.FINISHED)
+    result = invoke(coordinator := Changing([running(), ended], KeyboardInterrupt), str(folder.path), "--json")
+    assert [json.loads(line)["state"] for line in result.stdout.splitlines()] == ["running", "finished"]
+    assert coordinator.asked_for == [JOB_ID, JOB_ID]
+
+
+def test_a_local_coordinator_ends_with_its_run() -> None:
+    folder = folder_of_a_run()
+    output = Output(people=io.StringIO(), complaints=io.StringIO(), machine=None)
+    coordinator = Changing([running()], PeerUnreachable("gone"))
+    shell = shell_for(coordinator, lambda: folder.write_result("finished", {}))
+    assert top(Which(run_dir=folder.path), output, shell, once=False) is ExitStatus.OK
+
+    result = invoke(Changing([], PeerUnreachable("gone")), str(folder.path))
+    assert (result.exit_code, result.stderr) == (
+        2, "error: the run in run has ended (finished); look at it with: hetpipe status run\n",
+    )  # fmt: skip
+
+
+def test_a_coordinator_that_is_away_is_one_sentence() -> None:
+    folder = folder_of_a_run()
+    result = invoke(Changing([running()], PeerUnreachable("the coordinator cannot be reached")), str(folder.path))
+    assert (result.exit_code, result.stderr) == (1, "error: the coordinator cannot be reached\n")
+
+
+def test_a_run_whose_services_are_coming_up() -> None:
+    folder = folder_of_a_run()
+    folder.write_record(replace(folder.read_record(), job_id=""))
+    result = invoke(FakeCoordinator(), str(folder.path))
+    assert (result.exit_code, result.stderr) == (
+        2, "error: the run in run has no job yet; its services are coming up\n",
+    )  # fmt: skip

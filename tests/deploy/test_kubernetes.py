@@ -1,0 +1,492 @@
+"""k8s/ without a cluster: it renders, the API server's schemas take it, and it keeps the rules that are promised."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from kubernetes_validate import utils as schemas
+
+from hetpipe.cli.app import app
+from hetpipe.deploy import kubernetes_secrets, network_check
+from hetpipe.spec.catalogue import type_of_device_name
+from hetpipe.spec.job import Job, load_job
+from tests.deploy.rendered import K8S, OVERLAYS, Manifest, Workload, expanded, matches, of_kind, render, why_no_kubectl
+from tests.deploy.rendered import workloads as workloads_in
+
+NO_KUBECTL = why_no_kubectl()
+pytestmark = pytest.mark.skipif(
+    bool(NO_KUBECTL), reason=f"NOT TESTED: k8s/, because {NO_KUBECTL}; install 1.21 or newer"
+)
+
+NAMESPACE = "hetpipe"
+WITH_MONITORING = "multi-node-heterogeneous, monitoring"
+SERVICES = {"coordinator", "parameter-server", "agent"}
+
+#: Oldest cluster that the manifests are for (labels with the index of a pod), and the newest that is known here.
+VERSIONS = ("1.29", schemas.latest_version())
+
+#: Kinds of the cluster itself, and those whose schemas come with an operator.
+CLUSTER_WIDE = {"Namespace"}
+CUSTOM = {"JobSet", "PodMonitor", "PrometheusRule"}
+
+#: Who may connect to whom. docs/kubernetes.md has the same table.
+EDGES = {
+    ("agent", "agent", "7500-7531"),
+    ("agent", "coordinator", "7400"),
+    ("agent", "parameter-server", "7410"),
+    ("coordinator", "parameter-server", "7410"),
+    ("coordinator", "redis", "6379"),
+    ("operator", "coordinator", "7400"),
+    ("parameter-server", "coordinator", "7400"),
+    ("parameter-server", "parameter-server", "7410"),
+}
+
+Manifests = tuple[Manifest, ...]
+
+
+@functools.cache
+def schema(filename: str, version: str) -> Any:
+    return _SCHEMA_CONTENTS(filename, version)
+
+
+_SCHEMA_CONTENTS = schemas.schema_contents
+
+
+@pytest.fixture(scope="module", params=[*OVERLAYS, WITH_MONITORING])
+def overlay(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def manifests(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
+    if overlay != WITH_MONITORING:
+        return render(K8S / "overlays" / overlay)
+    if not (K8S / "components" / "monitoring").is_dir():
+        pytest.skip("the component is not there yet")
+    folder = tmp_path_factory.mktemp("monitoring")
+    base, component = (
+        os.path.relpath(K8S / path, folder) for path in ("overlays/multi-node-heterogeneous", "components/monitoring")
+    )
+    kustomization = {"namespace": NAMESPACE, "resources": [base], "components": [component]}
+    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
+    return render(folder)
+
+
+@pytest.fixture(scope="module")
+def workloads(manifests: Manifests) -> tuple[Workload, ...]:
+    return tuple(workloads_in(manifests))
+
+
+def by_component(workloads: tuple[Workload, ...], component: str) -> list[Workload]:
+    return [workload for workload in workloads if workload.component == component]
+
+
+def boxes(workloads: tuple[Workload, ...]) -> Iterator[tuple[str, Workload, Manifest]]:
+    for workload in workloads:
+        for container in workload.containers:
+            yield f"{workload.name}/{container['name']}", workload, container
+
+
+def config(manifests: Manifests, name: str) -> Mapping[str, str]:
+    (found,) = [entry for entry in of_kind(manifests, "ConfigMap") if entry["metadata"]["name"] == name]
+    data: Mapping[str, str] = found["data"]
+    return data
+
+
+class TestWhatTheServerTakes:
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_schemas(self, manifests: Manifests, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(schemas, "schema_contents", schema)
+        for manifest in manifests:
+            if manifest["kind"] not in CUSTOM:
+                schemas.validate(dict(manifest), version, strict=True)
+
+    def test_the_jobs_of_a_job_set(self, manifests: Manifests, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(schemas, "schema_contents", schema)
+        for job_set in of_kind(manifests, "JobSet"):
+            assert job_set["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+            assert set(job_set["spec"]) <= {
+                "failurePolicy",
+                "network",
+                "replicatedJobs",
+                "startupPolicy",
+                "successPolicy",
+            }
+            for job in job_set["spec"]["replicatedJobs"]:
+                assert set(job) == {"name", "replicas", "template"}
+                assert set(job["template"]) <= {"metadata", "spec"}
+                alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
+                schemas.validate(alone, VERSIONS[0], strict=True)
+
+    def test_names_are_unique_and_in_one_namespace(self, manifests: Manifests) -> None:
+        names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
+        assert len(set(names)) == len(names)
+        for manifest in manifests:
+            wanted = None if manifest["kind"] in CLUSTER_WIDE else NAMESPACE
+            assert manifest["metadata"].get("namespace") == wanted, manifest["metadata"]["name"]
+
+    def test_the_namespace_takes_only_restricted_pods(self, manifests: Manifests) -> None:
+        (namespace,) = of_kind(manifests, "Namespace")
+        assert namespace["metadata"]["name"] == NAMESPACE
+        assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+class TestPods:
+    def test_no_rights(self, workloads: tuple[Workload, ...]) -> None:
+        for workload in workloads:
+            pod = workload.pod
+            assert pod["automountServiceAccountToken"] is False, workload.name
+            assert pod["enableServiceLinks"] is False, workload.name
+            assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(pod), workload.name
+            context = pod["securityContext"]
+            assert context["runAsNonRoot"] is True, workload.name
+            assert context["runAsUser"] > 0, workload.name
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, workload.name
+            kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+            assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}, workload.name
+
+    def test_containers_keep_no_rights_either(self, workloads: tuple[Workload, ...]) -> None:
+        for name, _, container in boxes(workloads):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
+
+    def test_what_they_ask_for_is_what_they_get(self, workloads: tuple[Workload, ...]) -> None:
+        for name, _, container in boxes(workloads):
+            resources = container["resources"]
+            assert resources["requests"] == resources["limits"], name
+            assert {"cpu", "memory"} <= set(resources["limits"]), name
+
+    def test_images_have_a_fixed_version(self, workloads: tuple[Workload, ...]) -> None:
+        for name, _, container in boxes(workloads):
+            image, _, tag = container["image"].rpartition(":")
+            assert image, f"{name} has no tag"
+            assert tag != "latest", name
+            assert re.match(r"\d", tag), name
+
+    def test_secrets_are_files_of_their_owner(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        assert not of_kind(manifests, "Secret")
+        for name, workload, container in boxes(workloads):
+            assert "envFrom" not in container, name
+            for entry in container.get("env", ()):
+                assert not {"secretKeyRef", "configMapKeyRef"} & set(entry.get("valueFrom", {})), name
+                assert not re.search("PASSWORD|TOKEN|SECRET|KEY", entry["name"]), name
+            volumes = {volume["name"]: volume for volume in workload.pod["volumes"] if "secret" in volume}
+            assert all(volume["secret"]["defaultMode"] == 0o400 for volume in volumes.values()), name
+            mounts = [mount for mount in container["volumeMounts"] if mount["name"] in volumes]
+            assert all(mount["readOnly"] for mount in mounts), name
+
+    def test_what_is_mounted_exists(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        claims = {claim["metadata"]["name"] for claim in of_kind(manifests, "PersistentVolumeClaim")}
+        configs = {found["metadata"]["name"] for found in of_kind(manifests, "ConfigMap")}
+        for name, workload, container in boxes(workloads):
+            volumes = {volume["name"]: volume for volume in workload.pod["volumes"]}
+            templates = {claim["metadata"]["name"] for claim in workload.spec.get("volumeClaimTemplates", ())}
+            assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes) | templates, name
+            for volume in volumes.values():
+                assert volume.get("persistentVolumeClaim", {}).get("claimName", "runs") in claims, name
+                assert volume.get("configMap", {}).get("name", "job") in configs, name
+
+    def test_a_volume_of_one_node_keeps_its_pods_together(
+        self, manifests: Manifests, workloads: tuple[Workload, ...]
+    ) -> None:
+        (claim,) = of_kind(manifests, "PersistentVolumeClaim")
+        for workload in workloads:
+            uses = any("persistentVolumeClaim" in volume for volume in workload.pod["volumes"])
+            if uses and claim["spec"]["accessModes"] == ["ReadWriteOnce"]:
+                (term,) = workload.pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+                assert term["topologyKey"] == "kubernetes.io/hostname"
+                assert term["labelSelector"]["matchLabels"] == {"app.kubernetes.io/component": "agent"}
+            elif uses:
+                assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+    def test_scratch_is_bounded_and_shared_memory_is_memory(self, workloads: tuple[Workload, ...]) -> None:
+        for workload in workloads:
+            for volume in workload.pod["volumes"]:
+                assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), workload.name
+        for workload in by_component(workloads, "agent"):
+            (shm,) = [volume for volume in workload.pod["volumes"] if volume["name"] == "shm"]
+            assert shm["emptyDir"]["medium"] == "Memory"
+            assert {"name": "shm", "mountPath": "/dev/shm"} in workload.containers[0]["volumeMounts"]
+
+    def test_ends_have_time_for_a_checkpoint(self, workloads: tuple[Workload, ...]) -> None:
+        for component in ("parameter-server", "agent"):
+            assert all(
+                found.pod["terminationGracePeriodSeconds"] >= 120 for found in by_component(workloads, component)
+            )
+
+    def test_servers_are_probed(self, workloads: tuple[Workload, ...]) -> None:
+        for component in ("coordinator", "parameter-server", "redis"):
+            for workload in by_component(workloads, component):
+                assert {"readinessProbe", "livenessProbe"} <= set(workload.containers[0])
+        for _, workload, container in boxes(workloads):
+            for probe in (container.get("readinessProbe", {}), container.get("livenessProbe", {})):
+                if "grpc" in probe:
+                    assert probe["grpc"]["port"] == workload.ports["health"]
+                if "tcpSocket" in probe:
+                    assert probe["tcpSocket"]["port"] in workload.ports
+
+
+class TestCommands:
+    def test_options_are_those_of_the_programs(
+        self, workloads: tuple[Workload, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        parsed: list[Any] = []
+
+        def keep(_role: str, options: Any, _serve: object) -> int:
+            parsed.append(options)
+            return 0
+
+        monkeypatch.setattr(network_check, "check", lambda *_, **__: True)
+        for name, workload, container in boxes(workloads):
+            if workload.component == "redis":
+                continue
+            program, *arguments = workload.command(container)
+            if program == "hetpipe":
+                command = typer.main.get_command(app).commands[arguments[0]]  # type: ignore[attr-defined]
+                command.make_context(arguments[0], arguments[1:])
+                continue
+            assert (program, arguments[0]) == ("python", "-m"), name
+            module = import_module(arguments[1] + (".__main__" if arguments[1].startswith("services.") else ""))
+            monkeypatch.setattr(module, "run_service", keep, raising=False)
+            assert module.main(arguments[2:]) == 0, name
+            if workload.component in SERVICES:
+                ports = {
+                    name: getattr(parsed[-1], option)
+                    for name, option in _PORT_OPTIONS.items()
+                    if hasattr(parsed[-1], option)
+                }
+                assert {port: number for port, number in workload.ports.items() if port in ports} == ports, name
+
+    def test_addresses_are_of_services_and_may_be_reached(
+        self, manifests: Manifests, workloads: tuple[Workload, ...]
+    ) -> None:
+        ports = {
+            (service["metadata"]["name"], port["port"])
+            for service in of_kind(manifests, "Service")
+            for port in service["spec"]["ports"]
+        }
+        for name, workload, container in boxes(workloads):
+            for word in workload.command(container):
+                found = re.fullmatch(r"(?:--(?:coordinator|allowed)=|--store=redis://\w+@)([\w-]+):(\d+)(?:/0)?", word)
+                if found:
+                    assert (found[1], int(found[2])) in ports, f"{name}: {word}"
+                    assert (workload.component, found[1], found[2]) in EDGES, f"{name}: {word}"
+
+    def test_the_network_check_tries_what_is_forbidden(self, workloads: tuple[Workload, ...]) -> None:
+        (check,) = [workload for workload in workloads if workload.name == "network-check"]
+        words = check.command(check.containers[0])
+        forbidden = [word.removeprefix("--forbidden=") for word in words if word.startswith("--forbidden=")]
+        assert {address.split(":")[0] for address in forbidden} == {
+            "redis",
+            "parameter-server",
+            "kubernetes.default.svc",
+        }
+        assert not {("operator", *address.split(":")) for address in forbidden} & EDGES
+
+
+_PORT_OPTIONS = {
+    "grpc": "port",
+    "health": "health_port",
+    "metrics": "metrics_port",
+    "stage-0": "stage_port",
+}
+
+
+class TestTls:
+    def test_it_is_on_unless_the_name_says_otherwise(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+        for workload in workloads:
+            container = workload.containers[-1]
+            speaks = workload.component in SERVICES or workload.name == "submit"
+            insecure = overlay.endswith("-insecure")
+            assert ("HETPIPE_TLS" in workload.environment(container)) == (speaks and not insecure), workload.name
+            refuses = workload.component in SERVICES and insecure
+            assert ("--insecure" in workload.command(container)) == refuses, workload.name
+
+    def test_every_process_finds_its_own_files_in_the_secrets(
+        self, workloads: tuple[Workload, ...], tmp_path: Path
+    ) -> None:
+        for folder in sorted({name for workload in workloads for name in _identities(workload)}):
+            (tmp_path / folder).mkdir()
+            for file in ("ca.pem", "cert.pem", "key.pem"):
+                (tmp_path / folder / file).write_text(folder)
+        made = kubernetes_secrets.secrets_of(tmp_path, "password")
+        for workload in workloads:
+            secrets = {
+                volume["name"]: made[volume["secret"]["secretName"]]
+                for volume in workload.pod["volumes"]
+                if "secret" in volume
+            }
+            container = workload.containers[-1]
+            for number, identity in enumerate(_identities(workload)):
+                known = workload.environment(container) | _numbered(workload, number)
+                files = dict(_files(container, secrets, known))
+                tls = {path.removeprefix("/run/hetpipe/tls/"): text for path, text in files.items() if "tls" in path}
+                if tls:
+                    assert tls == dict.fromkeys(("ca.pem", "cert.pem", "key.pem"), tls["ca.pem"]) | {
+                        "cert.pem": identity.encode(),
+                        "key.pem": identity.encode(),
+                    }
+
+
+def _identities(workload: Workload) -> list[str]:
+    """The folders of `hetpipe certs` for the pods of a workload, one each."""
+    match workload.component:
+        case "parameter-server":
+            first = workload.spec.get("ordinals", {}).get("start", 0)
+            return [f"parameter-server-{first + index}" for index in range(workload.spec["replicas"])]
+        case "agent":
+            return [f"agent-{workload.labels['hetpipe/agents']}-{i}" for i in range(workload.spec["completions"])]
+        case "coordinator":
+            return ["coordinator"]
+        case "operator":
+            return ["operator-me"]
+    return []
+
+
+def _numbered(workload: Workload, number: int) -> dict[str, str]:
+    """The variables that differ from pod to pod."""
+    if workload.component == "agent":
+        return {"AGENT_NAME": f"{workload.labels['hetpipe/agents']}-{number}"}
+    first = workload.spec.get("ordinals", {}).get("start", 0)
+    return {"SHARD_INDEX": str(first + number)}
+
+
+def _files(
+    container: Manifest, secrets: Mapping[str, Mapping[str, bytes]], known: Mapping[str, str]
+) -> Iterator[tuple[str, bytes]]:
+    """Path → content of the files that a container gets from Secrets."""
+    for mount in container["volumeMounts"]:
+        keys = secrets.get(mount["name"], {})
+        only = mount.get("subPath") or expanded(mount.get("subPathExpr", ""), known)
+        if only and keys:
+            yield mount["mountPath"], keys[only]
+        else:
+            yield from ((f"{mount['mountPath']}/{key}", content) for key, content in keys.items())
+
+
+class TestNetwork:
+    def test_services_and_budgets_find_their_pods(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        for service in of_kind(manifests, "Service"):
+            pods = [found for found in workloads if matches({"matchLabels": service["spec"]["selector"]}, found.labels)]
+            assert pods, service["metadata"]["name"]
+            for port, pod in product(service["spec"]["ports"], pods):
+                assert pod.ports[port["targetPort"]] == port["port"]
+        for budget in of_kind(manifests, "PodDisruptionBudget"):
+            assert any(matches(budget["spec"]["selector"], workload.labels) for workload in workloads)
+        names = {service["metadata"]["name"] for service in of_kind(manifests, "Service")}
+        for workload in workloads:
+            assert matches(workload.spec.get("selector", {}), workload.labels), workload.name
+            assert workload.spec.get("serviceName", "redis") in names, workload.name
+
+    def test_nothing_may_connect_unless_it_is_said(self, manifests: Manifests) -> None:
+        wanted = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+        assert [policy["spec"] for policy in of_kind(manifests, "NetworkPolicy")].count(wanted) == 1
+
+    def test_edges_out_and_in_are_the_same_and_as_promised(
+        self, overlay: str, manifests: Manifests, workloads: tuple[Workload, ...]
+    ) -> None:
+        promised = {edge if edge[:2] != ("agent", "agent") else (*edge[:2], "any") for edge in EDGES}
+        promised = promised if overlay.endswith("-insecure") else EDGES
+        assert set(_edges(manifests, workloads, "egress")) == promised
+        assert set(_edges(manifests, workloads, "ingress")) == promised
+
+    def test_the_documentation_has_the_same_edges(self) -> None:
+        rows = re.findall(
+            r"^\| `([a-z-]+)` \| `([a-z-]+)` \| ([\d-]+) \|$",
+            (K8S.parent / "docs/kubernetes.md").read_text(),
+            re.MULTILINE,
+        )
+        assert rows == sorted(EDGES)
+
+    def test_edges_end_at_ports_that_are_there(self, workloads: tuple[Workload, ...]) -> None:
+        for _, to, ports in EDGES:
+            first = int(ports.split("-")[0])
+            assert all(first in workload.ports.values() for workload in by_component(workloads, to)), (to, ports)
+
+    def test_names_can_be_resolved(self, manifests: Manifests) -> None:
+        (dns,) = [policy for policy in of_kind(manifests, "NetworkPolicy") if policy["metadata"]["name"] == "dns"]
+        assert dns["spec"]["podSelector"] == {}
+        assert dns["spec"]["egress"][0]["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+
+
+def _edges(manifests: Manifests, workloads: tuple[Workload, ...], way: str) -> Iterator[tuple[str, str, str]]:
+    """(from, to, ports) as one side of the policies says; what lies outside of the namespace is left out."""
+    labels = {json.dumps(workload.labels, sort_keys=True): workload for workload in workloads}.values()
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        own = {pod.component for pod in labels if matches(policy["spec"]["podSelector"], pod.labels)}
+        assert own, policy["metadata"]["name"]
+        for rule in policy["spec"].get(way, ()):
+            peers = rule["to" if way == "egress" else "from"]
+            selectors = [peer["podSelector"] for peer in peers if "namespaceSelector" not in peer]
+            others = {pod.component for pod in labels for selector in selectors if matches(selector, pod.labels)}
+            assert others or not selectors, policy["metadata"]["name"]
+            for one, other, port in product(own, others, rule.get("ports", [{"port": "any"}])):
+                last = f"-{port['endPort']}" if "endPort" in port else ""
+                yield (*((one, other) if way == "egress" else (other, one)), f"{port['port']}{last}")
+
+
+class TestJob:
+    def test_there_is_enough_for_it(
+        self, manifests: Manifests, workloads: tuple[Workload, ...], tmp_path: Path
+    ) -> None:
+        job = _job(manifests, tmp_path)
+        shards = by_component(workloads, "parameter-server")
+        indices = [identity.rpartition("-")[2] for shard in shards for identity in _identities(shard)]
+        assert sorted(map(int, indices)) == list(range(job.parameter_servers.count))
+        devices = sum(
+            agents.spec["completions"] * _devices(agents.command(agents.containers[0]), agents.containers[0])
+            for agents in by_component(workloads, "agent")
+        )
+        assert devices == (job.num_devices if job.cluster.file is None else len(job.cluster.file.devices))
+
+    def test_its_code_may_be_imported(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        assert config(manifests, "job")["model.py"] == (K8S.parent / "examples/digits/model.py").read_text()
+        for agents in by_component(workloads, "agent"):
+            assert "--allow-modules=model" in agents.command(agents.containers[0])
+
+    def test_nodes_are_where_the_cluster_file_has_them(
+        self, manifests: Manifests, workloads: tuple[Workload, ...], tmp_path: Path
+    ) -> None:
+        cluster = _job(manifests, tmp_path).cluster.file
+        if cluster is None:
+            return
+        agents = {agents.labels["hetpipe/agents"]: agents for agents in by_component(workloads, "agent")}
+        shards = {shard.spec["ordinals"]["start"]: shard for shard in by_component(workloads, "parameter-server")}
+        for index, node in enumerate(cluster.nodes):
+            group = agents[node.name.removesuffix("-0")]
+            product_name = group.pod["nodeSelector"]["nvidia.com/gpu.product"]
+            assert {type_of_device_name(product_name)} == set(node.devices)
+            assert group.containers[0]["resources"]["limits"]["nvidia.com/gpu"] == len(node.devices)
+            assert shards[index].pod["nodeSelector"] == group.pod["nodeSelector"]
+            assert "podAntiAffinity" in shards[index].pod["affinity"]
+
+    def test_gpus_are_asked_for_by_product(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+        for agents in by_component(workloads, "agent"):
+            product_name = agents.pod.get("nodeSelector", {}).get("nvidia.com/gpu.product")
+            assert (product_name is None) == overlay.startswith("cpu-demo")
+            assert product_name is None or type_of_device_name(product_name) is not None
+
+
+def _job(manifests: Manifests, folder: Path) -> Job:
+    for name, text in config(manifests, "job").items():
+        (folder / name).write_text(text)
+    return load_job(folder / "job.yaml")
+
+
+def _devices(command: list[str], container: Manifest) -> int:
+    asked = [int(word.removeprefix("--cpu-devices=")) for word in command if word.startswith("--cpu-devices=")]
+    return asked[0] if asked else int(container["resources"]["limits"]["nvidia.com/gpu"])

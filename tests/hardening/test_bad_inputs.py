@@ -1,0 +1,116 @@
+"""Over 150 malformed inputs to every service: each gets a typed error, nothing stays behind, the server lives."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2
+
+from hetpipe.rpc import coordinator_methods, shard_methods
+from tests.fuzz.memory import bytes_in_use
+from tests.hardening.bad_inputs import HARMLESS, BadInput, message_cases
+from tests.hardening.live import LiveCoordinator, LiveShard, RawClient
+from tests.polling import wait_until
+
+#: What an error of ours, or a limit of gRPC's, ends a call with. INTERNAL and UNKNOWN are bugs.
+TYPED = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    """A refusal is a line in the log; here they are hundreds."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[LiveShard]:
+    with closing(LiveShard(tmp_path)) as live:
+        yield live
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[LiveCoordinator]:
+    with closing(LiveCoordinator(tmp_path)) as live:
+        yield live
+
+
+def send_all(address: str, cases: Iterable[BadInput], *, again: bool = False) -> tuple[int, list[str]]:
+    """How many were refused, and what should have been and was not; `again`: what was taken before may be taken now."""
+    refused, wrong = 0, []
+    with closing(RawClient(address)) as client:
+        for case in cases:
+            code, details = client.status(case)
+            refused += code in TYPED
+            if code not in TYPED and not (code is grpc.StatusCode.OK and (again or case.is_harmless)):
+                wrong.append(f"{case}: {code.name} {details}")
+    return refused, wrong
+
+
+def judge(address: str, cases: list[BadInput], still_works: Callable[[], None]) -> None:
+    refused, wrong = send_all(address, cases)
+    assert not wrong, "\n".join(wrong)
+    assert refused >= 150
+    before = bytes_in_use()
+    assert send_all(address, cases, again=True)[1] == []
+    # What is on its way, and what gRPC keeps of a connection that has just ended, is freed a little later.
+    wait_until(lambda: bytes_in_use() - before < MIB, timeout_seconds=10.0, what="memory to be what it was")
+    still_works()
+
+
+@pytest.mark.matrix
+def test_the_coordinator(coordinator: LiveCoordinator) -> None:
+    judge(coordinator.address, list(coordinator.cases()), coordinator.still_works)
+
+
+@pytest.mark.matrix
+def test_a_parameter_server(shard: LiveShard) -> None:
+    judge(shard.address, list(shard.control_cases()), shard.still_works)
+
+
+@pytest.mark.matrix
+def test_the_tensors_of_a_parameter_server(shard: LiveShard) -> None:
+    judge(shard.address, list(shard.tensor_cases()), shard.still_works)
+
+
+def test_health(shard: LiveShard) -> None:
+    call = "/grpc.health.v1.Health/Check"
+    cases = [BadInput(call, what, (raw,)) for what, raw in message_cases(health_pb2.HealthCheckRequest(service="x"))]
+    refused, wrong = send_all(shard.address, [case for case in cases if case.what != "service = ''"])
+    assert (refused, wrong) == (len(cases) - 1, [])
+    shard.still_works()
+
+
+def test_every_call_has_cases(shard: LiveShard, coordinator: LiveCoordinator) -> None:
+    calls = {case.call for case in (*shard.control_cases(), *shard.tensor_cases(), *coordinator.cases())}
+    wanted = {f"/{coordinator_methods.SERVICE}/{method.name}" for method in coordinator_methods.METHODS}
+    wanted |= {f"/{shard_methods.SERVICE}/{method.name}" for method in shard_methods.METHODS}
+    raw = (shard_methods.PUSH, shard_methods.PULL, shard_methods.PUSH_BUFFERS, shard_methods.PULL_BUFFERS)
+    wanted |= {f"/{shard_methods.TENSOR_SERVICE}/{name}" for name in raw}
+    assert calls == wanted
+
+
+def test_what_is_harmless_is_still_there(shard: LiveShard, coordinator: LiveCoordinator) -> None:
+    """An exception that no case needs any more is to be taken out."""
+    cases = (*shard.control_cases(), *shard.tensor_cases(), *coordinator.cases())
+    for call, exceptions in HARMLESS.items():
+        for pattern, _ in exceptions:
+            found = (case for case in cases if case.call.endswith(f"/{call}") and re.fullmatch(pattern, case.what))
+            assert next(found, None) is not None, (call, pattern)

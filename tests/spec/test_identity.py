@@ -1,0 +1,89 @@
+"""Identities: one URI each, read back as what was written, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetpipe.errors import UserError
+from hetpipe.spec.identity import NamedPeer, Peer, Role, StagePeer, identity_from_uri, server_name
+from hetpipe.spec.ids import JobId, StageIndex, VirtualWorkerIndex
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
+INDICES = st.integers(0, 999_999_999)
+NAMED = st.builds(NamedPeer, st.sampled_from([role for role in Role if role is not Role.STAGE]), NAMES)
+STAGES = st.builds(StagePeer, NAMES.map(JobId), INDICES.map(VirtualWorkerIndex), INDICES.map(StageIndex))
+
+#: A label of a DNS name, as certificates take them.
+LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
+
+def stage(job: str = "job", vw: int = 0, index: int = 0) -> StagePeer:
+    return StagePeer(JobId(job), VirtualWorkerIndex(vw), StageIndex(index))
+
+
+@settings(max_examples=25, deadline=None)
+@given(NAMED | STAGES)
+def test_a_uri_means_who_wrote_it(peer: Peer) -> None:
+    assert identity_from_uri(peer.uri) == peer
+    assert re.fullmatch(rf"{LABEL}(\.{LABEL})+", peer.server_name)
+
+
+def test_how_identities_look() -> None:
+    agent = NamedPeer(Role.AGENT, "node-a")
+    assert (agent.uri, agent.server_name, str(agent)) == (
+        "spiffe://hetpipe/agent/node-a",
+        "agent.hetpipe",
+        "agent node-a",
+    )
+    one = stage("digits-1", 1, 2)
+    assert one.uri == "spiffe://stages.hetpipe/digits-1/vw/1/stage/2"
+    assert str(one) == "stage 2 of virtual worker 1 of job digits-1"
+    assert one.role is Role.STAGE
+
+
+def test_every_stage_has_a_server_name_of_its_own() -> None:
+    stages = [stage(job, vw, index) for job in ("a", "A", "a-b") for vw in range(2) for index in range(2)]
+    assert len({one.server_name for one in stages}) == len(stages)
+    assert all(one.server_name.endswith(".stages.hetpipe") for one in stages)
+    assert server_name(Role.COORDINATOR) == "coordinator.hetpipe"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-a", ".a", "a b", "ä", "a\n", "x" * 101])
+def test_names_that_no_certificate_holds(name: str) -> None:
+    with pytest.raises(UserError, match="cannot name a process in a certificate; write up to 100 letters"):
+        NamedPeer(Role.AGENT, name)
+
+
+def test_a_stage_is_no_named_process() -> None:
+    with pytest.raises(UserError, match="cannot name a process"):
+        NamedPeer(Role.STAGE, "0")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "hetpipe/agent/a",
+        "spiffe://hetpipe/agent",
+        "spiffe://hetpipe/agent/",
+        "spiffe://hetpipe/agent/a/b",
+        "spiffe://hetpipe/agent/a\n",
+        "spiffe://hetpipe/janitor/a",
+        "spiffe://hetpipe/stage/a",
+        "spiffe://other/agent/a",
+        "SPIFFE://hetpipe/agent/a",
+        "spiffe://stages.hetpipe/agent/a",
+        "spiffe://hetpipe/job/vw/0/stage/0",
+        "spiffe://stagesxhetpipe/job/vw/0/stage/0",
+        "spiffe://stages.hetpipe/job/vw/01/stage/0",
+        "spiffe://stages.hetpipe/job/vw/-1/stage/0",
+        "spiffe://stages.hetpipe/job/vw/٣/stage/0",
+        "spiffe://stages.hetpipe/job/vw/0/stage/1000000000",
+    ],
+)
+def test_what_is_nobodys_uri(uri: str) -> None:
+    assert identity_from_uri(uri) is None
