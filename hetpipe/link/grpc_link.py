@@ -8,7 +8,6 @@ whose process dies at once.
 
 from __future__ import annotations
 
-import atexit
 import threading
 from collections.abc import Callable
 
@@ -24,11 +23,24 @@ from hetpipe.rpc.tls import Tls
 from hetpipe.spec.requests import LinkHello
 from hetpipe.spec.run import LinkTime
 
+#: Links that are not closed.
+_open_links: set[GrpcLink] = set()
+
+
+def _close_open_links() -> None:
+    for link in list(_open_links):
+        link.close()
+
+
+# At the end of the main thread, before the thread pools are waited for, which a link's server may be part of: `atexit`
+# would be too late.
+threading._register_atexit(_close_open_links)  # type: ignore[attr-defined]  # noqa: SLF001 - has no public name
+
 
 class GrpcLink:
     """One end of a link over a stream; see `Link` for the guarantees.
 
-    `close` ends its thread and those of gRPC; a link that is still open when the interpreter exits is closed then.
+    `close` ends its thread and those of gRPC; a link that is still open when the main thread ends is closed then.
     """
 
     def __init__(
@@ -53,8 +65,7 @@ class GrpcLink:
         self._closed = False
         stream.send(self._sender.messages())
         self._receiver.start()
-        # gRPC's threads must not come out of C while the interpreter shuts down.
-        atexit.register(self.close)
+        _open_links.add(self)
 
     @property
     def own(self) -> str:
@@ -102,7 +113,7 @@ class GrpcLink:
             self._sender.stop()
             self._stream.close()
             self._receiver.join(self._limits.close_seconds)
-            atexit.unregister(self.close)
+            _open_links.discard(self)
 
 
 class GrpcDoor:

@@ -60,12 +60,17 @@ class NamedPeer:
         """Refuse what a URI cannot hold.
 
         Raises:
-            UserError: the name has other characters than letters, digits, `.`, `_` and `-`, or over 100 of them.
+            UserError: the name has other characters than letters, digits, `.`, `_` and `-`, or over 100 of them; or it
+                would give a Redis the DNS name of another process.
         """
         if self.role is Role.STAGE or not _NAME.fullmatch(self.name):
             raise UserError(
                 f"{self.name!r} cannot name a process in a certificate; write up to 100 letters, digits, dots, "
                 "underscores and dashes, the first one a letter or a digit"
+            )
+        if self.role is Role.REDIS and self.name.lower().rstrip(".").endswith(f".{DOMAIN}"):
+            raise UserError(
+                f"no Redis may be named {self.name}: names in .{DOMAIN} are those of hetpipe's own processes"
             )
 
     @property
@@ -127,4 +132,7 @@ def identity_from_uri(uri: str) -> Peer | None:
     named = _NAMED.fullmatch(uri)
     if named is None or named[1] not in set(Role) - {Role.STAGE}:
         return None
-    return NamedPeer(Role(named[1]), named[2])
+    try:
+        return NamedPeer(Role(named[1]), named[2])
+    except UserError:
+        return None

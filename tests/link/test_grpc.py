@@ -176,20 +176,23 @@ def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> 
 
 
 _CHILD = """
-import sys
-from hetpipe.link.grpc_link import call_grpc
-from tests.link.cuts import later
-link = call_grpc(later(vw=0), sys.argv[1], tls=None, deadline_seconds=20)
+from hetpipe.link.grpc_link import GrpcDoor
+from tests.link.cuts import earlier
+door = GrpcDoor(earlier(vw=0), host="127.0.0.1")
+print(door.address, flush=True)
+link = door.accept(deadline_seconds=20)
 link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
 {then}
 """
 
 
-def with_child(then: str) -> tuple[Link, subprocess.Popen[bytes]]:
-    """A link to a process that echoes one frame, then does `then`."""
-    door = GrpcDoor(earlier(vw=0), host=HOST)
-    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then), door.address])
-    link = door.accept(deadline_seconds=SECONDS)
+def with_child(then: str) -> tuple[Link, subprocess.Popen[str]]:
+    """A link to a process that serves, echoes one frame, then does `then`."""
+    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    with child.stdout as told:
+        address = told.readline().strip()
+    link = call_grpc(later(vw=0), address, tls=None, deadline_seconds=SECONDS)
     link.send(frame(1, torch.arange(100_000)), deadline_seconds=SECONDS)
     (tensor,) = link.receive(timeout_seconds=SECONDS).tensors
     assert tensor is not None
@@ -371,6 +374,7 @@ def test_who_says_nothing_is_not_waited_for(
         ("another job", PermissionDenied),
         ("an agent", PermissionDenied),
         ("a stranger", Unauthenticated),
+        ("the past", Unauthenticated),
         ("nobody", HetpipeError),
     ],
 )
@@ -383,6 +387,7 @@ def test_with_tls_only_the_certificate_of_the_neighbour_opens(
         "another job": lambda: tls_of(1, job="job-2"),
         "an agent": lambda: cluster().tls(AGENT),
         "a stranger": lambda: cluster().issued_by(Authority.new_root(), stage_peer("job-1", 3, 1)),
+        "the past": lambda: cluster().issued_by(cluster().authority(), stage_peer("job-1", 3, 1), days=-0.001),
         "nobody": lambda: None,
     }
     door = opened(tls_of(0))

@@ -29,7 +29,8 @@ def stage(job: str = "job", vw: int = 0, index: int = 0) -> StagePeer:
 @given(NAMED | STAGES)
 def test_a_uri_means_who_wrote_it(peer: Peer) -> None:
     assert identity_from_uri(peer.uri) == peer
-    assert re.fullmatch(rf"{LABEL}(\.{LABEL})+", peer.server_name)
+    hosts = r"[A-Za-z0-9._-]+" if peer.role is Role.REDIS else rf"{LABEL}(\.{LABEL})+"
+    assert re.fullmatch(hosts, peer.server_name)
 
 
 def test_how_identities_look() -> None:
@@ -56,6 +57,14 @@ def test_every_stage_has_a_server_name_of_its_own() -> None:
 def test_names_that_no_certificate_holds(name: str) -> None:
     with pytest.raises(UserError, match="cannot name a process in a certificate; write up to 100 letters"):
         NamedPeer(Role.AGENT, name)
+
+
+@pytest.mark.parametrize("host", ["coordinator.hetpipe", "s0.v0.0.stages.HETPIPE", "agent.hetpipe."])
+def test_a_redis_takes_nobodys_place(host: str) -> None:
+    with pytest.raises(UserError, match=r"no Redis may be named .*: names in \.hetpipe are those of hetpipe's own"):
+        NamedPeer(Role.REDIS, host)
+    assert identity_from_uri(f"spiffe://hetpipe/redis/{host}") is None
+    assert NamedPeer(Role.REDIS, "redis.example.com").server_name == "redis.example.com"
 
 
 def test_a_stage_is_no_named_process() -> None:
