@@ -111,11 +111,12 @@ class Coordinator:
         """Make a member. Another process under the same id is out from now on.
 
         Raises:
+            ProtocolViolation: a member of another role has its id.
             ResourceExhausted: there are too many members.
             StoreUnavailable: membership changes wait for the store.
         """
         with self.condition:
-            self._registry.check_room(info.id)
+            self._registry.check_new(info)
         registration = Registration(uuid.uuid4().hex)
         record = self._store.put_member(info, registration, lease_seconds=self._registry.lease_seconds)
         with self.condition:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from hetpipe.coordinator.store import MemberRecord
-from hetpipe.errors import MemberReplaced, ResourceExhausted, UnknownMember
+from hetpipe.errors import MemberReplaced, ProtocolViolation, ResourceExhausted, UnknownMember
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole, Registration
 
 #: Members at a time: each costs memory, and everybody who looks gets all of them.
@@ -37,13 +37,17 @@ class Registry:
         #: Leases that ran out, by role.
         self.expired: Counter[MemberRole] = Counter()
 
-    def check_room(self, member_id: MemberId) -> None:
-        """Whether there is room for a member of this id.
+    def check_new(self, info: MemberInfo) -> None:
+        """Whether `info` may become a member.
 
         Raises:
-            ResourceExhausted: there is not.
+            ProtocolViolation: a member of another role has its id: a worker that somebody lists replaces no agent.
+            ResourceExhausted: there is no room.
         """
-        if member_id not in self._live and len(self._live) >= MAX_MEMBERS:
+        before = self._live.get(info.id)
+        if before is not None and before.record.info.role is not info.role:
+            raise ProtocolViolation(f"{before.record.info} is called {info.id} already; give each process its own name")
+        if before is None and len(self._live) >= MAX_MEMBERS:
             raise ResourceExhausted(f"the cluster has {MAX_MEMBERS} members, which is the limit")
 
     def put(self, record: MemberRecord, *, now: float) -> MemberInfo | None:

@@ -19,5 +19,7 @@ def test_no_golden_file_is_left_over() -> None:
 def test_every_command_of_the_manual_is_there() -> None:
     running = {"train", "submit", "status", "clocks", "check", "export", "doctor", "demo", "init", "version"}
     planning = {"profile", "plan", "simulate", "compare", "cluster", "cluster show", "cluster catalogue"}
-    drawing = {"render", "render schedule"}
-    assert running | planning | drawing == set(commands())
+    drawing = {"render", "render schedule", "render compose", "render k8s", "render redis-acl"}
+    containers = {"up", "down", "ps", "logs", "cluster from-k8s"}
+    looking_after = {"top", "health", "certs", "certs init", "certs issue"}
+    assert running | planning | drawing | containers | looking_after == set(commands())

@@ -18,7 +18,7 @@ from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Sub
 from hetpipe.spec.fit import read_fitting
 from hetpipe.spec.ids import AgentId, Clock, JobId
 from hetpipe.spec.job import Job
-from hetpipe.spec.members import Registration
+from hetpipe.spec.members import MemberId, Registration
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.run import StageFailed, StageReady
@@ -87,6 +87,11 @@ class TestMembers:
 
         with pytest.raises(UnknownMember, match="newer registration"):
             cluster.beat("n0")
+
+    def test_a_member_of_another_role_takes_no_name_that_is_in_use(self, cluster: Cluster) -> None:
+        with pytest.raises(ProtocolViolation, match=r"agent n0 .* is called n0 already; give each process"):
+            cluster.coordinator.register(replace(shard_member(7), id=MemberId("n0")))
+        cluster.beat("n0")
 
     def test_a_member_that_leaves_is_out_at_once(self, cluster: Cluster) -> None:
         cluster.coordinator.leave(agent_member().id, cluster.registrations["n0"])
