@@ -115,7 +115,7 @@ def kubernetes(options: KubernetesOptions, output: Output, shell: Shell) -> Exit
 
 def _certificate_steps(job: Job, groups: Iterable[AgentNodes]) -> Iterator[str]:
     agents = [agent for group in groups for agent in group.agents]
-    wanted = ["coordinator", "operator submit"]
+    wanted = ["coordinator", "operator submit", "redis redis"]
     wanted += [f"parameter-server {index}" for index in range(job.parameter_servers.count)]
     wanted += [f"agent {agent}" for agent in agents]
     yield "make the certificates first, once:"

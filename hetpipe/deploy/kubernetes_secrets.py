@@ -1,12 +1,12 @@
 """`python -m hetpipe.deploy.kubernetes_secrets DIR | kubectl apply -f -`: the Secrets that the manifests in k8s/ mount.
 
 DIR is a folder of `hetpipe certs`. Which certificates are in it decides what is in the Secrets, so more shards or
-agents need more certificates and no other manifest; without any there are those of Redis alone. Nothing is written but
-DIR/redis-password, once. What is printed holds keys: it belongs into a pipe, not into a file.
+agents need more certificates and no other manifest; without any there are user and password of Redis alone. Nothing is
+written but DIR/redis-password, once. What is printed holds keys: it belongs into a pipe, not into a file.
 
 | Secret | keys | mounted by |
 |---|---|---|
-| `tls-coordinator`, `tls-operator` | all files of its folder | that process |
+| `tls-coordinator`, `tls-operator`, `tls-redis` | all files of its folder | that process |
 | `tls-parameter-server`, `tls-agent` | `ca.pem`, and of each process `NAME.cert.pem`, `NAME.key.pem` | each its own |
 | `redis-password` | `password` | the coordinator |
 | `redis-users` | `users.acl`, with a digest of the password | Redis |
@@ -52,7 +52,7 @@ def secrets_of(folder: Path, password: str) -> dict[str, _Files]:
         "redis-password": {"password": password.encode()},
         "redis-users": {"users.acl": users.encode()},
     }
-    for role in (Role.COORDINATOR, Role.OPERATOR):
+    for role in (Role.COORDINATOR, Role.OPERATOR, Role.REDIS):
         processes = dict(_processes(folder, role))
         if len(processes) > 1:
             names = ", ".join(sorted(processes))

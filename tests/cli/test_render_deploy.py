@@ -90,8 +90,9 @@ def test_an_overlay_takes_the_modules_of_the_job_along() -> None:
     whole = yaml.safe_load(Path("over/lay/kustomization.yaml").read_text())
     assert whole["resources"][0] == "../../k8s/base"
     assert "--allow-modules=mine.model" in str(whole["patches"])
-    for line in ("certs issue certs agent cpu-0", "certs issue certs parameter-server 0", "kubectl apply -k over/lay"):
-        assert line in result.stdout
+    for peer in ("agent cpu-0", "parameter-server 0", "redis redis"):
+        assert f"certs issue certs {peer}\n" in result.stdout
+    assert "kubectl apply -k over/lay" in result.stdout
     assert "is not empty" in render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over/lay").stderr
 
 

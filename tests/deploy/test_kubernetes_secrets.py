@@ -30,6 +30,8 @@ def certs(tmp_path: Path) -> Path:
         (tmp_path / name).write_text("only here")
     issue(tmp_path, "coordinator", "signer-cert.pem", "signer-key.pem", ".key.pem.4711")
     issue(tmp_path, "operator-me")
+    issue(tmp_path, "redis-redis")
+    kept_password(tmp_path)
     issue(tmp_path, "monitor-prometheus")
     for name in ("parameter-server-0", "parameter-server-1", "agent-cpu-0", "agent-rtx-3090-0"):
         issue(tmp_path, name)
@@ -43,9 +45,11 @@ def test_one_process_has_a_secret_of_its_own_and_many_have_one_with_their_names(
         "redis-users": ["users.acl"],
         "tls-coordinator": ["ca.pem", "cert.pem", "key.pem", "signer-cert.pem", "signer-key.pem"],
         "tls-operator": ["ca.pem", "cert.pem", "key.pem"],
+        "tls-redis": ["ca.pem", "cert.pem", "key.pem"],
         "tls-parameter-server": ["0.cert.pem", "0.key.pem", "1.cert.pem", "1.key.pem", "ca.pem"],
         "tls-agent": ["ca.pem", "cpu-0.cert.pem", "cpu-0.key.pem", "rtx-3090-0.cert.pem", "rtx-3090-0.key.pem"],
     }
+    assert made["tls-redis"]["key.pem"] == b"redis-redis/key.pem"
     assert made["tls-agent"]["rtx-3090-0.key.pem"] == b"agent-rtx-3090-0/key.pem"
     assert b"only here" not in {content for files in made.values() for content in files.values()}
 
@@ -68,6 +72,12 @@ def test_the_password_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -
 def test_whose_certificate_is_meant_must_be_clear(certs: Path) -> None:
     issue(certs, "operator-you")
     with pytest.raises(UserError, match="several: operator me, you"):
+        secrets_of(certs, "password")
+
+
+def test_one_redis_is_meant(certs: Path) -> None:
+    issue(certs, "redis-redis.example.com")
+    with pytest.raises(UserError, match=r"several: redis redis, redis\.example\.com"):
         secrets_of(certs, "password")
 
 

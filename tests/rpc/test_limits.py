@@ -110,18 +110,18 @@ class TestUploads:
 
 class TestPatience:
     def test_a_busy_server_is_asked_again(self) -> None:
-        clock, answers = FakeClock(), iter([Busy("a"), Busy("b"), 7])
+        clock, answers = FakeClock(auto_advance=True), iter([Busy("a"), Busy("b"), None])
 
         def work() -> int:
-            answer = next(answers)
-            if isinstance(answer, Busy):
-                raise answer
-            return answer
+            refusal = next(answers)
+            if refusal is not None:
+                raise refusal
+            return 7
 
         assert while_busy(work, until=clock.monotonic() + 10.0, clock=clock) == 7
 
     def test_until_there_is_no_time(self) -> None:
-        clock = FakeClock()
+        clock = FakeClock(auto_advance=True)
 
         def work() -> int:
             raise Busy("still")
@@ -131,7 +131,7 @@ class TestPatience:
         assert 0.5 < clock.monotonic() - FakeClock().monotonic() < 1.0
 
     def test_a_stream_that_has_begun_is_not_begun_again(self) -> None:
-        clock, starts = FakeClock(), []
+        clock, starts = FakeClock(auto_advance=True), []
 
         def work() -> Iterator[int]:
             starts.append(1)
@@ -157,7 +157,7 @@ def uploading(server: Server, call: str, *first: bytes) -> Iterator[Any]:
 
     with grpc.insecure_channel(server.address) as channel:
         try:
-            yield channel.stream_unary(f"/{SERVICE}/{call}", None, None).future(messages(), timeout=SECONDS)
+            yield channel.stream_unary(f"/{call}", None, None).future(messages(), timeout=SECONDS)
         finally:
             go_on.set()
 
@@ -194,12 +194,9 @@ class TestServer:
             return b""
 
         server = echo_server(clock=clock)
-        if first:
-            server.add(
-                f"{SERVICE}2",
-                grpc.method_handlers_generic_handler(SERVICE, {"Take": grpc.stream_unary_rpc_method_handler(take)}),
-            )
-        with serving(server), uploading(server, "Take" if first else "Say", *first) as call:
+        handler = grpc.stream_unary_rpc_method_handler(take)
+        server.add("test.Take", grpc.method_handlers_generic_handler("test.Take", {"Take": handler}))
+        with serving(server), uploading(server, "test.Take/Take" if first else f"{SERVICE}/Say", *first) as call:
             uploads = server._guard._uploads
             wait_until(lambda: len(uploads) == 1, timeout_seconds=SECONDS, what="the upload")
             if first:
