@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import grpc
 
@@ -15,7 +16,6 @@ from hetpipe.rpc.link_stream import (
     CALL,
     LinkStream,
     as_is,
-    cancelled_after,
     hello_from_bytes,
     incoming_messages,
     outgoing_messages,
@@ -72,7 +72,7 @@ def _call(connection: Connection, hello: LinkHello, neighbour: Requester, began:
         stack.callback(call.cancel)
         responses: Iterator[bytes] = iter(call)
         try:
-            with cancelled_after(seconds, call.cancel):
+            with _cancelled_after(seconds, call.cancel):
                 first = next(responses, b"")
         except grpc.RpcError as error:
             raise connection.translated(error, "Connect", began, f"{hello.requester} to be let in") from error
@@ -84,3 +84,15 @@ def _call(connection: Connection, hello: LinkHello, neighbour: Requester, began:
         connection.close()
 
     return LinkStream(welcome, incoming_messages(responses, neighbour), outgoing, call.cancel, close)
+
+
+@contextmanager
+def _cancelled_after(seconds: float, cancel: Callable[[], object]) -> Iterator[None]:
+    """Call `cancel` if the block takes longer: what gRPC's iterators give has no deadline of its own."""
+    timer = threading.Timer(seconds, cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

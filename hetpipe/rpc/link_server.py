@@ -13,12 +13,12 @@ import grpc
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, PortInUse, ProtocolViolation
 from hetpipe.rpc.access import Rule
+from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.link_stream import (
     CALL,
     CONNECT,
     SERVICE,
     LinkStream,
-    cancelled_after,
     hello_from_bytes,
     incoming_messages,
     outgoing_messages,
@@ -76,6 +76,7 @@ class LinkServer:
                 tls=tls,
                 insecure=tls is None,  # the agent was told so, or listens on loopback
                 access=_only(neighbour),
+                limits=Limits(idle_seconds=HELLO_SECONDS),
             )
         )
         handler = grpc.stream_stream_rpc_method_handler(self._connect)
@@ -120,12 +121,7 @@ class LinkServer:
         self._server.stop()
 
     def _connect(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        try:
-            with cancelled_after(HELLO_SECONDS, context.cancel):
-                first = next(messages, b"")
-        except grpc.RpcError:
-            raise ProtocolViolation(f"a caller said nothing for {HELLO_SECONDS:g} s, or went away") from None
-        hello = hello_from_bytes(first, expected=self._neighbour)
+        hello = hello_from_bytes(next(messages, b""), expected=self._neighbour)
         with self._lock:
             if self._taken:
                 raise ProtocolViolation(f"{self._neighbour} has its link already; a link cannot be taken up again")

@@ -7,10 +7,8 @@ frame has a deadline of its own.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,18 +60,6 @@ def incoming_messages(messages: Iterator[bytes], peer: Requester) -> Iterator[by
     except grpc.RpcError as error:
         details = error.details() if isinstance(error, grpc.Call) else None
         raise PeerUnreachable(f"the stream from {peer} broke: {details or 'it was cancelled'}") from error
-
-
-@contextmanager
-def cancelled_after(seconds: float, cancel: Callable[[], object]) -> Iterator[None]:
-    """Call `cancel` if the block takes longer: what gRPC's iterators give has no deadline of its own."""
-    timer = threading.Timer(seconds, cancel)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def as_is(message: bytes) -> bytes:

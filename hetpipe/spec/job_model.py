@@ -101,7 +101,7 @@ class Job(Section):
     prediction: PredictionSection = PredictionSection()
     parameter_servers: ParameterServersSection = ParameterServersSection()
     link: Literal["auto", LinkKind] = "auto"
-    """What carries activations and gradients between stages; `auto` is `grpc` between nodes when TLS is on, else `gloo`,
+    """What carries activations and gradients between stages; `auto` is `grpc` between nodes with TLS on, else `gloo`,
     which is not encrypted."""
     cluster: ClusterSection = ClusterSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)

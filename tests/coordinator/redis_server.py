@@ -15,6 +15,19 @@ needs_redis = pytest.mark.skipif(
 )
 
 
+def started(*command: str, folder: Path) -> subprocess.Popen[str]:
+    """A redis-server that is ready, working in `folder`; whoever starts it ends it."""
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line)
+        if "eady to accept connections" in line:
+            return process
+    process.communicate()
+    pytest.fail("".join(told))
+
+
 class Server:
     """On a Unix socket, without persistence, and with what `options` adds."""
 
@@ -22,25 +35,12 @@ class Server:
         """Start it, and look at it as `user`."""
         self.socket = folder / "redis.sock"
         self.url = f"unix://{self.socket}"
-        self._process = subprocess.Popen(
-            [
-                *("redis-server", "--port", "0", "--unixsocket", str(self.socket)),
-                *("--save", "", "--appendonly", "no"),
-                *options,
-            ],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            text=True,
+        self._process = started(
+            *("redis-server", "--port", "0", "--unixsocket", str(self.socket)),
+            *("--save", "", "--appendonly", "no"),
+            *options,
+            folder=folder,
         )
-        assert self._process.stdout is not None
-        told = []
-        for line in self._process.stdout:
-            told.append(line)
-            if "eady to accept connections" in line:
-                break
-        else:
-            self._process.communicate()
-            pytest.fail("".join(told))
         self.redis = redis.Redis(
             unix_socket_path=str(self.socket), decode_responses=True, username=user or None, password=user or None
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -16,10 +17,14 @@ import yaml
 K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = tuple(sorted(path.name for path in (K8S / "overlays").iterdir()))
 
+#: Of everything in k8s/ but the cluster's own.
+NAMESPACE = "hetpipe"
+
 #: Debian's 1.20 cannot do components.
 _OLDEST_KUBECTL = (1, 21)
 
 Manifest = Mapping[str, Any]
+Manifests = tuple[Manifest, ...]
 
 #: libyaml's loader where it is there: ten times as fast.
 _LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -35,6 +40,7 @@ _FIELDS = {
 }
 
 
+@functools.cache
 def why_no_kubectl() -> str:
     """Why nothing can be rendered here; empty if it can."""
     if shutil.which("kubectl") is None:
@@ -47,7 +53,8 @@ def why_no_kubectl() -> str:
     return "" if version >= _OLDEST_KUBECTL else f"kubectl is {version[0]}.{version[1]}, too old for components"
 
 
-def render(folder: Path) -> tuple[Manifest, ...]:
+@functools.cache
+def render(folder: Path) -> Manifests:
     """What `kubectl apply -k` would send."""
     done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{folder}: {done.stderr}"
@@ -106,12 +113,17 @@ class Workload:
         return [expanded(word, known) for word in (*container["command"], *container.get("args", ()))]
 
 
+def by_component(workloads: tuple[Workload, ...], component: str) -> list[Workload]:
+    """Those whose pods are of one component."""
+    return [workload for workload in workloads if workload.component == component]
+
+
 def expanded(text: str, known: Mapping[str, str]) -> str:
     """`text` with its variables; one that is not known is an error, unlike in Kubernetes, which leaves it as it is."""
     return _VARIABLE.sub(lambda found: known[found[1]], text)
 
 
-def workloads(manifests: tuple[Manifest, ...]) -> Iterator[Workload]:
+def workloads_in(manifests: Manifests) -> Iterator[Workload]:
     """Everything that makes pods, JobSets' Jobs included."""
     for manifest in manifests:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -122,7 +134,76 @@ def workloads(manifests: tuple[Manifest, ...]) -> Iterator[Workload]:
                 yield Workload("Job", f"{name}-{job['name']}", job["template"]["spec"])
 
 
-def of_kind(manifests: tuple[Manifest, ...], kind: str) -> list[Manifest]:
+def identities(workload: Workload) -> list[str]:
+    """The folders of `hetpipe certs` for the pods of a workload, one each."""
+    match workload.component:
+        case "parameter-server":
+            first = workload.spec.get("ordinals", {}).get("start", 0)
+            return [f"parameter-server-{first + index}" for index in range(workload.spec["replicas"])]
+        case "agent":
+            return [f"agent-{workload.labels['hetpipe/agents']}-{i}" for i in range(workload.spec["completions"])]
+        case "coordinator":
+            return ["coordinator"]
+        case "operator":
+            return ["operator-me"]
+        case "redis":
+            return ["redis-redis"]
+    return []
+
+
+def numbered(workload: Workload, number: int) -> dict[str, str]:
+    """The variables that differ from pod to pod."""
+    if workload.component == "agent":
+        return {"AGENT_NAME": f"{workload.labels['hetpipe/agents']}-{number}"}
+    first = workload.spec.get("ordinals", {}).get("start", 0)
+    return {"SHARD_INDEX": str(first + number)}
+
+
+def files_from(
+    sources: Mapping[str, Mapping[str, bytes]], workload: Workload, known: Mapping[str, str]
+) -> Iterator[tuple[str, bytes]]:
+    """Path → content of the files that the last container of a pod gets.
+
+    Args:
+        sources: name of a Secret or ConfigMap → key → content; others are left out.
+        workload: makes the pod.
+        known: the container's variables.
+    """
+    volumes = {volume["name"]: _source(volume) for volume in workload.pod["volumes"]}
+    for mount in workload.containers[-1]["volumeMounts"]:
+        keys = sources.get(volumes.get(mount["name"], ""), {})
+        only = mount.get("subPath") or expanded(mount.get("subPathExpr", ""), known)
+        if only and keys:
+            yield mount["mountPath"], keys[only]
+        else:
+            yield from ((f"{mount['mountPath']}/{key}", content) for key, content in keys.items())
+
+
+def config_files(manifests: Manifests) -> dict[str, dict[str, bytes]]:
+    """Name of a ConfigMap → key → content."""
+    return {
+        found["metadata"]["name"]: {key: text.encode() for key, text in found["data"].items()}
+        for found in of_kind(manifests, "ConfigMap")
+    }
+
+
+def redis_settings(files: Mapping[str, bytes], path: str) -> dict[str, str]:
+    """Name → value of the settings in a file for Redis, those of files that it includes among them; the last counts."""
+    settings: dict[str, str] = {}
+    for line in files[path].decode().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "include":
+            settings |= redis_settings(files, value)
+        elif name and not name.startswith("#"):
+            settings[name] = value
+    return settings
+
+
+def _source(volume: Manifest) -> str:
+    return str(volume.get("secret", {}).get("secretName") or volume.get("configMap", {}).get("name", ""))
+
+
+def of_kind(manifests: Manifests, kind: str) -> list[Manifest]:
     """Those of one kind."""
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -20,16 +19,27 @@ from hetpipe.cli.app import app
 from hetpipe.deploy import kubernetes_secrets, network_check
 from hetpipe.spec.catalogue import type_of_device_name
 from hetpipe.spec.job import Job, load_job
-from tests.deploy.rendered import K8S, OVERLAYS, Manifest, Workload, expanded, matches, of_kind, render, why_no_kubectl
-from tests.deploy.rendered import workloads as workloads_in
+from tests.deploy.rendered import (
+    K8S,
+    NAMESPACE,
+    Manifest,
+    Manifests,
+    Workload,
+    by_component,
+    config_files,
+    files_from,
+    identities,
+    matches,
+    numbered,
+    of_kind,
+    why_no_kubectl,
+)
 
 NO_KUBECTL = why_no_kubectl()
 pytestmark = pytest.mark.skipif(
     bool(NO_KUBECTL), reason=f"NOT TESTED: k8s/, because {NO_KUBECTL}; install 1.21 or newer"
 )
 
-NAMESPACE = "hetpipe"
-WITH_MONITORING = "multi-node-heterogeneous, monitoring"
 SERVICES = {"coordinator", "parameter-server", "agent"}
 
 #: Oldest cluster that the manifests are for (labels with the index of a pod), and the newest that is known here.
@@ -51,8 +61,6 @@ EDGES = {
     ("parameter-server", "parameter-server", "7410"),
 }
 
-Manifests = tuple[Manifest, ...]
-
 
 @functools.cache
 def schema(filename: str, version: str) -> Any:
@@ -62,46 +70,10 @@ def schema(filename: str, version: str) -> Any:
 _SCHEMA_CONTENTS = schemas.schema_contents
 
 
-@pytest.fixture(scope="module", params=[*OVERLAYS, WITH_MONITORING])
-def overlay(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(scope="module")
-def manifests(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
-    if overlay != WITH_MONITORING:
-        return render(K8S / "overlays" / overlay)
-    if not (K8S / "components" / "monitoring").is_dir():
-        pytest.skip("the component is not there yet")
-    folder = tmp_path_factory.mktemp("monitoring")
-    base, component = (
-        os.path.relpath(K8S / path, folder) for path in ("overlays/multi-node-heterogeneous", "components/monitoring")
-    )
-    kustomization = {"namespace": NAMESPACE, "resources": [base], "components": [component]}
-    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
-    return render(folder)
-
-
-@pytest.fixture(scope="module")
-def workloads(manifests: Manifests) -> tuple[Workload, ...]:
-    return tuple(workloads_in(manifests))
-
-
-def by_component(workloads: tuple[Workload, ...], component: str) -> list[Workload]:
-    return [workload for workload in workloads if workload.component == component]
-
-
 def boxes(workloads: tuple[Workload, ...]) -> Iterator[tuple[str, Workload, Manifest]]:
     for workload in workloads:
         for container in workload.containers:
             yield f"{workload.name}/{container['name']}", workload, container
-
-
-def config(manifests: Manifests, name: str) -> Mapping[str, str]:
-    (found,) = [entry for entry in of_kind(manifests, "ConfigMap") if entry["metadata"]["name"] == name]
-    data: Mapping[str, str] = found["data"]
-    return data
 
 
 class TestWhatTheServerTakes:
@@ -281,7 +253,9 @@ class TestCommands:
         }
         for name, workload, container in boxes(workloads):
             for word in workload.command(container):
-                found = re.fullmatch(r"(?:--(?:coordinator|allowed)=|--store=redis://\w+@)([\w-]+):(\d+)(?:/0)?", word)
+                found = re.fullmatch(
+                    r"(?:--(?:coordinator|allowed)=|--store=rediss?://\w+@)([\w-]+):(\d+)(?:/0)?", word
+                )
                 if found:
                     assert (found[1], int(found[2])) in ports, f"{name}: {word}"
                     assert (workload.component, found[1], found[2]) in EDGES, f"{name}: {word}"
@@ -317,65 +291,23 @@ class TestTls:
             assert ("--insecure" in workload.command(container)) == refuses, workload.name
 
     def test_every_process_finds_its_own_files_in_the_secrets(
-        self, workloads: tuple[Workload, ...], tmp_path: Path
+        self, overlay: str, workloads: tuple[Workload, ...], tmp_path: Path
     ) -> None:
-        for folder in sorted({name for workload in workloads for name in _identities(workload)}):
+        for folder in sorted({name for workload in workloads for name in identities(workload)}):
             (tmp_path / folder).mkdir()
             for file in ("ca.pem", "cert.pem", "key.pem"):
                 (tmp_path / folder / file).write_text(folder)
         made = kubernetes_secrets.secrets_of(tmp_path, "password")
         for workload in workloads:
-            secrets = {
-                volume["name"]: made[volume["secret"]["secretName"]]
-                for volume in workload.pod["volumes"]
-                if "secret" in volume
-            }
-            container = workload.containers[-1]
-            for number, identity in enumerate(_identities(workload)):
-                known = workload.environment(container) | _numbered(workload, number)
-                files = dict(_files(container, secrets, known))
+            mounted = {volume["secret"]["secretName"] for volume in workload.pod["volumes"] if "secret" in volume}
+            assert mounted <= set(made), workload.name
+            speaks = workload.name != "network-check" and not overlay.endswith("-insecure")
+            for number, identity in enumerate(identities(workload)):
+                known = workload.environment(workload.containers[-1]) | numbered(workload, number)
+                files = dict(files_from(made, workload, known))
                 tls = {path.removeprefix("/run/hetpipe/tls/"): text for path, text in files.items() if "tls" in path}
-                if tls:
-                    assert tls == dict.fromkeys(("ca.pem", "cert.pem", "key.pem"), tls["ca.pem"]) | {
-                        "cert.pem": identity.encode(),
-                        "key.pem": identity.encode(),
-                    }
-
-
-def _identities(workload: Workload) -> list[str]:
-    """The folders of `hetpipe certs` for the pods of a workload, one each."""
-    match workload.component:
-        case "parameter-server":
-            first = workload.spec.get("ordinals", {}).get("start", 0)
-            return [f"parameter-server-{first + index}" for index in range(workload.spec["replicas"])]
-        case "agent":
-            return [f"agent-{workload.labels['hetpipe/agents']}-{i}" for i in range(workload.spec["completions"])]
-        case "coordinator":
-            return ["coordinator"]
-        case "operator":
-            return ["operator-me"]
-    return []
-
-
-def _numbered(workload: Workload, number: int) -> dict[str, str]:
-    """The variables that differ from pod to pod."""
-    if workload.component == "agent":
-        return {"AGENT_NAME": f"{workload.labels['hetpipe/agents']}-{number}"}
-    first = workload.spec.get("ordinals", {}).get("start", 0)
-    return {"SHARD_INDEX": str(first + number)}
-
-
-def _files(
-    container: Manifest, secrets: Mapping[str, Mapping[str, bytes]], known: Mapping[str, str]
-) -> Iterator[tuple[str, bytes]]:
-    """Path → content of the files that a container gets from Secrets."""
-    for mount in container["volumeMounts"]:
-        keys = secrets.get(mount["name"], {})
-        only = mount.get("subPath") or expanded(mount.get("subPathExpr", ""), known)
-        if only and keys:
-            yield mount["mountPath"], keys[only]
-        else:
-            yield from ((f"{mount['mountPath']}/{key}", content) for key, content in keys.items())
+                assert set(tls) == ({"ca.pem", "cert.pem", "key.pem"} if speaks else set()), workload.name
+                assert {tls[file] for file in tls if file != "ca.pem"} <= {identity.encode()}, workload.name
 
 
 class TestNetwork:
@@ -445,7 +377,7 @@ class TestJob:
     ) -> None:
         job = _job(manifests, tmp_path)
         shards = by_component(workloads, "parameter-server")
-        indices = [identity.rpartition("-")[2] for shard in shards for identity in _identities(shard)]
+        indices = [identity.rpartition("-")[2] for shard in shards for identity in identities(shard)]
         assert sorted(map(int, indices)) == list(range(job.parameter_servers.count))
         devices = sum(
             agents.spec["completions"] * _devices(agents.command(agents.containers[0]), agents.containers[0])
@@ -454,7 +386,7 @@ class TestJob:
         assert devices == (job.num_devices if job.cluster.file is None else len(job.cluster.file.devices))
 
     def test_its_code_may_be_imported(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
-        assert config(manifests, "job")["model.py"] == (K8S.parent / "examples/digits/model.py").read_text()
+        assert config_files(manifests)["job"]["model.py"] == (K8S.parent / "examples/digits/model.py").read_bytes()
         for agents in by_component(workloads, "agent"):
             assert "--allow-modules=model" in agents.command(agents.containers[0])
 
@@ -482,8 +414,8 @@ class TestJob:
 
 
 def _job(manifests: Manifests, folder: Path) -> Job:
-    for name, text in config(manifests, "job").items():
-        (folder / name).write_text(text)
+    for name, content in config_files(manifests)["job"].items():
+        (folder / name).write_bytes(content)
     return load_job(folder / "job.yaml")
 
 

@@ -69,15 +69,12 @@ def test_the_password_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -
     assert (tmp_path / "redis-password").stat().st_mode & 0o777 == 0o600
 
 
-def test_whose_certificate_is_meant_must_be_clear(certs: Path) -> None:
-    issue(certs, "operator-you")
-    with pytest.raises(UserError, match="several: operator me, you"):
-        secrets_of(certs, "password")
-
-
-def test_one_redis_is_meant(certs: Path) -> None:
-    issue(certs, "redis-redis.example.com")
-    with pytest.raises(UserError, match=r"several: redis redis, redis\.example\.com"):
+@pytest.mark.parametrize(
+    ("role", "name", "names"), [("operator", "you", "me, you"), ("redis", "other", "other, redis")]
+)
+def test_whose_certificate_is_meant_must_be_clear(certs: Path, role: str, name: str, names: str) -> None:
+    issue(certs, f"{role}-{name}")
+    with pytest.raises(UserError, match=f"several: {role} {names};"):
         secrets_of(certs, "password")
 
 

@@ -33,7 +33,7 @@ from hetpipe.link.grpc_link import GrpcDoor, GrpcLink, call_grpc
 from hetpipe.link.policy import FrameKind, Link, LinkLimits
 from hetpipe.link.stream import credit_message, messages_of
 from hetpipe.link.wire import encode
-from hetpipe.rpc import link_server
+from hetpipe.rpc import link_server, server
 from hetpipe.rpc.channel import open_channel
 from hetpipe.rpc.link_client import connect_link
 from hetpipe.rpc.link_stream import CALL, LinkStream, as_is
@@ -348,20 +348,25 @@ def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -
         )
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "TLS"])
 def test_who_says_nothing_is_not_waited_for(
-    opened: Callable[[Tls | None], GrpcDoor], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[Tls | None], GrpcDoor], monkeypatch: pytest.MonkeyPatch, *, tls: bool
 ) -> None:
     monkeypatch.setattr(link_server, "HELLO_SECONDS", 0.05)
-    door = opened(None)
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.02)
+    door = opened(tls_of(0) if tls else None)
     said = threading.Event()
 
     def nothing() -> Iterator[bytes]:
         said.wait(SECONDS)
         yield b""
 
-    with open_channel(door.address) as channel:
+    own = tls_of(1)
+    credentials = own.channel_credentials(own.material) if tls else None
+    name = stage_peer("job-1", 3, 0).server_name
+    with open_channel(door.address, credentials=credentials, server_name=name) as channel:
         answers: Iterator[bytes] = iter(channel.stream_stream(CALL, as_is, as_is)(nothing()))
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError, match=r"nothing was sent for 0 s, where 0\.05 s are waited"):
             next(answers)
         said.set()
 

@@ -1,0 +1,210 @@
+"""Redis of k8s/: what every overlay says about it, and who gets in when it runs as it is said there."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.certs.folders import init_authority, issue_certificate
+from hetpipe.coordinator.redis_access import RedisAccess
+from hetpipe.coordinator.stores import open_store
+from hetpipe.deploy.kubernetes_secrets import REDIS_USER, kept_password, secrets_of
+from hetpipe.errors import StoreUnavailable
+from hetpipe.spec.identity import NamedPeer, Role
+from hetpipe.spec.ids import Term
+from tests.coordinator.redis_server import needs_redis, started
+from tests.deploy.rendered import (
+    K8S,
+    Manifests,
+    Workload,
+    by_component,
+    config_files,
+    files_from,
+    redis_settings,
+    render,
+    why_no_kubectl,
+    workloads_in,
+)
+
+NO_KUBECTL = why_no_kubectl()
+pytestmark = pytest.mark.skipif(bool(NO_KUBECTL), reason=f"NOT TESTED: Redis of k8s/, because {NO_KUBECTL}")
+
+HOST, PORT = "127.0.0.1", "6379"
+TLS = "/run/hetpipe/tls"
+
+
+def settings(manifests: Manifests, redis: Workload) -> dict[str, str]:
+    """What its command makes it read."""
+    (program, path) = redis.command(redis.containers[0])
+    assert program == "redis-server"
+    return redis_settings(dict(files_from(config_files(manifests), redis, {})), path)
+
+
+class TestWhatIsSaid:
+    def test_one_port_and_with_tls_only_for_who_has_a_certificate(
+        self, overlay: str, manifests: Manifests, workloads: tuple[Workload, ...]
+    ) -> None:
+        (redis,) = by_component(workloads, "redis")
+        assert redis.ports == {"redis": int(PORT)}
+        tls = {
+            "port": "0",
+            "tls-port": PORT,
+            "tls-auth-clients": "yes",
+            "tls-ca-cert-file": f"{TLS}/ca.pem",
+            "tls-cert-file": f"{TLS}/cert.pem",
+            "tls-key-file": f"{TLS}/key.pem",
+        }
+        served = {
+            name: value
+            for name, value in settings(manifests, redis).items()
+            if name.startswith(("port", "tls", "unix"))
+        }
+        assert served == ({"port": PORT} if overlay.endswith("-insecure") else tls)
+
+    def test_nobody_without_a_name(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        (redis,) = by_component(workloads, "redis")
+        found = settings(manifests, redis)
+        users = dict(files_from(secrets_of(Path(), "password"), redis, {}))
+        assert users[found["aclfile"]].startswith(b"user default off\n")
+        assert found["protected-mode"] == "yes"
+
+    def test_probes_need_no_other_way_in(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+        (redis,) = by_component(workloads, "redis")
+        shown = f"--cacert {TLS}/ca.pem --cert {TLS}/cert.pem --key {TLS}/key.pem"
+        asked = {"exec": {"command": ["sh", "-c", f"redis-cli --tls {shown} ping | grep -q NOAUTH"]}}
+        wanted = {"tcpSocket": {"port": "redis"}} if overlay.endswith("-insecure") else asked
+        for name in ("readinessProbe", "livenessProbe"):
+            probe = redis.containers[0][name]
+            assert {how: probe[how] for how in ("exec", "grpc", "httpGet", "tcpSocket") if how in probe} == wanted
+
+    def test_the_coordinator_asks_for_its_certificate(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+        (coordinator,) = by_component(workloads, "coordinator")
+        (box,) = coordinator.containers
+        options = [word for word in coordinator.command(box) if word.startswith(("--store", "--tls", "--insecure"))]
+        insecure = overlay.endswith("-insecure")
+        assert coordinator.environment(box).get("HETPIPE_TLS") == (None if insecure else TLS)
+        assert options == [
+            f"--store={'redis' if insecure else 'rediss'}://{REDIS_USER}@redis:{PORT}/0",
+            "--store-password-file=/run/hetpipe/store/password",
+            "--insecure" if insecure else f"--store-ca={TLS}/ca.pem",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A Redis that serves as in the cluster, and what others are given to reach it."""
+
+    port: int
+    store: str
+    access: RedisAccess
+    """The coordinator's."""
+    probe: list[str]
+    certs: Path
+
+
+def certificates(folder: Path, *peers: NamedPeer) -> Path:
+    init_authority(folder)
+    for peer in peers:
+        issue_certificate(folder, peer, days=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The files of both pods in folders of their own instead of at the root, and another port."""
+    folder = tmp_path_factory.mktemp("pods")
+    peers = NamedPeer(Role.COORDINATOR, "coordinator"), NamedPeer(Role.AGENT, "cpu-0"), NamedPeer(Role.REDIS, "redis")
+    certs = certificates(folder / "certs", *peers)
+    manifests = render(K8S / "overlays" / "cpu-demo")
+    sources = secrets_of(certs, kept_password(certs)) | config_files(manifests)
+    pods = {workload.component: workload for workload in workloads_in(manifests)}
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    for component in ("redis", "coordinator"):
+        for path, content in files_from(sources, pods[component], {}):
+            file = folder / component / path.lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            adapted = path.endswith(".conf")
+            file.write_bytes(_adapted(content.decode(), folder / "redis", port).encode() if adapted else content)
+            file.chmod(0o400)
+    (folder / "redis" / "data").mkdir()
+    (box,) = pods["redis"].containers
+    asked = [_adapted(word, folder / "redis", port) for word in box["readinessProbe"]["exec"]["command"]]
+    store, access = _access(pods["coordinator"].command(pods["coordinator"].containers[0]), folder / "coordinator")
+    process = started(*(_adapted(word, folder / "redis", port) for word in pods["redis"].command(box)), folder=folder)
+    yield Running(port, store, access, asked, certs)
+    process.kill()
+    process.communicate()
+
+
+def _adapted(text: str, root: Path, port: int) -> str:
+    text = text.replace("bind * -::*", f"bind {HOST}").replace(PORT, str(port)).replace("--tls", f"--tls -p {port}")
+    return re.sub(r"(^| )(/(?:etc|run|data)\b)", rf"\1{root}\2", text)
+
+
+def _access(command: list[str], root: Path) -> tuple[str, RedisAccess]:
+    """The coordinator's options about Redis, with its own certificate."""
+    options = dict(word.split("=", 1) for word in command if word.startswith("--store"))
+    password, ca = (root / options[f"--store-{name}"].lstrip("/") for name in ("password-file", "ca"))
+    return options["--store"], RedisAccess(password_file=password, ca=ca, **shown(root / TLS.lstrip("/")))
+
+
+def shown(folder: Path) -> dict[str, Path]:
+    """The certificate in a folder of `hetpipe certs`."""
+    return {"client_cert": folder / "cert.pem", "client_key": folder / "key.pem"}
+
+
+def first_term(store: str, access: RedisAccess) -> int:
+    opened = open_store(store, access=access)
+    try:
+        return opened.next_term(above=Term(0))
+    finally:
+        opened.close()
+
+
+@needs_redis
+@pytest.mark.processes
+class TestWhoGetsIn:
+    @pytest.fixture(autouse=True)
+    def _names(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As the cluster's DNS: `redis` is the pod."""
+
+        def found(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+            assert (host, str(port)) == ("redis", PORT)
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HOST, running.port))]
+
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+
+    def test_the_coordinator(self, running: Running) -> None:
+        assert first_term(running.store, running.access) == 1
+
+    def test_not_the_password_without_a_certificate(self, running: Running, tmp_path: Path) -> None:
+        others = certificates(tmp_path / "others", NamedPeer(Role.COORDINATOR, "coordinator"))
+        nothing: Mapping[str, None] = {"client_cert": None, "client_key": None}
+        for own in (nothing, shown(others / "coordinator")):
+            with pytest.raises(StoreUnavailable):
+                first_term(running.store, replace(running.access, **own))
+        plain = RedisAccess(password_file=running.access.password_file)
+        with pytest.raises(StoreUnavailable):
+            first_term(running.store.replace("rediss:", "redis:"), plain)
+
+    def test_not_a_certificate_without_the_password(self, running: Running) -> None:
+        agent = running.certs / "agent-cpu-0"
+        with pytest.raises(StoreUnavailable, match="Authentication required"):
+            first_term(running.store.replace(f"{REDIS_USER}@", ""), RedisAccess(ca=agent / "ca.pem", **shown(agent)))
+
+    def test_the_coordinator_takes_nobody_else_for_redis(self, running: Running, tmp_path: Path) -> None:
+        others = certificates(tmp_path / "others")
+        with pytest.raises(StoreUnavailable, match="could not prove who it is"):
+            first_term(running.store, replace(running.access, ca=others / "ca.pem"))
+
+    def test_probes_are_answered(self, running: Running) -> None:
+        assert subprocess.run(running.probe, check=False, timeout=10).returncode == 0
