@@ -20,6 +20,7 @@ from redis.retry import Retry
 
 from hetpipe.coordinator import redis_keys as keys
 from hetpipe.coordinator.redis_access import RedisAccess, RedisTarget, connection_options, read_password, read_url
+from hetpipe.coordinator.redis_records import event_of, job_of, member_of
 from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, MemberRecord
 from hetpipe.errors import NotLeader, StoreUnavailable, UnknownMember, UserError, VersionConflict
 from hetpipe.spec.events import JobEvent, NumberedEvent
@@ -136,8 +137,7 @@ class RedisStore:
         records = []
         for member_id, fields in self._indexed(keys.MEMBERS, lambda entry: keys.member(MemberId(entry))):
             if fields:
-                info: MemberInfo = from_json(MemberInfo, fields["info"])
-                records.append(MemberRecord(info, Registration(fields["registration"]), int(fields["order"])))
+                records.append(member_of(fields))
             else:
                 self._run("forget_expired", [keys.MEMBERS, keys.member(MemberId(member_id))], [member_id])
         return tuple(records)
@@ -183,7 +183,7 @@ class RedisStore:
         records: list[JobRecord] = []
         for job_id, fields in self._indexed(keys.JOBS, lambda entry: keys.job(JobId(entry))):
             if fields:
-                records.append(from_json(JobRecord, fields["record"]))
+                records.append(job_of(fields))
             else:
                 self._run("forget_expired", [keys.JOBS, keys.job(JobId(job_id))], [job_id])
         return tuple(records)
@@ -205,10 +205,7 @@ class RedisStore:
                 "list[tuple[str, dict[str, str]]]",
                 self._redis.xrange(keys.events(job_id), min=f"({after}-0", count=limit),
             )
-        return tuple(
-            NumberedEvent(int(entry.partition("-")[0]), from_json(JobEvent, fields["event"]))
-            for entry, fields in entries
-        )
+        return tuple(event_of(entry, fields) for entry, fields in entries)
 
     def close(self) -> None:
         """As `Store.close`."""

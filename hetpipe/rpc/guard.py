@@ -48,7 +48,8 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
         self._limits_of_address = limits.of_address(num_threads)
         self._clock = clock
         self._admission = Admission()
-        self._uploads: Uploads[grpc.ServicerContext] = Uploads(limits)
+        #: By the name of the call and its context.
+        self._uploads: Uploads[tuple[str, grpc.ServicerContext]] = Uploads(limits)
 
     def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
@@ -80,8 +81,8 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
 
     def end_overdue(self) -> None:
         """End the calls whose peers take too long to send; to be called now and then."""
-        for context, error in self._uploads.overdue(now=self._clock.monotonic()):
-            self._note_refusal("upload", context, error)
+        for (call, context), error in self._uploads.overdue(now=self._clock.monotonic()):
+            self._note_refusal(call, context, error)
             _cancel(context, error)
 
     # -- a call ------------------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
                 self._abort(call, context, error)
                 raise
             finally:
-                self._uploads.end(context)
+                self._uploads.end((call, context))
 
     def _answer_with_stream(
         self, call: str, handler: Any, behaviour: _Behaviour, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -110,7 +111,7 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
                 self._abort(call, context, error)
                 raise
             finally:
-                self._uploads.end(context)
+                self._uploads.end((call, context))
 
     def _unknown(self, call: str, _messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         sentence = f"{call[:200]!r} is no call of this server"
@@ -133,13 +134,13 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
         """
         peer = None if self._access is None else peer_of(context)
         claim = None if peer is None else check_role(call, peer, self._access or {})
-        if not (handler.request_streaming and handler.response_streaming):  # two streams may be silent for long
-            messages = self._watched(messages, context)
+        both_ways = handler.request_streaming and handler.response_streaming
+        messages = self._watched((call, context), messages, first_only=both_ways)
         requests = map(partial(_read, handler.request_deserializer), messages)
         if peer is None or claim is None:
-            return requests if handler.request_streaming else self._only(requests, context)
+            return requests if handler.request_streaming else self._only(requests, (call, context))
         if not handler.request_streaming:
-            request = self._only(requests, context)
+            request = self._only(requests, (call, context))
             check_claim(call, peer, claim, request)
             return request
         for first in requests:
@@ -147,21 +148,25 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
             return chain((first,), requests)
         return iter(())
 
-    def _watched(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """`messages`, with the waits for them known to the uploads."""
+    def _watched(
+        self, key: tuple[str, grpc.ServicerContext], messages: Iterator[bytes], *, first_only: bool
+    ) -> Iterator[bytes]:
+        """`messages`, with the waits for them known to the uploads; two streams, once begun, may be silent for long."""
         uploads, clock = self._uploads, self._clock
-        uploads.begin(context, now=clock.monotonic())
-        uploads.wait(context, now=clock.monotonic())
+        uploads.begin(key, now=clock.monotonic())
+        uploads.wait(key, now=clock.monotonic())
         for message in messages:
-            uploads.arrived(context)
+            uploads.arrived(key)
+            if first_only:
+                uploads.end(key)
             yield message
-            uploads.wait(context, now=clock.monotonic())
-        uploads.end(context)
+            uploads.wait(key, now=clock.monotonic())
+        uploads.arrived(key)  # the end of the stream; of the call, `_answer` tells
 
-    def _only(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+    def _only(self, requests: Iterator[Any], key: tuple[str, grpc.ServicerContext]) -> Any:
         """The request of a call that has one."""
         for request in requests:
-            self._uploads.end(context)
+            self._uploads.end(key)
             return request
         raise ProtocolViolation("the call ended before its request")
 
@@ -193,9 +198,9 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
             return
         if call.startswith("/grpc.") and not isinstance(error, HetpipeError):
             return  # gRPC's own services end their calls by themselves
-        if isinstance(error, grpc.RpcError):
-            # Whoever reads from a call that is over gets this: a client that went away, or one that sent a message
-            # over the limit, which gRPC itself refuses.
+        if isinstance(error, grpc.RpcError) or self._uploads.is_overdue((call, context)):
+            # Whoever reads from a call that is over gets this: of a client that went away, of one that sent a message
+            # over the limit, which gRPC itself refuses, or of one that was cut off, which has its line already.
             _log.info("call_broke_off", call=call, peer=context.peer(), identity=self._identity(context))
             return
         if isinstance(error, HetpipeError):

@@ -132,6 +132,7 @@ def _subtract(counter: Counter[str], peer: str, number: int) -> None:
 class _Upload:
     began: float
     waits_since: float | None = None
+    is_overdue: bool = False
 
 
 class Uploads(Generic[KeyT]):
@@ -155,7 +156,7 @@ class Uploads(Generic[KeyT]):
     def wait(self, key: KeyT, *, now: float) -> None:
         """Its next message is waited for from now on."""
         with self._lock:
-            if key in self._uploads:  # else it was overdue
+            if key in self._uploads:
                 self._uploads[key].waits_since = now
 
     def arrived(self, key: KeyT) -> None:
@@ -173,12 +174,17 @@ class Uploads(Generic[KeyT]):
         """The uploads that have taken too long, each with the sentence to end it with. They are told once."""
         found: list[tuple[KeyT, DeadlineExceeded]] = []
         with self._lock:
-            for key, upload in list(self._uploads.items()):
-                sentence = self._reproach(upload, now)
+            for key, upload in self._uploads.items():
+                sentence = "" if upload.is_overdue else self._reproach(upload, now)
                 if sentence:
-                    del self._uploads[key]
+                    upload.is_overdue = True
                     found.append((key, DeadlineExceeded(sentence)))
         return found
+
+    def is_overdue(self, key: KeyT) -> bool:
+        """Whether it has been told to be, and has not ended since."""
+        with self._lock:
+            return key in self._uploads and self._uploads[key].is_overdue
 
     def _reproach(self, upload: _Upload, now: float) -> str:
         limits = self._limits

@@ -24,7 +24,7 @@ def tell(value):
 def wait_for_eof():
     sys.stdin.read()
     os._exit(7)
-behaviour = order["import_path"]
+behaviour = order["import_path"].strip("/")
 """
 
 _STAGE = """

@@ -97,7 +97,7 @@ class Node:
 
     def submit(self, behaviour: str, *, request_id: str = "0123456789abcdef") -> JobId:
         handed_in = submission(job(), str(self.folder / "run"), request_id=request_id)
-        return self.client.submit_job(replace(handed_in, import_path=behaviour))
+        return self.client.submit_job(replace(handed_in, import_path=f"/{behaviour}"))
 
     def wait_state(self, state: JobState) -> None:
         for numbered in self.client.watch_job():

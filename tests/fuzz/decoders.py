@@ -22,15 +22,19 @@ from google.protobuf.message import Message
 from hetpipe.agent.children import Inspection
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.check.reading import read_history
+from hetpipe.coordinator.redis_records import event_of, member_of
 from hetpipe.coordinator.store import JobRecord
 from hetpipe.errors import HetpipeError
 from hetpipe.link import wire as link_wire
+from hetpipe.link.credit import Window
 from hetpipe.link.policy import Frame, FrameKind, LinkLimits
+from hetpipe.link.stream import Assembler, credit_message, messages_of
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.observe.metrics import read_metrics
 from hetpipe.observe.timeline import merge_timelines
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
 from hetpipe.ps.buffer_exchange import BufferExchange
 from hetpipe.ps.chunks import ChunkReceiver, RunMap
@@ -39,6 +43,7 @@ from hetpipe.ps.config_check import check_config
 from hetpipe.ps.manifest import Manifest, parse_manifest
 from hetpipe.ps.shard import Shard
 from hetpipe.rpc import convert, convert_jobs, convert_shard
+from hetpipe.rpc.link_stream import hello_from_bytes
 from hetpipe.rpc.method import parse
 from hetpipe.rpc.status import error_from_name, metadata_of, translate_rpc_error
 from hetpipe.spec import wire
@@ -246,7 +251,13 @@ def _shard_messages() -> Iterator[tuple[type[Message], Callable[[Any], object], 
     )
     done = convert_shard.progress_to_proto(Progress(Clock(1), 0, b"\x01", 1, 1))
     yield shard_pb.GetProgressResponse, convert_shard.progress_from_proto, [done]
+    hello = link_pb.LinkHello(requester=convert_shard.requester_to_proto(requester()), room=4)
+    yield link_pb.LinkHello, _hello, [hello]
     yield shard_pb.PushAcknowledgement, lambda m: m.duplicate, [shard_pb.PushAcknowledgement(duplicate=True)]
+
+
+def _hello(message: link_pb.LinkHello) -> object:
+    return hello_from_bytes(message.SerializeToString(), expected=requester())
 
 
 def _state() -> ShardState:
@@ -280,6 +291,7 @@ _RUNS = RunMap(
     (SliceHeader("a", 0, 3, "float32"), SliceHeader("b", 0, 40, "float32")), [slot.offset for slot in _LAYOUT.slots]
 )
 _CHUNK_LENGTH_BYTES = 2
+_MESSAGE_LENGTH_BYTES = 4
 
 
 def _chunks(data: bytes) -> object:
@@ -316,6 +328,27 @@ def _frame(data: bytes) -> object:
 def _frame_example(*tensors: torch.Tensor | None) -> bytes:
     frame = Frame(FrameKind.FORWARD, 3, 1, 2, tensors, 4)
     return bytes(link_wire.encode(frame).first.numpy().tobytes())
+
+
+_STREAM_LIMITS = LinkLimits(frame_bytes=1 << 20)
+
+
+def _link_stream(data: bytes) -> object:
+    """The messages of a gRPC link, each after its length; the receiver has room for three frames."""
+    window = Window(3)
+    assembler = Assembler(_STREAM_LIMITS, admit=window.arrive)
+    received = []
+    while data:
+        length = int.from_bytes(data[:_MESSAGE_LENGTH_BYTES], "little")
+        received.append(assembler.feed(data[_MESSAGE_LENGTH_BYTES : _MESSAGE_LENGTH_BYTES + length]))
+        data = data[_MESSAGE_LENGTH_BYTES + length :]
+    return received
+
+
+def _link_stream_example(*tensors: torch.Tensor | None) -> bytes:
+    frame = Frame(FrameKind.BACKWARD, 3, 1, 2, tensors, 4)
+    messages = [*messages_of(link_wire.encode(frame)), credit_message(2)]
+    return b"".join(len(message).to_bytes(_MESSAGE_LENGTH_BYTES, "little") + message for message in messages)
 
 
 class _FailedCall(grpc.RpcError, grpc.Call):
@@ -375,6 +408,24 @@ def _metrics(data: bytes) -> object:
     return read_metrics(Path(_FOLDER.name))
 
 
+def _redis_fields(data: bytes) -> dict[str, str]:
+    """Fields of a hash, one `name=value` per line."""
+    lines = (line.partition("=") for line in data.decode(errors="replace").split("\n"))
+    return {name: value for name, _, value in lines}
+
+
+def _redis_records() -> Iterator[Decoder]:
+    member = f"info={wire.to_json(MemberInfo, agent_member())}\nregistration=r\norder=3"
+    yield Decoder("redis member", lambda data: member_of(_redis_fields(data)), (member.encode(),))
+    event = f"id=12-0\nevent={wire.to_json(JobEvent, StateChanged(JobState.RUNNING))}"
+    yield Decoder("redis event", _redis_event, (event.encode(),))
+
+
+def _redis_event(data: bytes) -> object:
+    fields = _redis_fields(data)
+    return event_of(fields.get("id", ""), fields)
+
+
 def _run_files() -> Iterator[Decoder]:
     """Files that the processes of a run write into its folder, and others read."""
     origin = {"t": 0.5, "host": "n0", "pid": 1, "role": "stage", "term": 1}
@@ -410,10 +461,15 @@ def _raw_decoders() -> Iterator[Decoder]:
             bytes(link_wire.encode_close().numpy().tobytes()),
         ),
     )
+    yield Decoder(
+        "link stream",
+        _link_stream,
+        (_link_stream_example(torch.zeros(3), None), _link_stream_example(torch.zeros(20_000), torch.zeros(2))),
+    )
     yield Decoder("call status", _status, (b'JobError\nsentence\n["one", "two"]', b"StaleTerm\nsentence\n"))
     yield Decoder("error name", _error_name, (b"LinkClosed", b"DocumentError"))
 
 
 DECODERS: tuple[Decoder, ...] = tuple(
-    chain(_json_decoders(), _documents(), _message_decoders(), _raw_decoders(), _run_files())
+    chain(_json_decoders(), _documents(), _message_decoders(), _raw_decoders(), _redis_records(), _run_files())
 )

@@ -25,8 +25,10 @@ def resident_bytes() -> int:
 
 
 def bytes_in_use() -> int:
-    """What is allocated and not freed, by C and by Python. Unlike the resident size it does not depend on what the
-    allocators keep for later, or on which of their arenas a thread came upon.
+    """What is allocated and not freed, by C and by Python.
+
+    Unlike the resident size it does not depend on what the allocators keep for later, or on which of their arenas a
+    thread came upon.
     """
     gc.collect()
     mallinfo2 = ctypes.CDLL(None).mallinfo2

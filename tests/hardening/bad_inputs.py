@@ -120,7 +120,8 @@ def message_cases(message: Message) -> Iterator[tuple[str, bytes]]:
 
 def _changed(message: Message) -> Iterator[tuple[str, Message]]:
     """The last fields first, and what is left out last: what an earlier case might leave behind is the least then."""
-    fields: Sequence[FieldDescriptor] = message.DESCRIPTOR.fields
+    fields: Any = message.DESCRIPTOR.fields
+    field: FieldDescriptor
     for field in reversed(fields):
         if field.message_type is None:
             for value in legal_values(field):

@@ -15,10 +15,14 @@ from google.protobuf.message import Message
 from hetpipe.coordinator.servicer import CoordinatorServicer
 from hetpipe.errors import ClockNotPublished
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
 from hetpipe.ps.server import ShardServer, file_history
 from hetpipe.rpc import convert, convert_jobs, convert_shard, shard_methods
 from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.link_client import connect_link
+from hetpipe.rpc.link_server import LinkServer
+from hetpipe.rpc.link_stream import CALL
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.shard_service import add_shard_service
@@ -26,11 +30,11 @@ from hetpipe.spec import wire
 from hetpipe.spec.commands import InspectionResult, StageNews
 from hetpipe.spec.ids import Clock, JobId, Wave
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
-from hetpipe.spec.requests import BuffersHeader, PullHeader, SliceHeader
+from hetpipe.spec.requests import BuffersHeader, LinkHello, PullHeader, SliceHeader
 from hetpipe.spec.run import ShardConfig, StageReady
 from tests.coordinator.builders import clocks, job, model, submission
 from tests.coordinator.fakes import Cluster
-from tests.hardening.bad_inputs import BadInput, pull_cases, push_cases, service_cases
+from tests.hardening.bad_inputs import BadInput, message_cases, pull_cases, push_cases, service_cases
 from tests.polling import wait_until
 from tests.ps.builders import JOB, encode, headers_of, push_header, requester, shard_config, slices_of
 
@@ -155,6 +159,47 @@ class LiveShard:
 
     def close(self) -> None:
         self.server.stop(grace_seconds=0.0)
+
+
+class LiveLink:
+    """A stage that waits for its neighbour."""
+
+    def __init__(self) -> None:
+        self._neighbour = requester(0, 0)
+        self._hello = LinkHello(requester(0, 1), 4)
+        self.server = LinkServer("127.0.0.1", 0, hello=self._hello, neighbour=self._neighbour, tls=None)
+        self.address = self.server.start()
+
+    def cases(self) -> Iterator[BadInput]:
+        """Hellos of nobody that is awaited, with and without what would follow."""
+        hello = link_pb.LinkHello(requester=convert_shard.requester_to_proto(self._neighbour), room=4)
+        following: Mapping[str, tuple[bytes, ...]] = {
+            "": (),
+            ", then a frame": (bytes(64),),
+            ", then garbage": (b"\xff" * 16,),
+            ", then a good one": (hello.SerializeToString(),),
+        }
+        for what, raw in (*message_cases(hello), ("an empty hello", b"")):
+            if not what.startswith("room = ") or what in {"room = 0", "room = -1"}:
+                for behind, messages in following.items():
+                    yield BadInput(CALL, f"{what}{behind}", (raw, *messages), streams_requests=True)
+        yield BadInput(CALL, "no hello", (), streams_requests=True)
+
+    def still_works(self) -> None:
+        """The neighbour comes."""
+        stream = connect_link(
+            self.address,
+            hello=LinkHello(self._neighbour, 4),
+            neighbour=self._hello.requester,
+            tls=None,
+            deadline_seconds=SECONDS,
+        )
+        assert self.server.accept(deadline_seconds=SECONDS).peer.requester == self._neighbour
+        stream.cancel()
+        stream.close()
+
+    def close(self) -> None:
+        self.server.close()
 
 
 class LiveCoordinator:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from hetpipe.rpc import coordinator_methods, shard_methods
 from tests.fuzz.memory import bytes_in_use
 from tests.hardening.bad_inputs import HARMLESS, BadInput, message_cases
-from tests.hardening.live import LiveCoordinator, LiveShard, RawClient
+from tests.hardening.live import LiveCoordinator, LiveLink, LiveShard, RawClient
 from tests.polling import wait_until
 
 #: What an error of ours, or a limit of gRPC's, ends a call with. INTERNAL and UNKNOWN are bugs.
@@ -88,6 +88,12 @@ def test_a_parameter_server(shard: LiveShard) -> None:
 @pytest.mark.matrix
 def test_the_tensors_of_a_parameter_server(shard: LiveShard) -> None:
     judge(shard.address, list(shard.tensor_cases()), shard.still_works)
+
+
+@pytest.mark.matrix
+def test_a_link() -> None:
+    with closing(LiveLink()) as live:
+        judge(live.address, list(live.cases()), live.still_works)
 
 
 def test_health(shard: LiveShard) -> None:

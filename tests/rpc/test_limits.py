@@ -88,6 +88,8 @@ class TestUploads:
         assert who == "a"
         assert str(error) == "nothing was sent for 30 s, where 30 s are waited; call again"
         assert uploads.overdue(now=31.0) == []
+        assert uploads.is_overdue("a")
+        assert not uploads.is_overdue("b")
         uploads.wait("b", now=40.0)
         assert uploads.overdue(now=69.0) == []
         uploads.end("b")
@@ -103,9 +105,11 @@ class TestUploads:
         ((_, error),) = uploads.overdue(now=100.0)
         assert isinstance(error, DeadlineExceeded)
         assert "at most 100 s" in str(error)
+        uploads.end("a")
         uploads.wait("a", now=101.0)
         uploads.arrived("a")
         assert len(uploads) == 0
+        assert not uploads.is_overdue("a")
 
 
 class TestPatience:
@@ -196,7 +200,11 @@ class TestServer:
         server = echo_server(clock=clock)
         handler = grpc.stream_unary_rpc_method_handler(take)
         server.add("test.Take", grpc.method_handlers_generic_handler("test.Take", {"Take": handler}))
-        with serving(server), uploading(server, "test.Take/Take" if first else f"{SERVICE}/Say", *first) as call:
+        with (
+            structlog.testing.capture_logs() as lines,
+            serving(server),
+            uploading(server, "test.Take/Take" if first else f"{SERVICE}/Say", *first) as call,
+        ):
             uploads = server._guard._uploads
             wait_until(lambda: len(uploads) == 1, timeout_seconds=SECONDS, what="the upload")
             if first:
@@ -208,6 +216,8 @@ class TestServer:
             assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert call.details().startswith("nothing was sent for ")
             wait_until(lambda: server._guard._admission.num_peers == 0, timeout_seconds=SECONDS, what="the thread")
+        (refusal,) = (line for line in lines if line["event"] == "call_refused")
+        assert (refusal["error"], refusal["call"].count("/")) == ("DeadlineExceeded", 2)
 
 
 def _cut_off(server: Server, clock: FakeClock, call: Any) -> bool:

@@ -1,0 +1,77 @@
+"""The numbers of docs/limits.md are those of the code."""
+
+from __future__ import annotations
+
+import re
+
+from hetpipe.coordinator.coordinator import MAX_ENDED_JOBS, MAX_OPEN_JOBS
+from hetpipe.coordinator.registry import MAX_MEMBERS
+from hetpipe.coordinator.servicer import MAX_AGENT_STREAMS, MAX_VIEWER_STREAMS, NUM_THREADS
+from hetpipe.coordinator.store import MAX_EVENTS
+from hetpipe.ps.buffer_exchange import BufferExchange
+from hetpipe.ps.server import MAX_FOLLOWERS
+from hetpipe.rpc.channel import MAX_MESSAGE_BYTES
+from hetpipe.rpc.limits import Limits
+from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
+from hetpipe.rpc.watchers import STREAM_SECONDS
+from hetpipe.spec import bounds
+from hetpipe.spec.job_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES
+from hetpipe.spec.job_yaml import MAX_VALUES
+from hetpipe.spec.wire import MAX_ENTRIES
+from hetpipe.sync.shard_state import MAX_WAVES_AHEAD
+from services.parameter_server.__main__ import CALL_THREADS
+from tests.docs.pages import ROOT
+
+LIMITS = Limits()
+SHARD_THREADS = CALL_THREADS + MAX_FOLLOWERS
+
+#: In the order of the page.
+IN_CODE: tuple[float | None, ...] = (
+    MAX_MESSAGE_BYTES,
+    MAX_CONCURRENT_CALLS,
+    MAX_STREAMS_PER_CONNECTION,
+    LIMITS.calls_per_peer,
+    LIMITS.streams_per_peer,
+    LIMITS.bytes_per_peer,
+    LIMITS.idle_seconds,
+    LIMITS.upload_seconds,
+    STREAM_SECONDS,
+    SHARD_THREADS,
+    2 * SHARD_THREADS,
+    bounds.MAX_SHARDS,
+    bounds.MAX_STAGES,
+    BufferExchange.MAX_BYTES,
+    BufferExchange.MAX_BUFFERS,
+    MAX_WAVES_AHEAD,
+    NUM_THREADS,
+    MAX_AGENT_STREAMS,
+    MAX_VIEWER_STREAMS,
+    MAX_MEMBERS,
+    MAX_OPEN_JOBS,
+    MAX_ENDED_JOBS,
+    MAX_EVENTS,
+    MAX_JOB_CHARACTERS,
+    MAX_JOB_VALUES,
+    bounds.MAX_COUNT,
+    bounds.MAX_SAMPLES,
+    bounds.MAX_RANK,
+    bounds.MAX_NAME_CHARACTERS,
+    bounds.MAX_PATH_CHARACTERS,
+    bounds.MAX_SENTENCE_CHARACTERS,
+    MAX_ENTRIES,
+    MAX_VALUES,
+)
+
+
+def test_the_page_has_the_numbers_of_the_code() -> None:
+    page = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+    told = [int(value.replace(",", "")) for value in re.findall(r"^\| .* \| ([\d,]+) \|$", page, re.MULTILINE)]
+    assert told == list(IN_CODE)
+
+
+def test_a_whole_run_on_one_machine_finds_its_threads() -> None:
+    """Without TLS it is one peer: all its followers, and calls beside them."""
+    mine = LIMITS.of_address(SHARD_THREADS)
+    assert (mine.calls_per_peer or 0) >= MAX_FOLLOWERS + bounds.MAX_STAGES // 4
+    watchers = MAX_AGENT_STREAMS + MAX_VIEWER_STREAMS
+    assert (LIMITS.of_address(NUM_THREADS).calls_per_peer or 0) >= watchers + 16

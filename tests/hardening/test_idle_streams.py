@@ -1,0 +1,135 @@
+"""One peer opens a thousand calls and sends nothing, or next to nothing: the others are served as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import structlog
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.observe.history import MemoryHistory
+from hetpipe.ps.control import ShardControl
+from hetpipe.ps.server import ShardServer
+from hetpipe.rpc import convert_shard, shard_methods
+from hetpipe.rpc.limits import Limits
+from hetpipe.rpc.server import MAX_STREAMS_PER_CONNECTION, Server, ServerConfig
+from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.spec.identity import Role, server_name
+from hetpipe.testing.fake_clock import FakeClock
+from tests.certs.cluster import COORDINATOR, SHARD, cluster, stage_peer
+from tests.fuzz.memory import bytes_in_use
+from tests.polling import wait_until
+from tests.ps.builders import JOB, headers_of, push_header, requester, shard_config, slices_of
+
+NUM_CALLS = 1_000
+NUM_CONNECTIONS = 10
+SECONDS = 10.0
+LIMITS = Limits(calls_per_peer=12, streams_per_peer=8, idle_seconds=30.0)
+ASK = f"/{shard_methods.SERVICE}/GetProgress"
+PUSH = f"/{shard_methods.TENSOR_SERVICE}/{shard_methods.PUSH}"
+
+
+class Shard:
+    """A shard with TLS and few threads, and one job."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.clock = FakeClock()
+        handler = ShardServer(lambda _config: MemoryHistory())
+        config = ServerConfig(num_threads=16, tls=cluster().tls(SHARD), limits=LIMITS)
+        self.server = Server(config, clock=self.clock)
+        add_shard_service(self.server, handler)
+        self.server.on_stop(handler.stop)
+        self.address = self.server.start()
+        config_of_job = shard_config(slices_of([64]), stages=(1, 1), run_dir=str(run_dir))
+        handler.configure(config_of_job)
+        self.header = push_header(requester(), None, headers_of(config_of_job.slices))
+        self.coordinator = ShardControl(self.address, tls=cluster().tls(COORDINATOR))
+
+    def answers_promptly(self) -> None:
+        """What the coordinator asks is answered while the streams are open."""
+        for _ in range(5):
+            began = SYSTEM_CLOCK.monotonic()
+            assert self.coordinator.clocks(JOB).published == 0
+            assert SYSTEM_CLOCK.monotonic() - began < 2.0
+
+    @property
+    def admission(self) -> Any:
+        return self.server._guard._admission
+
+    def close(self) -> None:
+        self.coordinator.close()
+        self.server.stop(grace_seconds=0.0)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    with closing(Shard(tmp_path)) as shard:
+        yield shard
+
+
+def stage_channel(address: str) -> grpc.aio.Channel:
+    """A connection of its own, with the certificate of the stage."""
+    tls = cluster().tls(stage_peer(JOB))
+    options = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.ssl_target_name_override", server_name(Role.PARAMETER_SERVER)),
+    ]
+    return grpc.aio.secure_channel(address, tls.channel_credentials(tls.material), options)
+
+
+async def attack(
+    shard: Shard, call: str, messages: tuple[bytes, ...], num_calls: int = NUM_CALLS
+) -> list[grpc.StatusCode]:
+    """Open the calls, send the first messages, and nothing more until the coordinator has had its answers."""
+    channels = [stage_channel(shard.address) for _ in range(NUM_CONNECTIONS)]
+    open_call: list[Any] = [channel.stream_unary(call, None, None) for channel in channels]
+    calls = [open_call[index % NUM_CONNECTIONS]() for index in range(num_calls)]
+    await asyncio.gather(*(send(call, messages) for call in calls))
+    most = num_calls - (LIMITS.calls_per_peer or 0)
+    all_but_a_few = partial(wait_until, lambda: sum(call.done() for call in calls) >= most, what="most to be refused")
+    await asyncio.to_thread(all_but_a_few, timeout_seconds=SECONDS)
+    await asyncio.to_thread(shard.answers_promptly)
+    refused = [await call.code() for call in calls if call.done()]
+    for each in calls:
+        each.cancel()
+    await asyncio.gather(*(channel.close(None) for channel in channels))
+    return refused
+
+
+async def send(call: Any, messages: tuple[bytes, ...]) -> None:
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it was refused already
+        for message in messages:
+            await call.write(message)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["silent upload", "slow upload", "silent request"])
+def test_a_thousand_calls_of_one_peer(shard: Shard, kind: str) -> None:
+    header = convert_shard.push_header_to_proto(shard.header).SerializeToString()
+    messages = (header, bytes(8 + 64)) if kind == "slow upload" else ()
+    call = ASK if kind == "silent request" else PUSH
+    asyncio.run(attack(shard, call, messages, num_calls=100))  # what is kept for ever is made now
+    wait_until(lambda: shard.admission.num_peers == 0, timeout_seconds=SECONDS, what="the calls to be gone")
+    before = bytes_in_use()
+    refused = asyncio.run(attack(shard, call, messages))
+    given_up = {grpc.StatusCode.INVALID_ARGUMENT} if messages else set()  # of two that push the same, the later counts
+    assert {grpc.StatusCode.RESOURCE_EXHAUSTED} <= set(refused) <= {grpc.StatusCode.RESOURCE_EXHAUSTED} | given_up
+    wait_until(lambda: shard.admission.num_peers == 0, timeout_seconds=SECONDS, what="the calls to be gone")
+    wait_until(lambda: bytes_in_use() - before < 1 << 20, timeout_seconds=SECONDS, what="memory to be what it was")
+    shard.answers_promptly()
+
+
+def test_one_connection_has_so_many_streams() -> None:
+    """Otherwise one connection could fill the server's queue by itself."""
+    assert ServerConfig().max_concurrent_calls > MAX_STREAMS_PER_CONNECTION
+    assert (Limits().calls_per_peer or 0) < MAX_STREAMS_PER_CONNECTION
