@@ -121,7 +121,7 @@ class _Stamps(NullTimeline):
 def use_one_thread() -> None:
     """Once in each process, the same for all contenders, so that none is ahead by its threads or its allocator."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    keep_freed_memory(one_heap=True)
 
 
 def store_of(rank: int, port: int) -> TCPStore:

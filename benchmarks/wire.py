@@ -58,7 +58,7 @@ _PLENTY = 1_000_000
 
 def serve_shard(pipe: Connection) -> None:
     """A shard's process: serves until the pipe says stop."""
-    keep_freed_memory()
+    keep_freed_memory(one_heap=False)
     torch.set_num_threads(2)
     server = Server(ServerConfig(num_threads=32))
     shards = ShardServer(lambda _config: NullHistory())
@@ -117,7 +117,7 @@ class Bench:
 
     def __init__(self, num_streams: int) -> None:
         context = multiprocessing.get_context("spawn")
-        keep_freed_memory()
+        keep_freed_memory(one_heap=True)
         self._pipe, theirs = context.Pipe()
         self._shard_process = context.Process(target=serve_shard, args=(theirs,), daemon=True)
         self._shard_process.start()

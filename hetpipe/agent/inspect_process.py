@@ -23,7 +23,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
 
     # As stage processes do.
     torch.set_num_threads(1)
-    settle_memory()
+    settle_memory(one_heap=True)
 
     def inspect() -> object:
         order: InspectionOrder = wire.from_json(InspectionOrder, first_line)

@@ -23,7 +23,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
 
     # As stage processes do.
     torch.set_num_threads(1)
-    settle_memory()
+    settle_memory(one_heap=True)
 
     def measure() -> object:
         return wire.plain(ProfileAnswer, carry_out(wire.from_json(ProfileOrder, first_line), SYSTEM_CLOCK, tell))

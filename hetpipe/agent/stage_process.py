@@ -54,7 +54,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
         link_port: where it awaits the next stage; 0: on any free port.
     """
     torch.set_num_threads(1)
-    settle_memory()
+    settle_memory(one_heap=True)
     config: StageConfig = wire.from_json(StageConfig, first_line)
     identity = identity_of(config)
     name = f"vw-{config.vw}-stage-{config.stage}"

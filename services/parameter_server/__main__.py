@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
-    settle_memory()
+    settle_memory(one_heap=False)
     torch.set_num_threads(options.threads)
     tls = open_tls(options, options.host)
     name = _own_name(options, tls)
