@@ -11,18 +11,17 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
 import torch
 
 from hetpipe.clock import Clock
-from hetpipe.errors import DeadlineExceeded, MalformedFrame
+from hetpipe.errors import MalformedFrame
 from hetpipe.link.inbox import Ending, Ends, Inbox, closed_by, describe
 from hetpipe.link.policy import Frame, LinkLimits
+from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.wire import (
     FIRST_MESSAGE_BYTES,
     CloseHeader,
@@ -33,7 +32,6 @@ from hetpipe.link.wire import (
     decode,
     encode,
     encode_close,
-    portable,
 )
 from hetpipe.spec.run import LinkTime
 
@@ -215,18 +213,12 @@ class GlooSender:
         clock: Clock,
     ) -> None:
         self._connection = connection
-        #: Emulation: each frame is held back for the time that its transfer would take, one after the other.
-        self._pace = pace
         #: The link's ending lives in the inbox: one place for both halves.
         self._inbox = inbox
         self._ends = ends
-        self._limits = limits
-        self._clock = clock
-        #: Frames to be sent, oldest first; None is the good-bye. The first one stays until it is gone.
-        self._under_way: deque[Frame | None] = deque()
+        self._queue = SendQueue(ends=ends, limits=limits, pace=pace, clock=clock)
         self._broken: Ending | None = None
         self._stopped = False
-        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"link: {ends.own} sends to {ends.peer}", daemon=True)
 
     def start(self) -> None:
@@ -236,52 +228,25 @@ class GlooSender:
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
         """See `Link.send`."""
         self._raise_if_ended(frame)
-        ready = replace(frame, tensors=portable(frame.tensors, self._limits))
-        with self._changed:
-            self._wait_slot(frame, deadline_seconds)
-            if not self._ended():
-                self._under_way.append(ready)
-                self._changed.notify_all()
-                return
-        self._raise_if_ended(frame)
+        if not self._queue.put(frame, deadline_seconds=deadline_seconds, has_ended=self._ended):
+            self._raise_if_ended(frame)
 
     def wake(self) -> None:
         """Make a blocked `send` look at the link's ending."""
-        with self._changed:
-            self._changed.notify_all()
+        self._queue.wake()
 
     def say_goodbye(self, timeout_seconds: float) -> bool:
         """Send what is under way and the good-bye; False if that did not succeed in time."""
-        with self._changed:
-            if self._broken is not None:
-                return False
-            self._under_way.append(None)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._under_way or self._broken is not None, timeout_seconds)
-            return not self._under_way
+        return self._queue.say_goodbye(timeout_seconds, has_broken=lambda: self._broken is not None)
 
     def stop(self) -> None:
         """Disconnect and wait for the thread."""
-        with self._changed:
+        with self._queue.changed:
             self._stopped = True
-            self._changed.notify_all()
+            self._queue.changed.notify_all()
         self._connection.disconnect()
         self._thread.join(_JOIN_SECONDS)
         self._connection.free()
-
-    def _wait_slot(self, frame: Frame, deadline_seconds: float) -> None:
-        if self._has_slot_or_ended():
-            return
-        began = self._clock.monotonic()
-        if not self._changed.wait_for(self._has_slot_or_ended, deadline_seconds):
-            elapsed = self._clock.monotonic() - began
-            raise DeadlineExceeded(
-                f"{self._ends.own} waited {elapsed:.1f} s to send {describe(frame)} to {self._ends.peer}, "
-                "which has not taken the frames before it"
-            )
-
-    def _has_slot_or_ended(self) -> bool:
-        return len(self._under_way) < self._limits.outgoing_frames or self._ended()
 
     def _ended(self) -> bool:
         return self._broken is not None or self._inbox.ending is not None
@@ -293,31 +258,26 @@ class GlooSender:
             raise ending.error(f" before {self._ends.own} sent {describe(frame)}")
 
     def _run(self) -> None:
+        frames, changed = self._queue.frames, self._queue.changed
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._under_way or self._stopped)
-                if not self._under_way:
+            with changed:
+                changed.wait_for(lambda: frames or self._stopped)
+                if not frames:
                     return
-                frame = self._under_way[0]
-            self._hold_back(frame)
+                frame = frames[0]
+            if frame is not None:
+                self._queue.hold_back(frame, lambda: self._stopped)
             broken = self._see_through(frame)
             del frame
-            with self._changed:
-                self._under_way.popleft()
+            with changed:
+                frames.popleft()
                 if broken is not None:
-                    self._under_way.clear()
+                    frames.clear()
                     self._broken = broken
-                self._changed.notify_all()
+                changed.notify_all()
             if broken is not None:
                 self._settle(broken)
                 return
-
-    def _hold_back(self, frame: Frame | None) -> None:
-        if self._pace is None or frame is None:
-            return
-        num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in frame.tensors if tensor is not None)
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped, self._pace.seconds(num_bytes))
 
     def _see_through(self, frame: Frame | None) -> Ending | None:
         """Send one frame and wait until it is gone; returns why that cannot be."""

@@ -7,17 +7,16 @@ has left. So frames wait for credit there, and nobody else waits for the network
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hetpipe.clock import Clock
-from hetpipe.errors import DeadlineExceeded, HetpipeError, MalformedFrame
+from hetpipe.errors import HetpipeError, MalformedFrame
 from hetpipe.link.credit import Window
 from hetpipe.link.inbox import Ending, Ends, Inbox, closed_by, describe
 from hetpipe.link.policy import Frame, LinkLimits
+from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.stream import Assembler, Credit, credit_message, messages_of
-from hetpipe.link.wire import CloseHeader, Outgoing, encode, encode_close, portable
+from hetpipe.link.wire import CloseHeader, Outgoing, encode, encode_close
 from hetpipe.rpc.link_stream import LinkStream
 from hetpipe.spec.run import LinkTime
 
@@ -31,13 +30,9 @@ class GrpcSender:
         #: The link's ending lives in the inbox: one place for both halves.
         self._inbox = inbox
         self._ends = ends
-        self._limits = limits
-        #: Emulation: each frame is held back for the time that its transfer would take, one after the other.
-        self._pace = pace
-        self._clock = clock
-        self._changed = threading.Condition()
-        #: Frames to be sent, oldest first; None is the good-bye. The first one stays until it is gone.
-        self._under_way: deque[Frame | None] = deque()
+        self._queue = SendQueue(ends=ends, limits=limits, pace=pace, clock=clock)
+        self._changed = self._queue.changed
+        self._frames = self._queue.frames
         #: Frames that the other end has room for.
         self._credit = credit
         #: What this end has room for.
@@ -50,14 +45,8 @@ class GrpcSender:
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
         """See `Link.send`."""
         self._raise_if_ended(frame)
-        ready = replace(frame, tensors=portable(frame.tensors, self._limits))
-        with self._changed:
-            self._wait_slot(frame, deadline_seconds)
-            if self._inbox.ending is None:
-                self._under_way.append(ready)
-                self._changed.notify_all()
-                return
-        self._raise_if_ended(frame)
+        if not self._queue.put(frame, deadline_seconds=deadline_seconds, has_ended=self._has_ended):
+            self._raise_if_ended(frame)
 
     def taken(self) -> None:
         """The stage has taken a frame from the inbox."""
@@ -68,17 +57,13 @@ class GrpcSender:
 
     def say_goodbye(self, timeout_seconds: float) -> bool:
         """Send what is under way and the good-bye; False if that did not succeed in time."""
-        with self._changed:
-            self._under_way.append(None)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._under_way or self._peer_ended, timeout_seconds)
-            return not self._under_way
+        return self._queue.say_goodbye(timeout_seconds, has_broken=lambda: self._peer_ended)
 
     def stop(self) -> None:
         """End the stream's iterator, wherever it is."""
         with self._changed:
             self._stopped = True
-            self._under_way.clear()
+            self._frames.clear()
             self._changed.notify_all()
 
     # -- the receiving half --------------------------------------------------------------------------------------------
@@ -116,7 +101,7 @@ class GrpcSender:
                 if self._is_over():
                     return
                 granted = self._window.grant() if self._window.is_due else 0
-                frame = None if granted else self._under_way[0]
+                frame = None if granted else self._frames[0]
             if granted:
                 yield credit_message(granted)
                 continue
@@ -124,8 +109,8 @@ class GrpcSender:
             last = frame is None
             del frame
             with self._changed:
-                if self._under_way:
-                    self._under_way.popleft()
+                if self._frames:
+                    self._frames.popleft()
                 self._changed.notify_all()
                 if last:
                     self._changed.wait_for(self._is_over)
@@ -135,13 +120,11 @@ class GrpcSender:
             return messages_of(Outgoing(encode_close(), ()))
         with self._changed:
             self._credit -= 1
-            if self._pace is not None:
-                num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in frame.tensors if tensor is not None)
-                self._changed.wait_for(self._is_over, self._pace.seconds(num_bytes))
+        self._queue.hold_back(frame, self._is_over)
         return messages_of(encode(frame))
 
     def _has_work(self) -> bool:
-        may_send = bool(self._under_way) and (self._credit > 0 or self._under_way[0] is None)
+        may_send = bool(self._frames) and (self._credit > 0 or self._frames[0] is None)
         return may_send or self._window.is_due or self._is_over()
 
     def _is_over(self) -> bool:
@@ -149,19 +132,8 @@ class GrpcSender:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def _wait_slot(self, frame: Frame, deadline_seconds: float) -> None:
-        if self._has_slot_or_ended():
-            return
-        began = self._clock.monotonic()
-        if not self._changed.wait_for(self._has_slot_or_ended, deadline_seconds):
-            elapsed = self._clock.monotonic() - began
-            raise DeadlineExceeded(
-                f"{self._ends.own} waited {elapsed:.1f} s to send {describe(frame)} to {self._ends.peer}, "
-                "which has not taken the frames before it"
-            )
-
-    def _has_slot_or_ended(self) -> bool:
-        return len(self._under_way) < self._limits.outgoing_frames or self._inbox.ending is not None
+    def _has_ended(self) -> bool:
+        return self._inbox.ending is not None
 
     def _raise_if_ended(self, frame: Frame) -> None:
         ending = self._inbox.ending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 from hetpipe.certs.authority import Authority, key_to_pem, new_key, request_for
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate, read_authority, read_signer
-from hetpipe.rpc.tls import Tls
+from hetpipe.rpc.tls import Material, Tls
 from hetpipe.spec.identity import NamedPeer, Peer, Role, StagePeer
 from hetpipe.spec.ids import JobId, StageIndex, VirtualWorkerIndex
 
@@ -64,6 +64,14 @@ def write(own: Path, root: Authority, certificate: bytes, key: bytes) -> None:
     (own / CA_FILE).write_bytes(root.certificate_pem)
     (own / CERT_FILE).write_bytes(certificate)
     (own / KEY_FILE).write_bytes(key)
+
+
+class NoCertificate(Tls):
+    """A client that trusts the cluster and shows nothing."""
+
+    @property
+    def material(self) -> Material:
+        return replace(super().material, cert=b"", key=b"")
 
 
 @cache

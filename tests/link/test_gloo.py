@@ -168,7 +168,7 @@ def test_a_broken_format_is_named_and_closes_the_link() -> None:
     bad = (
         "import torch; from hetpipe.link.gloo_halves import Connection\n"
         "sender = link._sender\n"
-        "with sender._changed: sender._changed.wait_for(lambda: not sender._under_way, 60)\n"
+        "queue = sender._queue\nwith queue.changed: queue.changed.wait_for(lambda: not queue.frames, 60)\n"
         "link._sender._connection.post_send(torch.full((100,), 7, dtype=torch.uint8), 0).wait()\n"
         "try: link.receive(timeout_seconds=60)\n"
         "except Exception: link.close()\n"

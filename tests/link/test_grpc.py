@@ -17,7 +17,7 @@ import grpc
 import pytest
 import torch
 
-from hetpipe.certs.authority import Authority
+from hetpipe.certs.authority import Authority, new_key
 from hetpipe.errors import (
     DeadlineExceeded,
     HetpipeError,
@@ -42,7 +42,7 @@ from hetpipe.spec.ids import Incarnation, JobId, Term
 from hetpipe.spec.requests import LinkHello, Requester
 from hetpipe.spec.run import LinkTime
 from hetpipe.testing.link_contract import Connect, LinkContract, frame, in_thread
-from tests.certs.cluster import AGENT, cluster, stage_peer
+from tests.certs.cluster import AGENT, NoCertificate, cluster, stage_peer
 from tests.link.cuts import HOST, SECONDS, earlier, later, stage
 
 Pace = LinkTime | None
@@ -379,19 +379,24 @@ def test_who_says_nothing_is_not_waited_for(
         ("another job", PermissionDenied),
         ("an agent", PermissionDenied),
         ("a stranger", Unauthenticated),
+        ("itself", Unauthenticated),
         ("the past", Unauthenticated),
+        ("no certificate", Unauthenticated),
         ("nobody", HetpipeError),
     ],
 )
 def test_with_tls_only_the_certificate_of_the_neighbour_opens(
     opened: Callable[[Tls | None], GrpcDoor], name: str, error: type[HetpipeError]
 ) -> None:
+    neighbour = stage_peer("job-1", 3, 1)
     callers: dict[str, Callable[[], Tls | None]] = {
         "another stage": lambda: tls_of(2),
         "another virtual worker": lambda: tls_of(1, vw=4),
         "another job": lambda: tls_of(1, job="job-2"),
         "an agent": lambda: cluster().tls(AGENT),
         "a stranger": lambda: cluster().issued_by(Authority.new_root(), stage_peer("job-1", 3, 1)),
+        "itself": lambda: cluster().issued_by(Authority(cluster().authority().certificate, new_key()), neighbour),
+        "no certificate": lambda: NoCertificate(tls_of(1).folder),
         "the past": lambda: cluster().issued_by(cluster().authority(), stage_peer("job-1", 3, 1), days=-0.001),
         "nobody": lambda: None,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -27,9 +26,9 @@ from hetpipe.rpc.access import ACCESS
 from hetpipe.rpc.connection import Connection, Target
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.rpc.tls import Material, Tls
+from hetpipe.rpc.tls import Tls
 from hetpipe.spec.identity import NamedPeer, Peer, Role, server_name
-from tests.certs.cluster import AGENT, COORDINATOR, MONITOR, OPERATOR, SHARD, cluster, stage_peer
+from tests.certs.cluster import AGENT, COORDINATOR, MONITOR, OPERATOR, SHARD, NoCertificate, cluster, stage_peer
 
 SECONDS = 10.0
 STAGE = stage_peer()
@@ -50,14 +49,6 @@ RAW: dict[str, Any] = {
     shard_methods.PUSH_BUFFERS: parameter_server_pb2.BuffersHeader,
     shard_methods.PULL_BUFFERS: parameter_server_pb2.BuffersHeader,
 }
-
-
-class NoCertificate(Tls):
-    """A client that trusts the cluster and shows nothing."""
-
-    @property
-    def material(self) -> Material:
-        return replace(super().material, cert=b"", key=b"")
 
 
 class Fixture:
