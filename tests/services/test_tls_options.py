@@ -32,7 +32,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(name: str, *options: str) -> str:
         module = importlib.import_module(f"services.{name}.__main__")
         if name == "parameter_server":
-            monkeypatch.setattr(module, "settle_memory", lambda: None)
+            monkeypatch.setattr(module, "settle_memory", lambda **_: None)
             options = (*options, "--threads", "1")
         if name != "coordinator":
             options = (*options, "--coordinator", "127.0.0.1:1")
