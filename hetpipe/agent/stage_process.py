@@ -35,7 +35,7 @@ from hetpipe.pipeline.setup import StageIdentity
 from hetpipe.ps.emulated import over
 from hetpipe.ps.transport import ShardTransport
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.tls import tls_from_environment
+from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.spec import wire
 from hetpipe.spec.ids import ShardIndex
 from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
@@ -112,15 +112,8 @@ def _run(
     *,
     link_port: int,
 ) -> StageDone:
-    run_dir = Path(config.run_dir)
     code = load_user_code(config)
     tls = tls_from_environment(os.environ)
-    shards: list[ShardTransport] = [
-        GrpcShard(address, ShardIndex(index), tls=tls) for index, address in enumerate(config.shard_addresses)
-    ]
-    emulation = config.emulation
-    if emulation is not None and emulation.shards:
-        shards = [over(shard, time) for shard, time in zip(shards, emulation.shards, strict=True)]
     clock_shard = GrpcClock(
         config.shard_addresses[0],
         job_id=config.plan.job_id,
@@ -129,19 +122,9 @@ def _run(
         tls=tls,
     )
     neighbours = meet(config, clock_shard, tls=tls, port=link_port)
-    timeline = Timeline(
-        run_dir / "trace" / f"{name}.jsonl",
-        process_index=config.vw,
-        process_name=f"virtual worker {config.vw}",
-        thread_index=config.stage,
-        thread_name=f"stage {config.stage}",
-    )
-    history = History(
-        run_dir / "history" / f"{name}.jsonl", host=config.host, pid=os.getpid(), role="stage", term=config.plan.term
-    )
-    metrics = Metrics(metrics_path(run_dir, config.vw)) if identity.is_last else NullMetrics()
+    timeline, history, metrics = _records(config, identity, name)
     wiring = Wiring(
-        shards=shards,
+        shards=_shards(config, tls),
         clock_shard=clock_shard,
         upstream=neighbours.upstream,
         downstream=neighbours.downstream,
@@ -157,12 +140,38 @@ def _run(
     try:
         return runner.run(start)
     finally:
-        client.close()
-        clock_shard.close()
-        timeline.close()
-        metrics.close()
-        history.close()
-        neighbours.close()
+        for each in (client, clock_shard, timeline, metrics, history, neighbours):
+            each.close()
+
+
+def _shards(config: StageConfig, tls: Tls | None) -> list[ShardTransport]:
+    """All shards, behind emulated links where the job has some."""
+    shards: list[ShardTransport] = [
+        GrpcShard(address, ShardIndex(index), tls=tls) for index, address in enumerate(config.shard_addresses)
+    ]
+    emulation = config.emulation
+    if emulation is None or not emulation.shards:
+        return shards
+    return [over(shard, time) for shard, time in zip(shards, emulation.shards, strict=True)]
+
+
+def _records(
+    config: StageConfig, identity: StageIdentity, name: str
+) -> tuple[Timeline, History, Metrics | NullMetrics]:
+    """What the stage writes down in the folder of the run."""
+    run_dir = Path(config.run_dir)
+    timeline = Timeline(
+        run_dir / "trace" / f"{name}.jsonl",
+        process_index=config.vw,
+        process_name=f"virtual worker {config.vw}",
+        thread_index=config.stage,
+        thread_name=f"stage {config.stage}",
+    )
+    history = History(
+        run_dir / "history" / f"{name}.jsonl", host=config.host, pid=os.getpid(), role="stage", term=config.plan.term
+    )
+    metrics = Metrics(metrics_path(run_dir, config.vw)) if identity.is_last else NullMetrics()
+    return timeline, history, metrics
 
 
 if __name__ == "__main__":
