@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 
 from hetpipe.certs.authority import Authority, key_to_pem, new_key, request_for
@@ -78,6 +80,7 @@ class NoCertificate(Tls):
 def cluster() -> Cluster:
     """The cluster of this test process."""
     folder = Path(mkdtemp(prefix="hetpipe-test-ca-"))
+    atexit.register(rmtree, folder, ignore_errors=True)
     init_authority(folder)
     made = Cluster(folder)
     made.tls(COORDINATOR)
