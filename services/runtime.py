@@ -124,6 +124,18 @@ def certified_name(tls: Tls, role: Role) -> str:
     return peer.name
 
 
+def own_name(options: argparse.Namespace, tls: Tls | None, role: Role, *, option: str, given: str) -> str:
+    """This process's name: what its certificate says, else what the user gave; empty if neither says anything.
+
+    Raises:
+        UserError: the two differ, or the certificate cannot be used.
+    """
+    certified = "" if tls is None else certified_name(tls, role)
+    if certified and given not in {"", certified}:
+        raise UserError(f"{option} {given} is not {certified}, the name in the certificate of {options.tls}")
+    return certified or given
+
+
 @contextmanager
 def healthy(host: str, health_port: int | None) -> Iterator[None]:
     """Tell probes that this process serves, for as long as the block lasts: for processes without a server.

@@ -101,6 +101,11 @@ def _missing(allowed: Sequence[tuple[str, int]], forbidden: Sequence[tuple[str, 
     return ""
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check once; the exit status."""
     parser = argparse.ArgumentParser(
@@ -119,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rules = Rules(allowed=tuple(options.allowed), forbidden=tuple(options.forbidden), wait_seconds=options.wait)
     try:
-        passed = check(rules, SystemNetwork(), clock=SYSTEM_CLOCK, say=lambda line: print(line, flush=True))  # noqa: T201 - its output
+        passed = check(rules, SystemNetwork(), clock=SYSTEM_CLOCK, say=_say)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2

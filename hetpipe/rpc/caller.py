@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-import grpc
-
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.rpc.connection import Connection, Target
 from hetpipe.rpc.method import RequestT, ResponseT, Streaming, Unary, serialize
@@ -47,14 +45,9 @@ class Caller:
 
         def attempt() -> ResponseT:
             left = max(0.0, started + deadline_seconds - self._clock.monotonic())
-            with self._connection.channel() as channel:
+            with self._connection.calling(method.name, started, awaited) as channel:
                 call = channel.unary_unary(f"/{self._service}/{method.name}", serialize, method.response.FromString)
-                try:
-                    return call(request, timeout=left)  # type: ignore[no-any-return]
-                except grpc.RpcError as error:
-                    raise self._connection.translated(error, method.name, started, awaited) from error
-                except ValueError as error:
-                    raise self._connection.closed(error) from error
+                return call(request, timeout=left)  # type: ignore[no-any-return]
 
         return while_busy(attempt, until=started + deadline_seconds, clock=self._clock)
 
@@ -80,16 +73,11 @@ class Caller:
         self, method: Streaming[RequestT, ResponseT], request: RequestT, *, until: float, awaited: str
     ) -> Generator[ResponseT, None, None]:
         started = self._clock.monotonic()
-        with self._connection.channel() as channel:
+        with self._connection.calling(method.name, started, awaited) as channel:
             call = channel.unary_stream(f"/{self._service}/{method.name}", serialize, method.response.FromString)
-            try:
-                responses = call(request, timeout=max(0.0, until - started))
-            except ValueError as error:
-                raise self._connection.closed(error) from error
+            responses = call(request, timeout=max(0.0, until - started))
             try:
                 yield from responses
-            except grpc.RpcError as error:
-                raise self._connection.translated(error, method.name, started, awaited) from error
             finally:
                 responses.cancel()  # type: ignore[no-untyped-call]
 

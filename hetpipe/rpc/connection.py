@@ -90,6 +90,23 @@ class Connection:
         for life in lives:
             life.channel.close()
 
+    @contextmanager
+    def calling(self, call: str, started: float, awaited: str = "an answer") -> Iterator[grpc.Channel]:
+        """The channel, for one call that began at `started`, and whose errors become typed ones.
+
+        Raises:
+            HetpipeError: what the server raised, or what became of the connection.
+        """
+        with self.channel() as channel:
+            try:
+                yield channel
+            except grpc.RpcError as error:
+                raise self.translated(error, call, started, awaited) from error
+            except ValueError as error:
+                if isinstance(error, HetpipeError):
+                    raise
+                raise self._closed_here(error) from error
+
     def translated(self, error: grpc.RpcError, call: str, started: float, awaited: str = "an answer") -> HetpipeError:
         """The typed error behind a failed call that began at `started`."""
         target = self.target
@@ -109,7 +126,7 @@ class Connection:
         said = diagnose(host, port, material=target.tls.material, server_name=target.server_name)
         return Unauthenticated(f"{target.role} at {target.address} refused {call}: {said}") if said else typed
 
-    def closed(self, error: ValueError) -> PeerUnreachable:
+    def _closed_here(self, error: ValueError) -> PeerUnreachable:
         """What a call on a closed channel means; gRPC itself raises a ValueError."""
         target = self.target
         return PeerUnreachable(

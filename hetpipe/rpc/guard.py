@@ -25,6 +25,7 @@ from hetpipe.rpc import audit
 from hetpipe.rpc.access import Rule, check_claim, check_role, peer_of
 from hetpipe.rpc.limits import Admission, Limits, Uploads
 from hetpipe.rpc.status import INTERNAL_TEXT, metadata_of, status_of, text_of
+from hetpipe.spec.identity import Peer
 
 _log = get_logger(__name__)
 
@@ -75,8 +76,7 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
         Raises:
             Busy: when entered; there is too much under way.
         """
-        identity = self._identity(context)
-        name, limits = self._name_and_limits(context, identity)
+        name, limits = self._name_and_limits(context, self._peer(context))
         return self._admission.bytes_in_flight(name, max(0, num_bytes), limits)
 
     def end_overdue(self) -> None:
@@ -92,8 +92,9 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
     ) -> Any:
         with RPC_COUNTERS.answering(call, cast("Any", context)):
             try:
-                with self._counted(handler, context):
-                    return behaviour(self._request(call, handler, messages, context), context)
+                peer = self._peer(context)
+                with self._counted(handler, context, peer):
+                    return behaviour(self._request(call, handler, messages, context, peer), context)
             except Exception as error:
                 self._abort(call, context, error)
                 raise
@@ -105,8 +106,9 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
     ) -> Iterator[Any]:
         with RPC_COUNTERS.answering(call, cast("Any", context)):
             try:
-                with self._counted(handler, context):
-                    yield from behaviour(self._request(call, handler, messages, context), context)
+                peer = self._peer(context)
+                with self._counted(handler, context, peer):
+                    yield from behaviour(self._request(call, handler, messages, context, peer), context)
             except Exception as error:
                 self._abort(call, context, error)
                 raise
@@ -120,19 +122,22 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
         )
         context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
 
-    def _counted(self, handler: Any, context: grpc.ServicerContext) -> AbstractContextManager[None]:
-        name, limits = self._name_and_limits(context, self._identity(context))
+    def _counted(self, handler: Any, context: grpc.ServicerContext, peer: Peer | None) -> AbstractContextManager[None]:
+        name, limits = self._name_and_limits(context, peer)
         is_stream = handler.request_streaming or handler.response_streaming
         return self._admission.call(name, limits, is_stream=is_stream)
 
-    def _request(self, call: str, handler: Any, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+    def _request(
+        self, call: str, handler: Any, messages: Iterator[bytes], context: grpc.ServicerContext, peer: Peer | None
+    ) -> Any:
         """The request, or the stream of requests, if the caller may make it.
 
         Raises:
             Unauthenticated, PermissionDenied: it may not.
             ProtocolViolation: the request cannot be read.
         """
-        peer = None if self._access is None else peer_of(context)
+        if peer is None and self._access is not None:
+            peer = peer_of(context)  # which says why it is nobody
         claim = None if peer is None else check_role(call, peer, self._access or {})
         both_ways = handler.request_streaming and handler.response_streaming
         messages = self._watched((call, context), messages, first_only=both_ways)
@@ -172,15 +177,19 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
 
     # -- who calls, and how it ends ----------------------------------------------------------------------------------
 
-    def _identity(self, context: grpc.ServicerContext) -> str:
-        """Who the certificate says the peer is; empty if nobody knows."""
+    def _peer(self, context: grpc.ServicerContext) -> Peer | None:
+        """Who calls, by its certificate; None if nobody knows."""
         if self._access is not None:
             with suppress(Unauthenticated):
-                return str(peer_of(context))
-        return ""
+                return peer_of(context)
+        return None
 
-    def _name_and_limits(self, context: grpc.ServicerContext, identity: str) -> tuple[str, Limits]:
-        return (identity, self._limits) if identity else (address_of(context.peer()), self._limits_of_address)
+    def _identity(self, context: grpc.ServicerContext) -> str:
+        """The same for the log; empty if nobody knows."""
+        return str(self._peer(context) or "")
+
+    def _name_and_limits(self, context: grpc.ServicerContext, peer: Peer | None) -> tuple[str, Limits]:
+        return (address_of(context.peer()), self._limits_of_address) if peer is None else (str(peer), self._limits)
 
     def _note_refusal(self, call: str, context: grpc.ServicerContext, error: HetpipeError) -> None:
         audit.refused(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import grpc
-
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
@@ -45,30 +43,18 @@ class _BulkCaller:
 
     def send(self, name: str, header: bytes, chunks: Iterable[bytes], *, seconds: float) -> bytes:
         """Stream a header and chunks; returns the response's bytes."""
-        started = self._clock.monotonic()
-        with self._connection.channel() as channel:
+        with self._connection.calling(name, self._clock.monotonic()) as channel:
             call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
-            try:
-                response: bytes = call(_with_header(header, chunks), timeout=seconds)
-            except grpc.RpcError as error:
-                raise self._connection.translated(error, name, started) from error
-            except ValueError as error:
-                raise self._connection.closed(error) from error
+            response: bytes = call(_with_header(header, chunks), timeout=seconds)
         return response
 
     def receive(self, name: str, header: bytes, *, seconds: float) -> Iterator[bytes]:
         """Ask by a header; yields the chunks."""
-        started = self._clock.monotonic()
-        with self._connection.channel() as channel:
+        with self._connection.calling(name, self._clock.monotonic()) as channel:
             call = channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
-            try:
-                responses = call(header, timeout=seconds)
-            except ValueError as error:
-                raise self._connection.closed(error) from error
+            responses = call(header, timeout=seconds)
             try:
                 yield from responses
-            except grpc.RpcError as error:
-                raise self._connection.translated(error, name, started) from error
             finally:
                 responses.cancel()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
 

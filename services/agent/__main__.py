@@ -18,7 +18,7 @@ from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.pipeline.allowed_modules import OPTION
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.spec.identity import Role
-from services.runtime import Shutdown, announce_ready, certified_name, healthy, new_parser, open_tls, port, run_service
+from services.runtime import Shutdown, announce_ready, healthy, new_parser, open_tls, own_name, port, run_service
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,10 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     tls = open_tls(options, options.host)
-    certified = None if tls is None else certified_name(tls, Role.AGENT)
-    node = options.node or certified or socket.gethostname()
-    if certified not in {None, node}:
-        raise UserError(f"--node {node} is not {certified}, the name in the certificate of {options.tls}")
+    node = own_name(options, tls, Role.AGENT, option="--node", given=options.node or "") or socket.gethostname()
     if "/" in node:
         raise UserError(f"--node {node!r} must not contain a slash: devices are named NODE/INDEX")
     agent = Agent(

@@ -13,7 +13,7 @@ import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.membership import Hooks, Membership
-from hetpipe.errors import MemberReplaced, UserError
+from hetpipe.errors import MemberReplaced
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.ps.readings import readings
@@ -34,9 +34,9 @@ from services.runtime import (
     add_listening_options,
     advertised_host,
     announce_ready,
-    certified_name,
     new_parser,
     open_tls,
+    own_name,
     run_service,
     server_config,
 )
@@ -95,7 +95,8 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     settle_memory(one_heap=False)
     torch.set_num_threads(options.threads)
     tls = open_tls(options, options.host)
-    name = _own_name(options, tls)
+    index = "" if options.index is None else str(options.index)
+    name = own_name(options, tls, Role.PARAMETER_SERVER, option="--index", given=index)
     host = advertised_host(options.host, options.advertise)
     history = file_history(host, os.getpid())
     if options.emulate_delay:
@@ -123,15 +124,6 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             membership.close()
     finally:
         server.stop()
-
-
-def _own_name(options: argparse.Namespace, tls: Tls | None) -> str:
-    """The shard's own name among the members, as its certificate or `--index` says; empty if neither does."""
-    certified = "" if tls is None else certified_name(tls, Role.PARAMETER_SERVER)
-    index = "" if options.index is None else str(options.index)
-    if certified and index not in {"", certified}:
-        raise UserError(f"--index {index} is not {certified}, the name in the certificate of {options.tls}")
-    return certified or index
 
 
 def _membership(

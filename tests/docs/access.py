@@ -5,21 +5,18 @@ It stands behind the marker `<!-- access -->`. Calls of one service that the sam
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 
 from hetpipe.rpc import access
 from hetpipe.rpc.access import ACCESS, Rule
 from hetpipe.spec.identity import Role
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, with_table
 
 PAGE = ROOT / "docs" / "security.md"
 
 #: Those who call anything; the columns.
 CALLERS = tuple(role for role in Role if any(role in rule for rule in ACCESS.values()))
-
-_TABLE = re.compile(r"(<!-- access -->\n)((?:\|.*\n)*)")
 
 
 def table() -> str:
@@ -48,7 +45,7 @@ def _cells(rule: Rule) -> Iterator[str]:
 
 def rewritten(text: str) -> str:
     """The page with a fresh table."""
-    return _TABLE.sub(lambda found: found[1] + table(), text)
+    return with_table(text, "access", table())
 
 
 def main() -> int:

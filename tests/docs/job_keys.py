@@ -45,7 +45,7 @@ from hetpipe.spec.policies import (
     WeightPolicy,
     least_minibatches_per_wave,
 )
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, with_table
 
 PAGE = ROOT / "docs" / "job-file.md"
 
@@ -76,7 +76,6 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
-_POLICIES = re.compile(r"(<!-- policies -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
 _LEFT_OUT = ("optimizer.groups", "lr_schedule", "cluster.devices")
@@ -96,7 +95,7 @@ def table(path: str) -> str:
 
 def rewritten(text: str) -> str:
     """The page with fresh tables."""
-    text = _POLICIES.sub(lambda found: found[1] + policies_table(), text)
+    text = with_table(text, "policies", policies_table())
     return _TABLE.sub(lambda found: found[1] + table(found[2]), text)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 from hetpipe.observe.metric_names import FAMILIES, ROLES, Family
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, with_table
 
 PAGE = ROOT / "docs" / "observability.md"
-
-_TABLE = re.compile(r"(<!-- metrics -->\n)((?:\|.*\n)*)")
 
 
 def table() -> str:
@@ -28,7 +25,7 @@ def _cells(family: Family) -> list[str]:
 
 def rewritten(text: str) -> str:
     """The page with a fresh table."""
-    return _TABLE.sub(lambda found: found[1] + table(), text)
+    return with_table(text, "metrics", table())
 
 
 def main() -> int:

@@ -92,3 +92,9 @@ def table_after(page: Path, marker: str) -> list[list[str]]:
         elif rows:
             break
     return rows[2:]
+
+
+def with_table(text: str, marker: str, table: str) -> str:
+    """The text of a page with a fresh table behind `<!-- marker -->`."""
+    behind = re.compile(rf"(<!-- {marker} -->\n)((?:\|.*\n)*)")
+    return behind.sub(lambda found: found[1] + table, text)
