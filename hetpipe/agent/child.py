@@ -17,6 +17,7 @@ from pathlib import Path
 from hetpipe.clock import Clock
 from hetpipe.errors import ProtocolViolation
 from hetpipe.observe.log import get_logger
+from hetpipe.spec.commands import last_words
 
 _log = get_logger(__name__)
 
@@ -26,9 +27,8 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 #: Seconds the pipe may stay open after the child and its group are gone.
 _DRAIN_SECONDS = 1.0
 
-#: How much of the log is looked at for the last words, in bytes, and how much of those is told, in characters.
+#: How much of the log is looked at for the last words, in bytes.
 _TAIL_BYTES = 4_096
-_LAST_WORDS_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class Child:
                 lines = output.read().decode(errors="replace").split("\n")
         except OSError:
             return ""
-        return next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
+        return last_words(lines)
 
 
 def end_children(children: Sequence[Child], *, grace_seconds: float, clock: Clock) -> None:

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpipe.errors import DeadlineExceeded, JobFailed
-from hetpipe.spec.commands import exit_sentence
+from hetpipe.spec.commands import exit_sentence, last_words
 
-#: How much of a service's output is looked at for its last words, in bytes, and how much is told, in characters.
+#: How much of a service's output is looked at for its last words, in bytes.
 _TAIL_BYTES = 4_096
-_LAST_WORDS_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +164,7 @@ class Service:
                 lines = output.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
+        return last_words(lines)
 
 
 def _address_in(line: bytes) -> str:

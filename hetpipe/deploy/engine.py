@@ -21,6 +21,7 @@ from hetpipe.deploy import labels
 from hetpipe.deploy.docker_port import ContainerPort, DockerPort
 from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, STOP_SECONDS, Container, Deployment, Role
 from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, PeerUnreachable, UserError
+from hetpipe.spec.commands import last_words
 
 #: How long a container may take to be ready: the first import of torch from a cold disk takes most of it.
 READY_SECONDS = 120.0
@@ -43,8 +44,6 @@ _ENDED = frozenset({"exited", "dead"})
 
 #: Logs of one container on disk, at most: two files of this size.
 _LOG_OPTIONS = {"max-size": "50m", "max-file": "2"}
-
-_LAST_WORDS_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +330,7 @@ def _state(container: ContainerPort) -> ContainerState:
 def _last_words(container: ContainerPort) -> str:
     """The last line of its output, as the end of a sentence."""
     lines = container.logs(stdout=False, stderr=True, tail=5).decode(errors="replace").splitlines()
-    words = next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
+    words = last_words(lines)
     return f"; its last words: {words}" if words else ""
 
 

@@ -6,12 +6,16 @@ Commands are numbered per registration and carried out in order; each is idempot
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.run import StageConfig, StageReport
+
+#: How much of a process's last line is told.
+_LAST_WORDS_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -138,6 +142,15 @@ def exit_sentence(exit_code: int) -> str:
         return f"was killed by {signal.Signals(-exit_code).name}"
     except ValueError:
         return f"was killed by signal {-exit_code}"
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What a process said last, for the same sentence; empty if it said nothing.
+
+    >>> last_words(["starting", "  no devices ", ""])
+    'no devices'
+    """
+    return next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
 AgentNews = StageNews | InspectionStep | InspectionResult | ChildExit
