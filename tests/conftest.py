@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,12 @@ import torch
 def _one_thread() -> None:
     """One thread per operation: sums that must agree bit for bit are then added in one order."""
     torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """Processes that tests start hear Ctrl-C also where a shell runs the tests in the background, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

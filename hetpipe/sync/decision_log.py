@@ -186,16 +186,20 @@ class DecisionLog:
         """The clock of `vw` from a switch point on: the newest published one that it may use. Repeatable.
 
         Raises:
-            ClockNotPublished: the clock it requires is not published yet.
+            ClockNotPublished: the clock it requires is not published yet; or no clock is chosen there, which only
+                somebody asks who has not heard of the barrier that the segment began with.
+            WaveOutOfOrder: before the latest question, or before the segment.
         """
         member = self._member(vw, incarnation)
-        if switch == member.last_switch:
-            return member.held
         points = SwitchPoints(self.config.sync, self.segment.start)
         p, required = points.minibatch(switch), points.required(switch)
         if switch < member.last_switch or p <= points.start * self.config.sync.minibatches_per_wave:
             asked = points.minibatch(member.last_switch)
             raise WaveOutOfOrder(f"virtual worker {vw} asks for the clock of minibatch {p} after {asked}")
+        if points.newest_usable(switch) <= points.start:
+            raise ClockNotPublished(f"minibatch {p} begins with the clock of the barrier at {points.start}")
+        if switch == member.last_switch:
+            return member.held
         if self.published < required:
             raise ClockNotPublished(f"minibatch {p} needs clock {required}, published is {self.published}")
         member.held = min(self.published, points.newest_usable(switch))

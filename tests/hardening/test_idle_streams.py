@@ -36,6 +36,8 @@ SECONDS = 10.0
 LIMITS = Limits(calls_per_peer=12, streams_per_peer=8, idle_seconds=30.0)
 ASK = f"/{shard_methods.SERVICE}/GetProgress"
 PUSH = f"/{shard_methods.TENSOR_SERVICE}/{shard_methods.PUSH}"
+# What grpc.aio itself calls a call that the server ended while the client wrote: the server's status is lost then.
+LOST_BY_THE_CLIENT = "Internal error from Core"
 
 
 class Shard:
@@ -99,7 +101,7 @@ async def attack(
     all_but_a_few = partial(wait_until, lambda: sum(call.done() for call in calls) >= most, what="most to be refused")
     await asyncio.to_thread(all_but_a_few, timeout_seconds=SECONDS)
     await asyncio.to_thread(shard.answers_promptly)
-    refused = [await call.code() for call in calls if call.done()]
+    refused = [await call.code() for call in calls if call.done() and await call.details() != LOST_BY_THE_CLIENT]
     for each in calls:
         each.cancel()
     await asyncio.gather(*(channel.close(None) for channel in channels))

@@ -156,7 +156,6 @@ class TestDecisionLog:
     def test_under_asp_a_barrier_is_beyond_what_needs_no_question(self) -> None:
         """Minibatches up to (start + 2)·N − 1 start without one, later ones up to the next switch point after it."""
         log = started(replace(SCENARIO, d=None))
-        log.hold(VW[1], LIFE, 0)
         assert log.request_barrier("stop") == [BarrierRecord(len(log.records) - 1, Clock(2), "stop", 0)]
         log = started(replace(SCENARIO, d=None))
         log.hold(VW[1], LIFE, 3)
@@ -244,6 +243,20 @@ class TestPolicies:
         log.hold(VW[0], LIFE, 3)
         log.request_barrier("stop")
         assert log.segment.end == end
+
+    @pytest.mark.parametrize(("weights", "number"), [("wave", 3), ("flush", 2), ("double_buffer", 2)])
+    def test_who_has_not_heard_of_a_barrier_is_not_answered(self, weights: WeightPolicy, number: int) -> None:
+        """In the segment it believes in, a clock is asked for there; in the present one, no clock is chosen there."""
+        log = started(replace(SCENARIO, weights=weights, d=0))
+        log.evict(VW[1], LIFE)
+        acknowledge(log)
+        for wave in range(log.segment.end):
+            commit(log, 0, wave)
+            acknowledge(log)
+        number += log.segment.start - 2
+        with pytest.raises(ClockNotPublished, match=f"begins with the clock of the barrier at {log.segment.start}"):
+            log.hold(VW[0], LIFE, number)
+        assert log.members[VW[0]].last_switch == log.segment.start, "nothing was noted down"
 
     @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
     @pytest.mark.parametrize("staleness", [0, 1, None])

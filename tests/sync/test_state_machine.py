@@ -393,11 +393,12 @@ class Machine(RuleBasedStateMachine):
                 # Under `double_buffer` a wave begins with a clock that lacks the wave before it.
                 bound = sc.d + 1 + (sc.weights == "double_buffer")
                 limit = bound if sc.deterministic else min(bound, limit)
-                # A wave w is pushed once clock w - D is published: Publish(w - D) stands before Commit(w) in the log.
-                # Who has built w has followed that, and has at most D + 1 clocks beyond the published one. Nothing is
-                # published before every shard has built it, so what a worker has staged begins with the newest clock
-                # built and is at most D waves beyond.
-                ahead, building, staged = bound, 1, bound * len(self.workers)
+                # A wave w of N minibatches is pushed once clock w - D is published, a shorter one, before a barrier,
+                # one clock earlier: Publish(w - D - 1) stands before Commit(w) in the log. Who has built w has followed
+                # that, and has at most D + 2 clocks beyond the published one. Nothing is published before every shard
+                # has built it, so what a worker has staged begins with the newest clock built and is at most D + 1
+                # waves beyond.
+                ahead, building, staged = bound + 1, 1, (bound + 1) * len(self.workers)
                 total = len(shard.versions) + bool(shard.building) + len(shard.staging)
                 assert total <= bound + ahead + building + staged, f"{shard.versions} {shard.staging}"
             assert len(served) <= limit, f"shard {shard.index} keeps {served}"
