@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,8 @@ from hetpipe.link.gloo import GlooDoor, call_gloo, connect_rendezvous, serve_ren
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.spec.run import LinkTime
 from hetpipe.testing.link_contract import Connect, LinkContract, frame, in_thread
+from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later
-
-Pace = LinkTime | None
 
 
 def connect(limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
@@ -36,20 +36,8 @@ def connect(limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[
 class TestGlooLink(LinkContract):
     @pytest.fixture
     def connect(self) -> Iterator[Connect]:
-        before = set(threading.enumerate())
-        made: list[Link] = []
-
-        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
-            pair = connect(limits)
-            made.extend(pair)
-            return pair
-
-        yield new_pair
-        # Ends that were left open close together, as the stages of a pipeline do.
-        for thread, _ in [in_thread(link.close) for link in made]:
-            thread.join(SECONDS)
-        leaked = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("link: ")]
-        assert leaked == []
+        with closing_all(connect) as made:
+            yield made
 
 
 class TestPacedGlooLink(LinkContract):
@@ -57,42 +45,23 @@ class TestPacedGlooLink(LinkContract):
 
     @pytest.fixture
     def connect(self) -> Iterator[Connect]:
-        made: list[Link] = []
-
-        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
-            pace = LinkTime(latency_seconds=0.001, bytes_per_second=1e9)
-            pair = connect(limits, up=pace, down=pace)
-            made.extend(pair)
-            return pair
-
-        yield new_pair
-        for thread, _ in [in_thread(link.close) for link in made]:
-            thread.join(SECONDS)
+        pace = LinkTime(latency_seconds=0.001, bytes_per_second=1e9)
+        with closing_all(partial(connect, up=pace, down=pace)) as made:
+            yield made
 
 
-def test_a_paced_link_holds_each_frame_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+class TestGlooBetweenProcesses(BetweenProcesses):
+    def connect_paced(self, limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
+        return connect(limits, up=up, down=down)
 
-    def seconds(_: LinkTime, num_bytes: int) -> float:
-        asked.append(num_bytes)
-        return 0.0
-
-    monkeypatch.setattr(LinkTime, "seconds", seconds)
-    down, up = connect(LinkLimits(), down=LinkTime(1.0, 1.0))
-    down.send(frame(1, torch.ones(10), None, torch.ones(1000, dtype=torch.float64)), deadline_seconds=SECONDS)
-    assert up.receive(timeout_seconds=SECONDS).minibatch == 1
-    up.send(frame(1, torch.ones(10), kind=FrameKind.BACKWARD), deadline_seconds=SECONDS)
-    assert down.receive(timeout_seconds=SECONDS).minibatch == 1
-    assert asked == [8040], "one way only is paced"
-    for thread, _ in [in_thread(link.close) for link in (down, up)]:
-        thread.join(SECONDS)
+    def with_child(self, then: str) -> tuple[Link, subprocess.Popen[Any]]:
+        return with_child(then)
 
 
 def test_the_ends_are_named() -> None:
     earlier, later = connect(LinkLimits())
     assert (later.own, later.peer) == ("stage 1 of virtual worker 3", "stage 0 of virtual worker 3")
-    for thread, _ in [in_thread(link.close) for link in (earlier, later)]:
-        thread.join(SECONDS)
+    close_together(earlier, later)
 
 
 _CHILD = """
@@ -109,13 +78,7 @@ def with_child(then: str) -> tuple[Link, subprocess.Popen[bytes]]:
     """A link to a process that echoes one frame, then does `then`."""
     door = GlooDoor(earlier(vw=0), host=HOST)
     child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then), door.address])
-    link = door.accept(deadline_seconds=SECONDS)
-    sent = frame(1, torch.arange(100_000))
-    link.send(sent, deadline_seconds=SECONDS)
-    (tensor,) = link.receive(timeout_seconds=SECONDS).tensors
-    assert tensor is not None
-    assert torch.equal(tensor, torch.arange(100_000))
-    return link, child
+    return echoed_once(door.accept(deadline_seconds=SECONDS)), child
 
 
 @pytest.mark.processes
@@ -133,34 +96,6 @@ def test_a_killed_neighbour_is_noticed_within_seconds() -> None:
         link.send(frame(2), deadline_seconds=SECONDS)
     assert not caught.value.orderly
     child.wait(SECONDS)
-    link.close()
-
-
-@pytest.mark.processes
-def test_a_kill_ends_a_blocked_send() -> None:
-    link, child = with_child("import signal; signal.pause()")
-
-    def send_for_ever() -> None:
-        while True:
-            link.send(frame(1, torch.ones(50_000)), deadline_seconds=60)
-
-    thread, outcome = in_thread(send_for_ever)
-    os.kill(child.pid, signal.SIGKILL)
-    thread.join(5)
-    (error,) = outcome
-    assert isinstance(error, LinkClosed)
-    assert not error.orderly
-    child.wait(SECONDS)
-    link.close()
-
-
-@pytest.mark.processes
-def test_a_process_that_forgets_to_close_still_says_goodbye() -> None:
-    link, child = with_child("")
-    with pytest.raises(LinkClosed) as caught:
-        link.receive(timeout_seconds=SECONDS)
-    assert caught.value.orderly
-    assert child.wait(SECONDS) == 0
     link.close()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import struct
 import subprocess
@@ -12,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -30,7 +29,7 @@ from hetpipe.errors import (
     Unauthenticated,
 )
 from hetpipe.link.grpc_link import GrpcDoor, GrpcLink, call_grpc
-from hetpipe.link.policy import FrameKind, Link, LinkLimits
+from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.stream import credit_message, messages_of
 from hetpipe.link.wire import encode
 from hetpipe.rpc import link_server, server
@@ -40,12 +39,20 @@ from hetpipe.rpc.link_stream import CALL, LinkStream, as_is
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.ids import Incarnation, JobId, Term
 from hetpipe.spec.requests import LinkHello, Requester
-from hetpipe.spec.run import LinkTime
 from hetpipe.testing.link_contract import Connect, LinkContract, frame, in_thread
 from tests.certs.cluster import AGENT, NoCertificate, cluster, stage_peer
+from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later, stage
 
-Pace = LinkTime | None
+_CHILD = """
+from hetpipe.link.grpc_link import GrpcDoor
+from tests.link.cuts import earlier
+door = GrpcDoor(earlier(vw=0), host="127.0.0.1")
+print(door.address, flush=True)
+link = door.accept(deadline_seconds=20)
+link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
+{then}
+"""
 
 
 def connect(
@@ -61,28 +68,13 @@ def tls_of(index: int, *, job: str = "job-1", vw: int = 3) -> Tls:
     return cluster().tls(stage_peer(job, vw, index))
 
 
-def close_together(*links: Link) -> None:
-    for thread, _ in [in_thread(link.close) for link in links]:
-        thread.join(SECONDS)
-
-
 class TestGrpcLink(LinkContract):
     """The stage that serves sends."""
 
     @pytest.fixture
     def connect(self) -> Iterator[Connect]:
-        before = set(threading.enumerate())
-        made: list[Link] = []
-
-        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
-            pair = connect(limits)
-            made.extend(pair)
-            return pair
-
-        yield new_pair
-        close_together(*made)
-        leaked = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("link: ")]
-        assert leaked == []
+        with closing_all(connect) as made:
+            yield made
 
 
 class TestGrpcLinkWithTls(LinkContract):
@@ -90,15 +82,20 @@ class TestGrpcLinkWithTls(LinkContract):
 
     @pytest.fixture
     def connect(self) -> Iterator[Connect]:
-        made: list[Link] = []
+        with closing_all(lambda limits: connect(limits, tls=(tls_of(0), tls_of(1)))[::-1]) as made:
+            yield made
 
-        def new_pair(limits: LinkLimits) -> tuple[Link, Link]:
-            served, called = connect(limits, tls=(tls_of(0), tls_of(1)))
-            made.extend((called, served))
-            return called, served
 
-        yield new_pair
-        close_together(*made)
+class TestGrpcBetweenProcesses(BetweenProcesses):
+    def connect_paced(self, limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
+        return connect(limits, up=up, down=down)
+
+    def with_child(self, then: str) -> tuple[Link, subprocess.Popen[Any]]:
+        child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        with child.stdout as told:
+            address = told.readline().strip()
+        return echoed_once(call_grpc(later(vw=0), address, tls=None, deadline_seconds=SECONDS)), child
 
 
 @pytest.fixture
@@ -106,23 +103,6 @@ def pair() -> Iterator[tuple[Link, Link]]:
     links = connect(LinkLimits(incoming_frames=3))
     yield links
     close_together(*links)
-
-
-def test_a_paced_link_holds_each_frame_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def seconds(_: LinkTime, num_bytes: int) -> float:
-        asked.append(num_bytes)
-        return 0.0
-
-    monkeypatch.setattr(LinkTime, "seconds", seconds)
-    down, up = connect(LinkLimits(), down=LinkTime(1.0, 1.0))
-    down.send(frame(1, torch.ones(10), None, torch.ones(1000, dtype=torch.float64)), deadline_seconds=SECONDS)
-    assert up.receive(timeout_seconds=SECONDS).minibatch == 1
-    up.send(frame(1, torch.ones(10), kind=FrameKind.BACKWARD), deadline_seconds=SECONDS)
-    assert down.receive(timeout_seconds=SECONDS).minibatch == 1
-    assert asked == [8040], "one way only is paced"
-    close_together(down, up)
 
 
 def test_large_frames_arrive_bit_for_bit(pair: tuple[Link, Link]) -> None:
@@ -173,60 +153,6 @@ def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> 
     assert "the backward frame of minibatch 2" in str(error)
     with pytest.raises(LinkClosed, match=f"{other.peer} went away"):
         other.send(frame(2), deadline_seconds=SECONDS)
-
-
-_CHILD = """
-from hetpipe.link.grpc_link import GrpcDoor
-from tests.link.cuts import earlier
-door = GrpcDoor(earlier(vw=0), host="127.0.0.1")
-print(door.address, flush=True)
-link = door.accept(deadline_seconds=20)
-link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
-{then}
-"""
-
-
-def with_child(then: str) -> tuple[Link, subprocess.Popen[str]]:
-    """A link to a process that serves, echoes one frame, then does `then`."""
-    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    with child.stdout as told:
-        address = told.readline().strip()
-    link = call_grpc(later(vw=0), address, tls=None, deadline_seconds=SECONDS)
-    link.send(frame(1, torch.arange(100_000)), deadline_seconds=SECONDS)
-    (tensor,) = link.receive(timeout_seconds=SECONDS).tensors
-    assert tensor is not None
-    assert torch.equal(tensor, torch.arange(100_000))
-    return link, child
-
-
-@pytest.mark.processes
-def test_a_killed_neighbour_is_noticed_within_seconds() -> None:
-    link, child = with_child("import signal; signal.pause()")
-
-    def send_for_ever() -> None:
-        while True:
-            link.send(frame(1, torch.ones(50_000)), deadline_seconds=60)
-
-    waits = [in_thread(send_for_ever), in_thread(lambda: link.receive(timeout_seconds=60))]
-    os.kill(child.pid, signal.SIGKILL)
-    for thread, outcome in waits:
-        thread.join(5)
-        (error,) = outcome
-        assert isinstance(error, LinkClosed)
-        assert not error.orderly
-    child.wait(SECONDS)
-    link.close()
-
-
-@pytest.mark.processes
-def test_a_process_that_forgets_to_close_still_says_goodbye() -> None:
-    link, child = with_child("")
-    with pytest.raises(LinkClosed) as caught:
-        link.receive(timeout_seconds=SECONDS)
-    assert caught.value.orderly
-    assert child.wait(SECONDS) == 0
-    link.close()
 
 
 # -- a neighbour that breaks the rules ---------------------------------------------------------------------------------
