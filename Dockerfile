@@ -43,7 +43,7 @@ RUN groupadd --gid 10001 hetpipe \
  && for name in . store redis coordinator operator-box \
       parameter-server-0 parameter-server-1 agent-a agent-b agent-c agent-d agent-gpu; \
     do install -d -o 10001 -g 10001 -m 0755 "/credentials/$name"; done \
- && install -d -o 10001 -g 10001 -m 0755 /runs /cache \
+ && install -d -o 10001 -g 10001 -m 0755 /runs /cache /state \
  && install -d -m 0755 /code && ln -s /runs /code/runs
 ENV PATH=/opt/hetpipe/bin:$PATH \
     PYTHONUNBUFFERED=1 \

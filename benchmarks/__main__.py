@@ -13,7 +13,18 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks import allocation, link, pipeline, planner, policies, prediction, protocol, simulator, wire
+from benchmarks import (
+    allocation,
+    link,
+    pipeline,
+    planner,
+    policies,
+    prediction,
+    protocol,
+    recovery_shard,
+    simulator,
+    wire,
+)
 
 ROUNDS = 5
 
@@ -82,6 +93,11 @@ def _link() -> None:
     _say("    the demo, samples per second", link.demo(ROUNDS))
 
 
+def _recovery_shard() -> None:
+    found = recovery_shard.measure(ROUNDS)
+    _say("a shard of 256 MiB, seconds", {name: round(seconds, 3) for name, seconds in found.items()})
+
+
 PARTS = {
     "pipeline": _pipeline,
     "wire": _wire,
@@ -92,6 +108,7 @@ PARTS = {
     "prediction": _prediction,
     "policies": _policies,
     "link": _link,
+    "recovery-shard": _recovery_shard,
 }
 
 

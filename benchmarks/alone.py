@@ -8,7 +8,7 @@ from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import Blocks
 from hetpipe.spec.sync import DataSpec, Progress
-from hetpipe.sync.records import BarrierRecord, JoinRecord, PublishRecord
+from hetpipe.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
 from hetpipe.sync.segment import first_progress
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 
@@ -24,6 +24,7 @@ class AloneSynchroniser:
         self._pool = pool
         self._first = first
         self._num_waves = num_waves
+        self._member = SegmentMember(VirtualWorkerIndex(0), Incarnation(0), 1, joined=True)
         self.listener: Listener | None = None
 
     def begin(self, listener: Listener) -> None:
@@ -31,19 +32,30 @@ class AloneSynchroniser:
         self.listener = listener
         listener.on_records(
             (
-                JoinRecord(0, VirtualWorkerIndex(0), Incarnation(0), Clock(0)),
-                BarrierRecord(1, Clock(self._num_waves), "end", 0),
-                PublishRecord(2, Clock(0), (Clock(0),)),
+                PublishRecord(0, Clock(0), (Clock(0),)),
+                SegmentRecord(1, Clock(0), (), 0, (self._member,)),
+                BarrierRecord(2, Clock(self._num_waves), "end", 0),
             )
         )
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
+    def join(self) -> bool:
+        """The first weights are here."""
+        return False
+
+    def push_first_weights(self, weights: FlatBuffer) -> None:
+        """Nobody asks for them."""
+        raise NotImplementedError
+
+    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
         """Forget it."""
         del blocks
         if update is not None:
             self._pool.release(update)
         if wave + 1 == self._num_waves and self.listener is not None:
-            self.listener.on_records((PublishRecord(3, Clock(self._num_waves), (Clock(self._num_waves),)),))
+            end = Clock(self._num_waves)
+            self.listener.on_records(
+                (PublishRecord(3, end, (end,)), SegmentRecord(4, end, ("end",), 0, (self._member,)))
+            )
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """The first weights, whichever clock is asked for."""
@@ -65,8 +77,14 @@ class AloneSynchroniser:
         """One virtual worker has nobody to exchange with."""
         raise NotImplementedError
 
-    def report_checkpoint(self, clock: Clock, path: Path) -> bool:
+    def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
         """Forget it."""
+        del clock, path, failure
+        return True
+
+    def is_complete(self, checkpoint: Path) -> bool:
+        """There is none."""
+        del checkpoint
         return True
 
     def drain(self, *, deadline_seconds: float) -> None:

@@ -31,6 +31,7 @@ from hetpipe.observe.history import NullHistory
 from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.chain import chain_of, forget_weights
+from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
@@ -199,7 +200,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     checkpoints: list[Path] = []
     inbox = Inbox(upstream, downstream, Clock(0))
     parts = StageParts(
-        identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(rank), Incarnation(0), NUM_STAGES, 1),
+        identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(rank), Incarnation(0), NUM_STAGES),
         sync=SyncSpec(setting.minibatches_per_wave, None, weights=setting.weights),
         layers=layers,
         compute=compute,
@@ -221,7 +222,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         timeline=_Stamps(figures),
         report=_ignore,
         clock=SYSTEM_CLOCK,
-        checkpoint_dir=lambda _clock: checkpoints[0],
+        part_writer=PartWriter(lambda _clock: checkpoints[0], JobId("bench"), ""),
         guard=nullcontext(),
         stall_seconds=120.0,
     )
@@ -229,7 +230,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     synchroniser.begin(inbox)
     with tempfile.TemporaryDirectory() as folder:  # the checkpoint of the last barrier: after the measured time
         checkpoints.append(Path(folder))
-        runner.run(Clock(0))
+        runner.run()
     figures.activation_bytes = compute.activation_bytes_peak
     figures.weight_buffers = runner.peak_buffers_at_rest
     figures.peak_resident_bytes = peak_resident_bytes(Path("/proc/self"))

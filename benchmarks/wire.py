@@ -247,7 +247,7 @@ class Bench:
         staged = self._side_by_side(work)
         for lane in self._lanes:
             blocks = ((self._wave,),) if lane.requester.stage == 0 else None
-            self._clock.staged(lane.requester, Wave(self._wave), blocks)
+            self._clock.staged(lane.requester, Wave(self._wave), blocks, segment=Clock(0))
         self._wave += 1
         self._wait_for(self._wave)
         whole = SYSTEM_CLOCK.monotonic() - started

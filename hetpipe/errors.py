@@ -131,6 +131,10 @@ class DeadlineExceeded(Unavailable):
     """A peer is there but did not answer in time."""
 
 
+class DamagedChunk(Unavailable):
+    """A tensor chunk's bytes are not those that were sent; nothing of it was used, and sending again may help."""
+
+
 class LinkClosed(Unavailable):
     """The neighbouring stage's end of a link went away."""
 
@@ -148,8 +152,20 @@ class Busy(ResourceExhausted):
     """The server does as much for this peer as it may at a time, and has done nothing; ask again soon."""
 
 
+class DurabilityLost(ResourceExhausted):
+    """A disk no longer takes what was to be kept; the process goes on, and would not survive its own end."""
+
+
+class StateLost(HetpipeError):
+    """What a process kept on its disk is gone, damaged, or of another job; it cannot go on from there."""
+
+
 class PortInUse(ResourceExhausted):
     """The address to listen on is taken."""
+
+
+class CheckpointNotWritten(ResourceExhausted):
+    """A checkpoint could not be written whole and was given up; the one before it stays."""
 
 
 class Unauthenticated(HetpipeError):
@@ -166,6 +182,10 @@ class StoreUnavailable(Unavailable):
 
 class NotLeader(Unavailable):
     """This coordinator does not lead, or no longer; another one acts."""
+
+
+class InjectedFault(HetpipeError):
+    """A test asked for this failure (`hetpipe.failpoints`)."""
 
 
 class JobFailed(HetpipeError):

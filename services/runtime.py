@@ -20,6 +20,7 @@ from types import FrameType
 
 from grpc_health.v1 import health, health_pb2
 
+from hetpipe import failpoints
 from hetpipe.agent.parent_death import follow_parent
 from hetpipe.errors import HetpipeError, UserError
 from hetpipe.observe.log import configure_logging, get_logger
@@ -64,6 +65,12 @@ def new_parser(program: str, description: str) -> argparse.ArgumentParser:
         type=port,
         metavar="N",
         help="answer health checks, and nothing else, on a port of their own without TLS: for probes (default: none)",
+    )
+    parser.add_argument(
+        failpoints.OPTION,
+        action="store_true",
+        help=f"fail where ${failpoints.VARIABLE} says, for tests; without this option a process for which that is set "
+        "does not start",
     )
     parser.add_argument(
         "--exit-with-parent",
@@ -241,6 +248,7 @@ def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutd
         sys.stderr.write(f"cannot write the log {arguments.log}: {error.strerror}\n")
         return 1
     try:
+        _arm_failpoints(role, arguments)
         serve(Shutdown(exit_with_parent=arguments.exit_with_parent))
     except HetpipeError as error:
         _log.error("service_failed", error=type(error).__name__, sentence=str(error))
@@ -251,6 +259,16 @@ def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutd
         sys.stderr.write(f"{role}: internal error ({type(error).__name__}: {error}), see its log\n")
         return 1
     return 0
+
+
+def _arm_failpoints(role: str, arguments: argparse.Namespace) -> None:
+    """Let tests have this process fail.
+
+    Raises:
+        UserError: see `failpoints.arm`.
+    """
+    names = {name: getattr(arguments, name, None) for name in ("index", "node")}
+    failpoints.arm(os.environ, is_allowed=arguments.allow_failpoints, role=role, **names)
 
 
 def port(text: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hetpipe.agent.children import ChildCounts, Children, Programs
@@ -20,7 +20,14 @@ from hetpipe.errors import HetpipeError, MemberReplaced, PeerUnreachable, Unavai
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.commands import InspectCommand, NumberedCommand, StageKey, StartStageCommand, StopJobCommand
+from hetpipe.spec.commands import (
+    InspectCommand,
+    NumberedCommand,
+    StageKey,
+    StartStageCommand,
+    StopJobCommand,
+    StopVirtualWorkerCommand,
+)
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.spec.run import AgentDevice
@@ -105,6 +112,7 @@ class Agent:
             hooks=Hooks(
                 jobs=self._children.jobs,
                 last_command=self._last_command,
+                newest_info=lambda info: replace(info, stages=self._children.stages()),
                 on_ended_jobs=self._jobs_ended,
                 on_registered=self._registered,
                 on_replaced=self._was_replaced,
@@ -116,8 +124,6 @@ class Agent:
         self._stopping = threading.Event()
         #: Number of the last command carried out, and the registration it was given under.
         self._done = (Registration(""), 0)
-        #: Set by a new registration: what runs was started under the old one.
-        self._registered_anew = threading.Event()
         self._coordinator_lost = False
         #: Why nobody wants this agent any more; None while somebody does.
         self._replaced: MemberReplaced | None = None
@@ -212,6 +218,8 @@ class Agent:
                 self._children.start_stage(start)
             case StopJobCommand(job_id=job_id):
                 self._children.stop_job(job_id)
+            case StopVirtualWorkerCommand() as stop:
+                self._children.kill_worker(stop)
 
     def _prepare_certificates(self, tls: Tls) -> StageCertificates:
         # Only who uses TLS pays for its import.
@@ -223,35 +231,28 @@ class Agent:
         return self._client.certify_stage(self._id, self._membership.lease.registration, stage, request_pem)
 
     def _look_after_coordinator(self) -> None:
-        """End the children when nobody waits for them any more."""
+        """Say when it is away, and when it is back. The children go on without it, unless the agent is to end, too."""
         if self._replaced is not None:
             raise self._replaced
-        if self._registered_anew.is_set():
-            self._registered_anew.clear()
-            self._children.stop_all()
-        limit = LOST_AFTER_LEASES * self._membership.lease.lease_seconds
         silent = self._membership.silent_seconds
-        if silent <= limit:
-            self._coordinator_lost = False
-            return
-        if self._coordinator_lost:
-            return
-        self._coordinator_lost = True
-        sentence = (
-            f"the coordinator at {self._config.coordinator} has not answered agent {self._config.node} for "
-            f"{silent:.1f} s; all its stage processes were ended"
+        was_lost, self._coordinator_lost = (
+            self._coordinator_lost,
+            silent > LOST_AFTER_LEASES * self._membership.lease.lease_seconds,
         )
-        _log.error("coordinator_lost", sentence=sentence)
-        self._children.stop_all()
+        if was_lost == self._coordinator_lost:
+            return
+        if was_lost:
+            _log.warning("coordinator_back", coordinator=self._config.coordinator)
+            return
+        who = f"the coordinator at {self._config.coordinator} has not answered agent {self._config.node} for"
         if self._config.exit_with_coordinator:
-            raise PeerUnreachable(sentence)
+            raise PeerUnreachable(f"{who} {silent:.1f} s; all its stage processes were ended")
+        _log.warning("coordinator_lost", sentence=f"{who} {silent:.1f} s; its stage processes go on without it")
 
     # -- other threads ---------------------------------------------------------------------------------------------
 
     def _registered(self, lease: Lease) -> None:
         self._outbox.restart(lease.registration)
-        self._registered_anew.set()
-        self._orders.put(None)
 
     def _was_replaced(self, error: MemberReplaced) -> None:
         self._replaced = error

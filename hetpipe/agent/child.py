@@ -104,11 +104,14 @@ class Child:
         """Process id, also of its group and session."""
         return self._process.pid
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child and its group; nothing happens when they are gone."""
+    def send_signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the child and its group; False when the child has come to its end already."""
         with self._lock:
-            if not self._reaped:
-                self._signal_group(number)
+            if self._reaped:
+                return False
+            is_alive = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+            self._signal_group(number)
+            return is_alive
 
     def _signal_group(self, number: signal.Signals) -> None:
         try:

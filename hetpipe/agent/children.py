@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from collections import Counter
@@ -28,6 +29,7 @@ from hetpipe.spec.commands import (
     StageKey,
     StageNews,
     StartStageCommand,
+    StopVirtualWorkerCommand,
     exit_sentence,
 )
 from hetpipe.spec.ids import DeviceId, JobId
@@ -126,6 +128,8 @@ class Children:
         #: Live children.
         self._stages: dict[StageKey, Child] = {}
         self._inspections: dict[JobId, Child] = {}
+        #: Live stages that were killed because their virtual worker counts no more.
+        self._ordered: set[StageKey] = set()
         self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
         self._started: Counter[ChildKind] = Counter()
         self._exited: Counter[tuple[ChildKind, Outcome]] = Counter()
@@ -146,6 +150,11 @@ class Children:
         """The jobs that have live children."""
         with self._lock:
             return tuple(sorted({key.job_id for key in self._stages} | self._inspections.keys()))
+
+    def stages(self) -> tuple[StageKey, ...]:
+        """The live stages."""
+        with self._lock:
+            return tuple(sorted(self._stages))
 
     def inspect(self, command: InspectCommand) -> None:
         """Start an inspection, unless one of the job is running."""
@@ -209,7 +218,9 @@ class Children:
             with self._lock:
                 child = self._stages.pop(key, None)
                 self._exited["stage", _outcome(exit_code)] += 1
-            self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words))
+                ordered = key in self._ordered
+                self._ordered.discard(key)
+            self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
 
         try:
             self._add(self._stages, key, spec, Listener(on_line=on_line, on_exit=on_exit))
@@ -251,6 +262,15 @@ class Children:
                 kwargs={"grace_seconds": GRACE_SECONDS, "clock": self._clock},
                 name=f"end-{job_id}",
             ).start()
+
+    def kill_worker(self, command: StopVirtualWorkerCommand) -> None:
+        """End the stages of a virtual worker that counts no more. Also a stopped process cannot put that off."""
+        # Under the lock, so that nobody hears of an end before it is known whose doing it was.
+        with self._lock:
+            wanted = [key for key in self._stages if command.means(key)]
+            self._ordered.update(key for key in wanted if self._stages[key].send_signal(signal.SIGKILL))
+        if wanted:
+            _log.info("virtual_worker_killed", job=command.job_id, vw=command.vw, count=len(wanted))
 
     def stop_all(self) -> None:
         """End all children; returns when they are gone."""

@@ -1,7 +1,8 @@
 """How a stage comes together with its neighbours and its replicas, before it computes.
 
-Every stage first opens its own doors and tells the clock shard where they are; then it calls the previous stage, lets
-the next one in, and meets the same stage of the other virtual workers. In this order nobody waits in a circle.
+Every stage first opens its own doors and tells the clock shard where they are. When its neighbours have done so, too,
+it calls the previous stage, lets the next one in, and meets the same stage of the other virtual workers. In this order
+nobody waits in a circle.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class _StageMeeting:
         self._port = port
         self._clock = clock
         self._asked = config.job["link"]
-        self._has_replicas = config.job["sync"]["kind"] == "allreduce" and self._identity.num_workers > 1
+        self._num_workers = len(config.plan.virtual_workers)
+        self._has_replicas = config.job["sync"]["kind"] == "allreduce" and self._num_workers > 1
         self._replicas_host = self._host_for_replicas() if self._has_replicas else ""
 
     def meet(self) -> Neighbours:
@@ -171,7 +173,7 @@ class _StageMeeting:
             served or connect_rendezvous(address, deadline_seconds=MEETING_SECONDS),
             stage=self._identity.stage,
             vw=self._identity.vw,
-            num_workers=self._identity.num_workers,
+            num_workers=self._num_workers,
             host=self._replicas_host,
             device=torch.device(self._config.device.torch_device),
             stall_seconds=STALL_SECONDS,
@@ -180,17 +182,20 @@ class _StageMeeting:
     # -- the clock shard ---------------------------------------------------------------------------------------------
 
     def _join(self, link_address: str, replicas_address: str) -> Meeting:
-        """Say where others are awaited; asks until it is known where others await this stage."""
+        """Say where others are awaited; asks until it is known where others await this stage, and that they are there.
+
+        Only who is there is awaited at the door: until then the clock shard can say that this life is over.
+        """
         started = self._clock.monotonic()
         while True:
-            meeting = self._clock_shard.join(self._own, link_address, replicas_address)
+            meeting = self._clock_shard.join(self._own, link_address, replicas_address, ready=False)
             missing = self._missing(meeting)
             if not missing:
                 return meeting
             elapsed = self._clock.monotonic() - started
             if elapsed > MEETING_SECONDS:
                 raise DeadlineExceeded(
-                    f"{self._identity} waited {elapsed:.0f} s for {missing} to join; of its virtual worker joined: "
+                    f"{self._identity} waited {elapsed:.0f} s for {missing} to come; of its virtual worker are there: "
                     f"{list(meeting.joined)}"
                 )
             self._clock.sleep(_POLL_SECONDS)
@@ -199,6 +204,8 @@ class _StageMeeting:
         identity = self._identity
         if not identity.is_first and not meeting.link:
             return f"stage {identity.stage - 1}"
+        if not identity.is_last and identity.stage + 1 not in meeting.joined:
+            return f"stage {identity.stage + 1}"
         if self._has_replicas and not meeting.replicas:
             return f"stage {identity.stage} of virtual worker 0"
         return ""

@@ -89,12 +89,16 @@ class Outbox:
                 self._unconfirmed = None
 
     def restart(self, registration: Registration) -> None:
-        """A new registration: what waits was for the old one and interests nobody, and numbers begin again."""
+        """A new registration: numbers begin again. What is not confirmed goes out under it, for the children live on.
+
+        What had arrived without being confirmed arrives twice, which changes nothing (`JobMachine`).
+        """
         with self._changed:
             self._registration = registration
-            self._waiting = []
-            self._urgent = False
-            self._unconfirmed = None
+            if self._unconfirmed is not None:
+                self._waiting = [*self._unconfirmed.news, *self._waiting][-MAX_WAITING:]
+                self._urgent = True
+                self._unconfirmed = None
             self._last_number = 0
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hetpipe.agent.restoring import restore
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.link.policy import Link
@@ -21,8 +22,8 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
-from hetpipe.pipeline.chain import Layer, chain_of, forget_weights
-from hetpipe.pipeline.checkpoint import CheckpointReader, copy_exactly
+from hetpipe.pipeline.chain import Layer, chain_of
+from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
@@ -30,11 +31,11 @@ from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, StageData, StageIdentity, StageParts
 from hetpipe.ps.client import ShardClient
-from hetpipe.ps.manifest import checkpoint_dir, read_manifest, verify_file
+from hetpipe.ps.manifest import checkpoint_dir
 from hetpipe.ps.transport import ClockTransport, ShardTransport
 from hetpipe.schedule.catalogue import order_for
 from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Clock
+from hetpipe.spec.checkpoint import stage_file
 from hetpipe.spec.job import Job
 from hetpipe.spec.requests import Requester
 from hetpipe.spec.run import StageConfig, StageReport
@@ -80,8 +81,8 @@ class UserCode:
 
 def identity_of(config: StageConfig) -> StageIdentity:
     """Which stage this is."""
-    workers = config.plan.virtual_workers
-    return StageIdentity(config.vw, config.stage, config.incarnation, len(workers[config.vw].stages), len(workers))
+    num_stages = len(config.plan.virtual_workers[config.vw].stages)
+    return StageIdentity(config.vw, config.stage, config.incarnation, num_stages)
 
 
 def requester_of(config: StageConfig) -> Requester:
@@ -114,12 +115,8 @@ def load_user_code(config: StageConfig) -> UserCode:
     )
 
 
-def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient, Clock]:
-    """Connect a stage; on the first virtual worker, its part of the first weights is pushed already.
-
-    Returns:
-        The runner, the shard client (close it after the run), and the clock to start from.
-    """
+def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient]:
+    """Connect a stage; returns its runner, and the shard client, to be closed after the run."""
     job = Job.model_validate(config.job)
     identity = identity_of(config)
     device = torch.device(config.device.torch_device)
@@ -136,8 +133,8 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         include_decay=job.prediction.include_decay,
         load=partial(load_callable, import_path=Path(config.import_path)),
     )
-    start = _restore(config, code.layers, optimizer)
-    inbox = Inbox(wiring.upstream, wiring.downstream, start, pool)
+    start = restore(config, code.layers, optimizer)
+    inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
     client = ShardClient(
         requester_of(config),
         config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
@@ -156,11 +153,6 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         weights = DirectWeights(pool, optimizer, filled(target, code.layers), versions)
         if wiring.replicas is not None:
             wiring.replicas.copy_first_(list(target.regions))
-    if identity.vw == 0:
-        first = filled(pool.take_on_host(), code.layers)
-        client.push_first_weights(first)
-        pool.release(first)
-    forget_weights(code.layers)
     parts = StageParts(
         identity=identity,
         sync=job.sync_spec(),
@@ -190,11 +182,13 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         metrics=wiring.metrics,
         report=wiring.report,
         clock=wiring.clock,
-        checkpoint_dir=lambda clock: checkpoint_dir(Path(config.run_dir), clock),
+        part_writer=PartWriter(
+            partial(checkpoint_dir, Path(config.run_dir)), config.plan.job_id, stage_file(config.vw, config.stage)
+        ),
         guard=wiring.guard,
         stall_seconds=wiring.stall_seconds,
     )
-    return StageRunner(parts, inbox), client, start
+    return StageRunner(parts, inbox), client
 
 
 def _clipping(job: Job) -> Clipping | None:
@@ -211,28 +205,3 @@ def versions_of(job: Job, identity: StageIdentity) -> VersionTable:
         minibatches_per_wave=job.sync.minibatches_per_wave,
         accumulate=job.gradients.accumulate,
     )
-
-
-def _restore(config: StageConfig, layers: Sequence[Layer], optimizer: StageOptimizer) -> Clock:
-    """Load weights, buffers and optimizer state of this stage; returns the clock of the checkpoint, or 0.
-
-    Raises:
-        CheckpointError: it is damaged or of another model.
-    """
-    if config.restore is None:
-        return Clock(0)
-    folder = Path(config.restore)
-    manifest = read_manifest(folder)
-    for file in manifest.files:
-        verify_file(folder, file)
-    shared = CheckpointReader(folder / f.name for f in manifest.files if f.name.startswith("vw-0-"))
-    own = CheckpointReader(folder / f.name for f in manifest.files if f.name.startswith(f"vw-{config.vw}-"))
-    for layer in layers:
-        for local, name in layer.parameters.items():
-            copy_exactly(layer.module.get_parameter(local), shared.tensor(f"weights/{name}"), name)
-        for local, name in layer.frozen.items():
-            copy_exactly(layer.module.get_parameter(local), shared.tensor(f"buffers/{name}"), name)
-        for local, name in layer.buffers.items():
-            copy_exactly(layer.module.get_buffer(local), shared.tensor(f"buffers/{name}"), name)
-        optimizer.load_state(own.optimizer_state(layer.parameters.values()))
-    return manifest.progress.clock

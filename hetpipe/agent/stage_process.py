@@ -14,10 +14,12 @@ from pathlib import Path
 
 import torch
 
+from hetpipe import failpoints
 from hetpipe.agent.child_main import ReportPipe, run_child
 from hetpipe.agent.children import LINK_PORT, METRICS_PORT
 from hetpipe.agent.meeting import meet
 from hetpipe.agent.stage_assembly import (
+    STALL_SECONDS,
     Wiring,
     assemble,
     identity_of,
@@ -33,11 +35,13 @@ from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.timeline import Timeline
 from hetpipe.pipeline.setup import StageIdentity
 from hetpipe.ps.emulated import over
-from hetpipe.ps.transport import ShardTransport
+from hetpipe.ps.patient import Endurance, PatientClock, PatientShard, Waits
+from hetpipe.ps.transport import ClockTransport, ShardTransport
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
 from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.spec import wire
 from hetpipe.spec.ids import ShardIndex
+from hetpipe.spec.job_survive import duration_of
 from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.weights.allocator import settle_memory
 
@@ -75,6 +79,15 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
         pipe.write(wire.to_json(StageReport, message))
 
     try:
+        # Whether it is allowed was its agent's business, which did not start otherwise.
+        failpoints.arm(
+            os.environ,
+            is_allowed=True,
+            role="stage",
+            vw=config.vw,
+            stage=config.stage,
+            incarnation=config.incarnation,
+        )
         with _metrics(config.host, metrics_port, told):
             done = _run(config, identity, name, report, link_port=link_port)
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, one sentence and a status
@@ -114,17 +127,15 @@ def _run(
 ) -> StageDone:
     code = load_user_code(config)
     tls = tls_from_environment(os.environ)
-    clock_shard = GrpcClock(
-        config.shard_addresses[0],
-        job_id=config.plan.job_id,
-        term=config.plan.term,
-        requester=requester_of(config),
-        tls=tls,
-    )
+    # As long as the job waits for a parameter server, and no less than for anything else.
+    absence_seconds = duration_of(config.job["survive"]["absence"]).total_seconds()
+    patience_seconds = max(STALL_SECONDS, absence_seconds)
+    waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
+    shards, clock_shard = _parameter_servers(config, waits, tls)
     neighbours = meet(config, clock_shard, tls=tls, port=link_port)
     timeline, history, metrics = _records(config, identity, name)
     wiring = Wiring(
-        shards=_shards(config, tls),
+        shards=shards,
         clock_shard=clock_shard,
         upstream=neighbours.upstream,
         downstream=neighbours.downstream,
@@ -133,26 +144,34 @@ def _run(
         report=report,
         timeline=timeline,
         metrics=metrics,
+        stall_seconds=patience_seconds,
     )
-    runner, client, start = assemble(config, code, wiring)
+    runner, client = assemble(config, code, wiring)
     report(StageReady(os.getpid(), link=str(neighbours.link or "")))
     gc.freeze()  # what was imported stays: the collector need not look at it again and again
     try:
-        return runner.run(start)
+        return runner.run()
     finally:
         for each in (client, clock_shard, timeline, metrics, history, neighbours):
             each.close()
 
 
-def _shards(config: StageConfig, tls: Tls | None) -> list[ShardTransport]:
-    """All shards, behind emulated links where the job has some."""
-    shards: list[ShardTransport] = [
-        GrpcShard(address, ShardIndex(index), tls=tls) for index, address in enumerate(config.shard_addresses)
-    ]
+def _parameter_servers(
+    config: StageConfig, waits: Waits, tls: Tls | None
+) -> tuple[list[ShardTransport], ClockTransport]:
+    """All shards, behind emulated links where the job has some, and the clock shard; none of them is given up soon."""
+    addresses = config.shard_addresses
     emulation = config.emulation
-    if emulation is None or not emulation.shards:
-        return shards
-    return [over(shard, time) for shard, time in zip(shards, emulation.shards, strict=True)]
+    times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
+    endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
+    shards: list[ShardTransport] = []
+    for index, (address, time) in enumerate(zip(addresses, times, strict=True)):
+        shard = over(GrpcShard(address, ShardIndex(index), tls=tls), time)
+        shards.append(PatientShard(shard, endurances[index]))
+    clock_shard = GrpcClock(
+        addresses[0], job_id=config.plan.job_id, term=config.plan.term, requester=requester_of(config), tls=tls
+    )
+    return shards, PatientClock(clock_shard, endurances[0])
 
 
 def _records(

@@ -14,7 +14,7 @@ from hetpipe.check.events import Apply, Damage, Event, Pass, Pull, Staged, Step,
 from hetpipe.check.facts import Facts, Layout, read_facts
 from hetpipe.check.lanes import LaneJudge
 from hetpipe.check.reading import read_history
-from hetpipe.check.replay import Replay, decisions_in_order
+from hetpipe.check.replay import Replay, decisions_in_order, founders_of
 from hetpipe.check.replicas import ReplicaJudge
 from hetpipe.check.report import Counts, Findings, Kind, Report
 from hetpipe.check.samples import SampleJudge
@@ -59,7 +59,7 @@ def check_events(
     terms = TermJudge(findings)
     decisions = decisions_in_order(events)
     terms.see_decisions(decisions)
-    replay = Replay(facts, findings)
+    replay = Replay(facts, findings, founders_of(decisions, facts))
     for decision in decisions:
         replay.see(decision)
     judges = _Judges(facts, replay.timeline, findings)

@@ -87,7 +87,7 @@ class LaneJudge:
             return
         lane.forwards[event.p] = event
         self._orders.see(event)
-        floor = self._timeline.floor_clock(wave_of(self._rule, event.p))
+        floor = self._floor(event, event.p)
         through = forward_through(self._rule, event.p, floor, lane.place)
         if through > floor * self._rule.minibatches_per_wave:
             lane.needed_step = max(lane.needed_step, through)
@@ -101,7 +101,7 @@ class LaneJudge:
         self._orders.see(event)
         if event.p not in lane.forwards:
             lane.disordered.append(event)
-        floor = self._timeline.floor_clock(wave_of(self._rule, event.p))
+        floor = self._floor(event, event.p)
         self._judge_newest(lane, event, floor, must_be=self._rule.predicts)
 
     def _judge_newest(self, lane: _Lane, event: Pass, floor: int, *, must_be: bool) -> None:
@@ -125,9 +125,13 @@ class LaneJudge:
         if event.p not in lane.backwards:
             lane.disordered.append(event)
 
+    def _floor(self, event: StageEvent, p: int) -> int:
+        """The barrier from which the life of `event` counts when it computes minibatch `p`."""
+        return self._timeline.floor_clock(event.vw, event.incarnation, wave_of(self._rule, p))
+
     def _stepping(self, started: dict[int, StageEvent]) -> set[int]:
         """The minibatches after which an update is made: where a group is full, and the last before each barrier."""
-        last = {self._timeline.floor_clock(wave_of(self._rule, p)): p for p in started}
+        last = {self._floor(event, p): p for p, event in started.items()}
         return {p for p in started if ends_update(self._rule, p)}.union(last.values())
 
     def _is_due(self, vw: int, incarnation: int, p: int) -> bool:
@@ -141,7 +145,7 @@ class LaneJudge:
         """Minibatches are numbered without gaps from each barrier on."""
         previous, previous_floor = 0, -1
         for p, event in started.items():
-            floor = self._timeline.floor_clock(wave_of(self._rule, p))
+            floor = self._floor(event, p)
             first = floor * self._rule.minibatches_per_wave + 1
             expected = previous + 1 if floor == previous_floor else first
             if p != expected:

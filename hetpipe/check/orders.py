@@ -59,7 +59,7 @@ class OrderJudge:
                 [_Lane(most_in_flight(self._rule, place)) for place in self._layout.places(event.vw)]
             )
         lane = life.lanes[event.stage]
-        since = self._since(event.p)
+        since = self._since(event)
         if isinstance(event, Forward):
             life.last[since] = max(life.last.get(since, 0), event.p)
             self._see_forward(lane, event, since)
@@ -71,12 +71,13 @@ class OrderJudge:
         for life in self._lives.values():
             for lane in life.lanes:
                 for backward, forwarded in lane.early:
-                    if forwarded < life.last.get(self._since(backward.p), 0):
+                    if forwarded < life.last.get(self._since(backward), 0):
                         message = f"{backward.name} comes before the forward of p = {forwarded + 1}, which is due"
                         self._findings.add(Kind.BACKWARD_EARLY, message, backward.origin)
 
-    def _since(self, p: int) -> int:
-        return drained_since(self._rule, p, self._timeline.floor_clock(wave_of(self._rule, p)))
+    def _since(self, event: Pass) -> int:
+        floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(self._rule, event.p))
+        return drained_since(self._rule, event.p, floor)
 
     def _see_forward(self, lane: _Lane, event: Forward, since: int) -> None:
         if event.p < lane.forwarded:

@@ -6,7 +6,7 @@ these lines one by one (`wsp.md` §4). What it learns becomes the `Timeline`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Publish
 from hetpipe.check.facts import Facts
@@ -28,20 +28,30 @@ def decisions_in_order(events: Iterable[Event]) -> list[Decision]:
     return [decision for decisions in ordered for decision in decisions]
 
 
+def founders_of(decisions: Iterable[Decision], facts: Facts) -> list[int]:
+    """Who was there at the start: those whose join there is on record, for others may have died before the run began.
+
+    Where no such record is, all virtual workers of the plan were.
+    """
+    known = range(len(facts.layout.num_stages))
+    joined = {d.vw for d in decisions if isinstance(d, Join) and d.clock == facts.start.clock and d.vw in known}
+    return sorted(joined or known)
+
+
 class Replay:
     """Feeds on decisions in order, reports what breaks `wsp.md` §2, §4 and §5, and fills a timeline."""
 
-    def __init__(self, facts: Facts, findings: Findings) -> None:
+    def __init__(self, facts: Facts, findings: Findings, founders: Collection[int]) -> None:
+        """Begin with `founders` as members, each in its first life unless the record of its join says otherwise."""
         self._rule = facts.rule
         self._findings = findings
         self._position = -1
         start = facts.start.clock
-        founders = range(len(facts.layout.num_stages))
         self.timeline = Timeline(
             start_clock=start,
             lives={(vw, 0): Life(vw, 0, start) for vw in founders},
             members=dict.fromkeys(founders, 0),
-            local=dict.fromkeys(founders, start),
+            local=dict.fromkeys(range(len(facts.layout.num_stages)), start),
             barriers=[start],
         )
 
@@ -157,7 +167,9 @@ class Replay:
             return
         for replaced in [clock for clock in line.pending if clock > barrier.clock]:
             del line.pending[replaced]
+            del line.barrier_positions[replaced]
         line.pending[barrier.clock] = barrier
+        line.barrier_positions.setdefault(barrier.clock, self._position)
 
     def _see_evict(self, evict: Evict) -> None:
         line = self.timeline
@@ -175,7 +187,7 @@ class Replay:
         if vw not in line.local:
             self._findings.add(Kind.MEMBERSHIP, f"{name}, but the plan has no such worker", join.origin)
             return
-        newest = max(incarnation for owner, incarnation in line.lives if owner == vw)
+        newest = max((incarnation for owner, incarnation in line.lives if owner == vw), default=-1)
         if vw in line.members:
             self._found(join, name)
             return

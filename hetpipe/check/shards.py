@@ -84,13 +84,13 @@ class ShardJudge:
                 self._findings.add(Kind.STAGED_UNCOMMITTED, message, staged.origin)
 
     def _knows_eviction(self, staged: Staged, life: Life) -> bool:
-        """True when the file shows that its shard knew of the eviction: it wrote it, or applied something later."""
-        if life.eviction is None or life.eviction_position is None:
+        """True when the file shows that its shard knew of the eviction: it applied something later.
+
+        Also shard 0 carries out the decisions of its own process after they are written.
+        """
+        if life.eviction_position is None:
             return False
-        origin, eviction = staged.origin, life.eviction.origin
-        if origin.file == eviction.file:
-            return origin.line > eviction.line
-        return self._followed.get(origin.file, 0) > life.eviction_position
+        return self._followed.get(staged.origin.file, 0) > life.eviction_position
 
     def _judge_slices(self, event: Staged | Pull, does: str) -> None:
         """Nothing of a stage lies on a shard that holds no slices of it; without shards, nothing of any stage."""

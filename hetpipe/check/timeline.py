@@ -47,6 +47,8 @@ class Timeline:
     """Barriers that are set and not reached."""
     barriers: list[int] = field(default_factory=list)
     """The clocks of the start and of all reached barriers, rising."""
+    barrier_positions: dict[int, int] = field(default_factory=dict)
+    """Clock of a barrier → position at which it was set there first; none for the start."""
     epoch_ends: list[Barrier] = field(default_factory=list)
     """The reached barriers that ended an epoch."""
     end: Barrier | None = None
@@ -63,10 +65,22 @@ class Timeline:
         publish = self.publishes.get(clock)
         return publish is not None and publish.origin.may_precede(origin)
 
-    def floor_clock(self, wave: int) -> int:
-        """The latest barrier at or below `wave`. A barrier that is only set counts too: nobody may pass it."""
-        floor = self.barriers[max(0, bisect_right(self.barriers, wave) - 1)]
-        return max((clock for clock in self.pending if clock <= wave), default=floor)
+    def floor_clock(self, vw: int, incarnation: int, wave: int) -> int:
+        """The latest barrier at or below `wave` that binds a life.
+
+        A barrier that is only set counts too: nobody may pass it. One that was set after the life was evicted does not:
+        with nobody else there it may lie behind what that life had begun, all of which was dropped.
+        """
+        eviction = self.lives[vw, incarnation].eviction_position
+        index = max(0, bisect_right(self.barriers, wave) - 1)
+        while index and not self._was_set(self.barriers[index], eviction):
+            index -= 1
+        pending = (clock for clock in self.pending if clock <= wave and self._was_set(clock, eviction))
+        return max(pending, default=self.barriers[index])
+
+    def _was_set(self, barrier: int, position: int | None) -> bool:
+        """Whether a barrier was set before `position` of the decision log, None being its end."""
+        return position is None or self.barrier_positions.get(barrier, -1) < position
 
     def epochs_ended(self, wave: int) -> int:
         """How many epochs of this run ended at or below `wave`."""

@@ -50,7 +50,7 @@ class VersionJudge:
         seen = self._seen.get(key)
         if seen is None:
             seen = self._seen[key] = _Seen(self._timeline.lives[key], {}, set())
-        floor = self._timeline.floor_clock(wave_of(self._rule, event.p))
+        floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(self._rule, event.p))
         first = seen.first.get(event.p)
         if first is None:
             seen.first[event.p] = event
@@ -133,7 +133,7 @@ class VersionJudge:
     def _judge_switch(self, previous: Pass, current: Pass) -> None:
         if current.clock == previous.clock:
             return
-        floor = self._timeline.floor_clock(wave_of(self._rule, current.p))
+        floor = self._timeline.floor_clock(current.vw, current.incarnation, wave_of(self._rule, current.p))
         change = (
             f"virtual worker {current.vw} changes from clock {previous.clock} to {current.clock} at p = {current.p}"
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from hetpipe.cli.mending import Mending
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.status import clocks_of
@@ -103,8 +105,13 @@ def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = Non
     return _of(snapshot)
 
 
-def watch_run(folder: RunFolder, shell: Shell) -> Iterator[Clocks]:
+def watch_run(folder: RunFolder, shell: Shell, say: Callable[[str], None]) -> Iterator[Clocks]:
     """The clocks of the run in `folder` now and after every change, to its end.
+
+    Args:
+        folder: of the run.
+        shell: the world around.
+        say: hears when the coordinator is away for a while.
 
     Raises:
         UserError: it is no run.
@@ -113,27 +120,33 @@ def watch_run(folder: RunFolder, shell: Shell) -> Iterator[Clocks]:
     if folder.read_result() is not None:
         yield clocks_of_run(folder, shell)
         return
+    there = shell.alone() if record.local else shell
+    # A local coordinator ends with its run, in the middle of this stream.
+    mending = Mending(there.clock, say=say, is_over=lambda: folder.read_result() is not None)
     try:
-        there = shell.alone() if record.local else shell
-        yield from watch_coordinator(record.coordinator, there, JobId(record.job_id))
+        yield from watch_coordinator(record.coordinator, there, mending, JobId(record.job_id))
     except (Unavailable, UnknownJob):
-        # A local coordinator ends with its run, in the middle of this stream.
         if folder.read_result() is None:
             raise
 
 
-def watch_coordinator(address: str, shell: Shell, job_id: JobId | None = None) -> Iterator[Clocks]:
+def watch_coordinator(address: str, shell: Shell, mending: Mending, job_id: JobId | None = None) -> Iterator[Clocks]:
     """The clocks of a job, or of the newest one, now and after every change, to its end.
 
     Raises:
         Unavailable: the coordinator does not answer.
         UnknownJob: there is no such job.
     """
-    client = shell.connect(address)
-    try:
-        yield from map(_of, client.watch_clocks(job_id))
-    finally:
-        client.close()
+    with closing(shell.connect(address)) as client:
+        while True:
+            try:
+                for snapshot in client.watch_clocks(job_id):
+                    mending.whole()
+                    yield _of(snapshot)
+            except Unavailable as error:
+                mending.broke(error)
+            else:
+                return
 
 
 def _of(snapshot: ClockSnapshot) -> Clocks:

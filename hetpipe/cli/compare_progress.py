@@ -11,11 +11,20 @@ from typing import Protocol, Self, TextIO
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_trials import Trial
-from hetpipe.cli.progress import STATE_TEXTS, totals_text
+from hetpipe.cli.progress import STATE_TEXTS, life_text, totals_text
 from hetpipe.cli.text import duration, measure, rate
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
-from hetpipe.spec.events import JobEnded, JobEvent, ProgressTable, StateChanged, Waiting
+from hetpipe.spec.events import (
+    JobEnded,
+    JobEvent,
+    ProgressTable,
+    StateChanged,
+    Waiting,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+)
 
 
 class CompareProgress(View, AbstractContextManager["CompareProgress"], Protocol):
@@ -118,6 +127,8 @@ class _Shown(CompareProgress):
                 self._table = event
             case Waiting(sentence=sentence, seconds=seconds):
                 self._print(f"{self._heading}: waiting for {duration(seconds)}: {sentence}", is_bad=True)
+            case WorkerLost() | WorkerRejoined() | WorkerQuarantined():
+                self._print(f"{self._heading}: {life_text(event)}", is_bad=not isinstance(event, WorkerRejoined))
             case JobEnded():
                 self._state = ""
             case _:

@@ -2,8 +2,8 @@
 
 Events come from the coordinator's stream, deaths from the supervisor, interrupts from signal handlers; each is a
 message in one queue, and `Follower.handle` takes them one by one. The first interrupt asks for a barrier with a
-checkpoint, the second one ends everything. A service that died is the cause of whatever else is heard later, so it is
-told at once.
+checkpoint, the second one ends everything. A service that died and is not started again is the cause of whatever else
+is heard later, so it is told at once.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hetpipe.cli.mending import Mending
 from hetpipe.cli.service import ServiceDeath
 from hetpipe.cli.shell import CoordinatorPort
+from hetpipe.cli.supervisor import ServiceRestart
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
 from hetpipe.errors import HetpipeError, JobFailed, Unavailable
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
 from hetpipe.spec.ids import JobId
-
-#: How long a broken stream of events is mended before the coordinator counts as lost, and the pause between attempts.
-MEND_SECONDS = 5.0
-_MEND_PAUSE_SECONDS = 0.3
 
 #: Longest wait for the next message, which is how late a deadline may be noticed.
 _POLL_SECONDS = 0.25
@@ -34,6 +32,13 @@ class Heard:
     """An event of the job."""
 
     event: JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something to know about the connection to the coordinator."""
+
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class StopRefused:
     error: HetpipeError
 
 
-Message = Heard | CoordinatorLost | ServiceDeath | Interrupted | StopRefused
+Message = Heard | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | StopRefused
 Inbox = queue.SimpleQueue[Message]
 
 
@@ -93,18 +98,16 @@ class RunningJob:
             client: of the coordinator.
             job_id: the job.
             inbox: where events go.
-            clock: measures how long a broken stream is mended.
+            clock: measures how long a broken connection is mended.
             when_lost: what the user can do when the coordinator is lost; the end of a sentence.
         """
         self._client = client
         self._job_id = job_id
         self._inbox = inbox
-        self._clock = clock
         self._when_lost = when_lost
         #: Number of the last event heard.
         self._last = 0
-        #: Since when the stream is broken, in monotonic seconds.
-        self._broken_since: float | None = None
+        self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
 
     def watch(self) -> None:
         """Begin to put events into the inbox. Once."""
@@ -115,9 +118,10 @@ class RunningJob:
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
     def _watch(self) -> None:
+        self._mending.whole()  # it has just taken the job
         try:
             while not self._heard_all():
-                self._clock.sleep(_MEND_PAUSE_SECONDS)
+                """The stream was broken; now it may be whole again."""
         except HetpipeError as error:
             hint = f"; {self._when_lost}" if self._when_lost else ""
             self._inbox.put(CoordinatorLost(type(error).__name__, f"{error}{hint}"))
@@ -131,13 +135,10 @@ class RunningJob:
         try:
             for numbered in self._client.watch_job(self._job_id, after=self._last):
                 self._last = max(self._last, numbered.sequence)
-                self._broken_since = None
+                self._mending.whole()
                 self._inbox.put(Heard(numbered.event))
-        except Unavailable:
-            now = self._clock.monotonic()
-            self._broken_since = now if self._broken_since is None else self._broken_since
-            if now - self._broken_since >= MEND_SECONDS:
-                raise
+        except Unavailable as error:
+            self._mending.broke(error)
             return False
         return True
 
@@ -196,6 +197,10 @@ class Follower:
                 if isinstance(event, StateChanged):
                     self._is_training = event.state is JobState.RUNNING
                 self._view.show(event)
+            case Remark(sentence=sentence):
+                self._view.say(sentence)
+            case ServiceRestart():
+                self._view.say(str(message))
             case ServiceDeath():
                 self.ending = Ending(state=JobState.FAILED, error=JobFailed.__name__, sentences=(str(message),))
             case CoordinatorLost(error=error, sentence=sentence):

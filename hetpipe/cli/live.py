@@ -10,11 +10,21 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe.cli.progress import STATE_TEXTS, cells, evaluation_text, headings, totals_text
+from hetpipe.cli.progress import STATE_TEXTS, cells, evaluation_text, headings, life_text, totals_text
 from hetpipe.cli.text import duration
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
-from hetpipe.spec.events import Evaluated, JobEnded, JobEvent, ProgressTable, StateChanged, Waiting
+from hetpipe.spec.events import (
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    ProgressTable,
+    StateChanged,
+    Waiting,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+)
 
 _REFRESHES_PER_SECOND = 4
 
@@ -57,6 +67,10 @@ class LiveView(View):
                 self._evaluated = event
             case ProgressTable():
                 self._table = event
+            case WorkerLost() | WorkerQuarantined():
+                self._print(life_text(event), style="yellow")
+            case WorkerRejoined():
+                self._print(life_text(event))
             case JobEnded(state=state):
                 self._state, self._has_ended = STATE_TEXTS[state], True
                 self._live.refresh()

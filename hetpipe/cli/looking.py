@@ -12,6 +12,7 @@ from hetpipe.check import check_run
 from hetpipe.cli import clocks as clocks_module
 from hetpipe.cli import doctor as doctor_module
 from hetpipe.cli.export import export_weights
+from hetpipe.cli.mending import Mending
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.run_folder import RUNS, find_run
 from hetpipe.cli.scaffold import write_templates
@@ -53,9 +54,9 @@ def clocks(which: Which, output: Output, shell: Shell) -> ExitStatus:
 def watch_clocks(which: Which, output: Output, shell: Shell) -> ExitStatus:
     """Tell the clocks of a run after every change, to its end: one line each."""
     if which.coordinator is not None and which.run_dir is None:
-        changes = clocks_module.watch_coordinator(which.coordinator, shell)
+        changes = clocks_module.watch_coordinator(which.coordinator, shell, Mending(shell.clock, say=output.note))
     else:
-        changes = clocks_module.watch_run(find_run(which.run_dir, runs_dir=which.runs_dir), shell)
+        changes = clocks_module.watch_run(find_run(which.run_dir, runs_dir=which.runs_dir), shell, output.note)
     for found in changes:
         output.answer(found.to_json(), found.line())
     return ExitStatus.OK

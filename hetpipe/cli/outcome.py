@@ -68,6 +68,11 @@ class Output:
         self.people.write("".join(f"{line}\n" for line in lines))
         self.people.flush()
 
+    def note(self, sentence: str) -> None:
+        """Say something beside the answer, where complaints go."""
+        self.complaints.write(f"{sentence}\n")
+        self.complaints.flush()
+
     def answer(self, value: Mapping[str, Any], *lines: str) -> None:
         """The answer of a command: `value` as the JSON line if that was asked for, else the lines."""
         if self.machine is None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetpipe.cli.text import count, duration, loss_first, measure, pairs, percent, rate
-from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StageRow, VirtualWorkerRow
+from hetpipe.spec.events import (
+    Evaluated,
+    JobState,
+    ProgressTable,
+    StageRow,
+    VirtualWorkerRow,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+)
 
 #: What a state means, for people.
 STATE_TEXTS: dict[JobState, str] = {
@@ -111,3 +120,27 @@ def evaluation_line(evaluated: Evaluated) -> str:
     """An evaluation as one `key=value` line."""
     place: dict[str, object] = {"event": "evaluation", "epoch": evaluated.epoch + 1, "clock": evaluated.clock}
     return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})
+
+
+WorkerEvent = WorkerLost | WorkerRejoined | WorkerQuarantined
+
+
+def life_text(event: WorkerEvent) -> str:
+    """What happened to a virtual worker: `virtual worker 1 is lost (life 1): …`. People count lives from 1."""
+    match event:
+        case WorkerLost():
+            return f"virtual worker {event.vw} is lost (life {event.incarnation + 1}): {event.sentence}"
+        case WorkerRejoined():
+            return f"virtual worker {event.vw} is back (life {event.incarnation + 1}); it joins at the next barrier"
+        case WorkerQuarantined():
+            return event.sentence
+
+
+def life_line(event: WorkerEvent) -> str:
+    """The same as one `key=value` line."""
+    values: dict[str, object] = {"event": event.kind, "vw": event.vw}
+    if not isinstance(event, WorkerQuarantined):
+        values["life"] = event.incarnation + 1
+    if not isinstance(event, WorkerRejoined):
+        values["sentence"] = event.sentence
+    return pairs(values)

@@ -13,7 +13,7 @@ from hetpipe.cli.status import is_running_here
 from hetpipe.cli.text import shown_path
 from hetpipe.cli.training import RunRequest
 from hetpipe.errors import UserError
-from hetpipe.ps.manifest import newest_checkpoint, read_manifest
+from hetpipe.ps.manifest import no_checkpoint, read_manifest, search
 from hetpipe.spec.job import Job, Overrides, load_job
 
 #: A job file, a mapping like its content, or a job.
@@ -43,22 +43,30 @@ def new_run(
         CheckpointError: that run has no complete checkpoint.
     """
     if resume is not None:
-        job, checkpoint = _resumed(RunFolder(resume.resolve()), source, overrides, shell)
-    elif source is None:
+        return _resumed(RunFolder(resume.resolve()), source, overrides, coordinator, shell)
+    if source is None:
         raise UserError("there is no job to train; name its file, for example job.yaml, or a run with --resume")
-    else:
-        job, checkpoint = load_job(source, overrides), None
-    return RunRequest(job=job, import_path=shell.current, restore=checkpoint, coordinator=coordinator)
+    return RunRequest(job=load_job(source, overrides), import_path=shell.current, coordinator=coordinator)
 
 
-def _resumed(old: RunFolder, source: JobSource | None, overrides: Overrides, shell: Shell) -> tuple[Job, Path]:
+def _resumed(
+    old: RunFolder, source: JobSource | None, overrides: Overrides, coordinator: str | None, shell: Shell
+) -> RunRequest:
     before = old.read_job()
     job = load_job(before if source is None else source, overrides)
     check_resumed(before, job)
     where = shown_path(old.path, shell.current)
     if old.read_result() is None and is_running_here(old.read_record()):
         raise UserError(f"{where} is still running; stop it with Ctrl-C first, then resume it")
-    checkpoint = newest_checkpoint(old.path)
-    progress = read_manifest(checkpoint).progress
+    found = search(old.path)
+    if found.folder is None:
+        raise no_checkpoint(old.path, found)
+    progress = read_manifest(found.folder).progress
     check_not_finished(job, progress, num_samples=old.read_num_samples(), where=where)
-    return job, checkpoint
+    return RunRequest(
+        job=job,
+        import_path=shell.current,
+        restore=found.folder,
+        coordinator=coordinator,
+        remarks=tuple(f"{reason}; going on from {found.folder.name}" for reason in found.passed_over),
+    )

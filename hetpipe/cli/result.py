@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,8 @@ class TrainResult:
     """Per virtual worker: a wanted clock was not published yet."""
     idle_seconds: dict[int, float]
     """Per virtual worker: nothing to compute at all."""
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Per virtual worker: its lives that ended before the run; it was started anew, or the others went on."""
     stages: tuple[StageResult, ...] = ()
     """By virtual worker and place; those that reported."""
 

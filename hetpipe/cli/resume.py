@@ -1,7 +1,13 @@
 """What `--resume` may change of a job, and when a run is not to be resumed. Pure.
 
-A checkpoint fits the job it was made by: its clock counts waves of N minibatches, its ledger holds samples of one data
-set, its optimizer states belong to the virtual workers there were. What these depend on must stay; all else may change.
+A checkpoint is written by the model's own names, so the cut, the devices, the number of parameter servers and that of
+virtual workers may change. It holds weights of one model, a ledger of the samples of one data set, and states of one
+optimizer: what these depend on must stay.
+
+Numbers go on where they were. The clock does, whatever N is: the first minibatch after it is clock·N + 1 with the new
+N. Minibatches and samples are counted over all virtual workers, so a run given by `minibatches` has as many as its new
+number of virtual workers makes, those before the resume among them. Learning rates go on at the number of updates that
+each optimizer has made.
 """
 
 from __future__ import annotations
@@ -24,18 +30,23 @@ class _Fixed:
     reason: str
 
 
+def _momentum_of_rmsprop(job: Job) -> str:
+    """Whether there is any. Torch begins with the momentum of other optimizers when it is wanted."""
+    used = job.optimizer.name == "RMSprop" and job.optimizer.arguments.get("momentum", 0)
+    return "above 0" if used else "0"
+
+
+_STATE_GOES_WITH_IT = "the optimizer keeps more state with it"
+
 _FIXED = (
     _Fixed("model", lambda job: job.model, "the checkpoint holds the weights of that model"),
     _Fixed("data.train", lambda job: job.data.train, "the checkpoint says which samples of that data were used"),
     _Fixed("seed", lambda job: job.seed, "the order of the samples and the dropout masks follow from it"),
-    _Fixed("batch_size", lambda job: job.batch_size, "minibatches are numbered by it"),
-    _Fixed("workers.count", lambda job: job.num_workers, "every virtual worker has its own optimizer state"),
+    _Fixed("batch_size", lambda job: job.batch_size, "minibatches are counted by it"),
     _Fixed("optimizer.name", lambda job: job.optimizer.name, "its state is in the checkpoint"),
-    _Fixed(
-        "sync.minibatches_per_wave",
-        lambda job: job.sync.minibatches_per_wave,
-        "the clock counts waves of so many minibatches",
-    ),
+    _Fixed("optimizer.amsgrad", lambda job: job.optimizer.arguments.get("amsgrad", False), _STATE_GOES_WITH_IT),
+    _Fixed("optimizer.centered", lambda job: job.optimizer.arguments.get("centered", False), _STATE_GOES_WITH_IT),
+    _Fixed("optimizer.momentum", _momentum_of_rmsprop, _STATE_GOES_WITH_IT + ", if it is RMSprop's"),
     _Fixed("weights", lambda job: job.weights, "a policy's state is in the checkpoint"),
 )
 
@@ -67,13 +78,15 @@ def check_not_finished(job: Job, progress: Progress, *, num_samples: int, where:
     Raises:
         UserError: it is finished.
     """
+    if job.minibatches is not None and not job.is_planned:
+        return  # how many are wanted depends on the number of virtual workers
     if not is_finished(progress, job.data_spec(num_samples)):
         return
     if job.epochs is not None:
-        done, longer = f"{progress.epoch} of {job.epochs} epochs", f"--set epochs={2 * job.epochs}"
+        done, longer = f"{progress.epoch} of {job.epochs} epochs", f"--set epochs={2 * max(job.epochs, progress.epoch)}"
     else:
-        total, length = job.total_minibatches, job.minibatches or 0
-        done, longer = f"{progress.minibatches} of {total} minibatches", f"--set minibatches={2 * length}"
+        each = 2 * -(-progress.minibatches // job.num_workers)
+        done, longer = f"{progress.minibatches} of {job.total_minibatches} minibatches", f"--set minibatches={each}"
     raise UserError(
         f"{where} is finished: it trained {done}, so there is nothing to resume; train on with {longer}, "
         f"or use its weights with `hetpipe export {where} model.safetensors`"

@@ -105,6 +105,11 @@ class RunFolder:
         """Where each process logs."""
         return self.path / "logs"
 
+    @property
+    def state(self) -> Path:
+        """Where the parameter servers of a run on this machine keep what they have acknowledged."""
+        return self.path / "state"
+
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
         self._write(_JOB, job.model_dump(mode="json"))

@@ -45,11 +45,14 @@ class ServiceDeath:
     """Exit status, or minus the number of the signal that ended it."""
     last_words: str
     """The last line of its output; empty without any."""
+    verdict: str = ""
+    """What follows from it, as the end of the sentence; empty where it goes without saying."""
 
     def __str__(self) -> str:
         """One sentence."""
         words = f": {self.last_words}" if self.last_words else ""
-        return f"{self.title} (pid {self.pid}) {exit_sentence(self.exit_code)}{words}"
+        verdict = f"; {self.verdict}" if self.verdict else ""
+        return f"{self.title} (pid {self.pid}) {exit_sentence(self.exit_code)}{words}{verdict}"
 
 
 class Service:
@@ -83,6 +86,8 @@ class Service:
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
         try:
             with self._output.open("ab") as output:
+                #: Where the output of this process begins: another one may have had the file before.
+                self._output_start = output.tell()
                 self._process = subprocess.Popen(  # noqa: S603 - our own program
                     command,
                     stdin=subprocess.PIPE,
@@ -100,6 +105,11 @@ class Service:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """What it serves; empty before it is ready."""
+        return self._address
 
     def wait_ready(self, *, deadline_seconds: float) -> str:
         """Wait for its ready line; the address it serves.
@@ -147,7 +157,7 @@ class Service:
         if self._process.stdin is not None:
             self._process.stdin.close()
         death = self._death()
-        if not death.last_words:
+        if not death.last_words and not self._output_start:
             self._output.unlink(missing_ok=True)
         self._exited.set()
         self._settled.set()
@@ -160,7 +170,7 @@ class Service:
     def _last_words(self) -> str:
         try:
             with self._output.open("rb") as output:
-                output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                output.seek(max(self._output_start, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = output.read().decode(errors="replace").splitlines()
         except OSError:
             return ""

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import columns, shown_path
+from hetpipe.cli.text import columns, count, shown_path
 from hetpipe.cli.training import resume_command
-from hetpipe.errors import CheckpointError, Unavailable, UnknownJob
-from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.spec.events import JobStatus, ProcessStatus
+from hetpipe.errors import Unavailable, UnknownJob
+from hetpipe.ps.manifest import has_checkpoint
+from hetpipe.spec.events import JobStatus, ProcessStatus, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.wire import plain
 
@@ -36,6 +36,9 @@ class RunStatus:
     global_clock: int | None = None
     remark: str = ""
     """Why it failed, or what to do."""
+    workers: tuple[WorkerStatus, ...] = ()
+    straggler: int | None = None
+    """The virtual worker for which the others mostly wait."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -45,6 +48,8 @@ class RunStatus:
             "processes": [plain(ProcessStatus, process) for process in self.processes],
             "clocks": {str(vw): clock for vw, clock in self.clocks.items()},
             "global_clock": self.global_clock,
+            "workers": [plain(WorkerStatus, worker) for worker in self.workers],
+            "straggler": self.straggler,
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -56,10 +61,19 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
+        lines += [_life_text(worker) for worker in self.workers if worker.deaths]
+        if self.straggler is not None:
+            lines.append(f"the others mostly wait for virtual worker {self.straggler}, which is the slowest")
         if self.processes:
             heading = ["role", "index", "vw", "host", "pid", "state"]
             lines += ["", *columns([heading, *map(_row, self.processes)])]
         return lines
+
+
+def _life_text(worker: WorkerStatus) -> str:
+    """People count lives from 1; only a virtual worker that is not in the midst of its life has a state to tell."""
+    state = "" if worker.state == "ready" else f", {worker.state}"
+    return f"virtual worker {worker.vw}: life {worker.incarnation + 1}, lost {count(worker.deaths, 'time')}{state}"
 
 
 def _row(process: ProcessStatus) -> list[str]:
@@ -118,6 +132,8 @@ def _from_coordinator(status: JobStatus, result: RunResult | None) -> RunStatus:
         clocks=clocks,
         global_clock=global_clock,
         remark=status.failure,
+        workers=status.workers,
+        straggler=None if status.progress is None else status.progress.straggler,
     )
 
 
@@ -156,9 +172,7 @@ def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> 
 
 
 def _way_on(folder: RunFolder, shell: Shell) -> str:
-    try:
-        newest_checkpoint(folder.path)
-    except CheckpointError:
+    if not has_checkpoint(folder.path):
         return "; it had no complete checkpoint yet"
     return f"; resume with: {resume_command(folder.path, shell.current)}"
 

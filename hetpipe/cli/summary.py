@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetpipe.cli.quantities import bytes_text
@@ -17,6 +17,7 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     assert end.result is not None
     where = shown_path(end.run_dir, current)
     lines = [_speed(end.state, end.result), *_quality(end.result), *_memory(end.result.stages)]
+    lines += _deaths(end.result.deaths)
     lines.append(_promises(end.result.staleness, where))
     if end.forecast is not None:
         predicted, measured = end.forecast.predicted.samples_per_second, end.result.samples_per_second
@@ -55,6 +56,11 @@ def _memory(stages: Sequence[StageResult]) -> list[str]:
     weights, activations = bytes_text(dearest.weight_bytes), bytes_text(dearest.activation_bytes)
     which = f"stage {dearest.stage} of worker {dearest.vw}"
     return [f"memory: at most {weights} of weight copies and {activations} of activations, on {which}"]
+
+
+def _deaths(deaths: Mapping[int, int]) -> list[str]:
+    told = [f"virtual worker {vw} died {count(number, 'time')}" for vw, number in deaths.items() if number]
+    return [f"survived: {', '.join(told)}, and the run went on"] if told else []
 
 
 def _promises(staleness: Staleness, where: str) -> str:

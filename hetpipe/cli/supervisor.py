@@ -3,25 +3,44 @@
 They are the same programs that a cluster is made of, started here and ended with the run. Order: whoever is used by
 another starts first and ends last, so the coordinator starts first; at the end the agent goes first, with its stages,
 then the parameter servers, then the coordinator.
+
+One that ends unasked is started again, with the same arguments and on the same port, as `cli.restarts` decides.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from hetpipe.cli.restarts import RULES, GiveUp, RestartRules, decide
 from hetpipe.cli.service import Service, ServiceDeath, ServiceSpec, end_services
+from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.deploy.topology import SERVICE_ENVIRONMENT
+from hetpipe.errors import JobFailed
+from hetpipe.observe.log import get_logger
+from hetpipe.rpc.channel import split_address
+
+_log = get_logger(__name__)
 
 #: How long the coordinator may take to be ready; the others are waited for by the coordinator, which tells of it.
 READY_SECONDS = 30.0
 
 #: From SIGTERM to SIGKILL.
 GRACE_SECONDS = 3.0
+
+#: Deaths of a service that are remembered: the pauses between more of them are the longest ones anyway.
+_MAX_DEATHS = 16
+
+#: What a shell says of a program that cannot be started.
+_NOT_STARTED = 127
 
 
 def _module(name: str) -> tuple[str, ...]:
@@ -45,31 +64,88 @@ class Services:
     num_cpu_devices: int | None
     """CPU devices that the agent declares; None: it offers the CUDA devices it finds."""
     logs: Path
+    state: Path
+    """The folder for what parameter servers keep to outlive their processes, in a folder each."""
     programs: Programs = field(default_factory=Programs)
+    restart_rules: RestartRules = RULES
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRestart:
+    """A service has died, and was started again."""
+
+    key: str
+    """Of the service (`ServiceSpec`)."""
+    death: ServiceDeath
+    pid: int
+    """The new process."""
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return f"{self.death}; it was started again (pid {self.pid})"
+
+
+class _Rank(IntEnum):
+    """The order in which services start; they end in the opposite one."""
+
+    COORDINATOR = 0
+    PARAMETER_SERVER = 1
+    AGENT = 2
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A service that is kept running."""
+
+    rank: _Rank
+    spec: ServiceSpec
+    service: Service
+    #: `HOST:PORT` that others know it by; empty before it is known, and of one that has no server.
+    address: str = ""
+    #: When it died, in monotonic seconds.
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
+    #: Its last death; None before the first.
+    death: ServiceDeath | None = None
+    #: When it is to be started again; None while it runs, and when it is given up.
+    due: float | None = None
 
 
 class Supervisor:
     """Keeps the services of one run. Use it in a `with` block, which ends them however it is left.
 
-    Belongs to one thread (`Service`); `on_death` is called from others.
+    Belongs to one thread (`Service`); `on_death` and `on_restart` are called from others.
     """
 
     def __init__(
-        self, services: Services, *, environment: Mapping[str, str], on_death: Callable[[ServiceDeath], None]
+        self,
+        services: Services,
+        *,
+        environment: Mapping[str, str],
+        on_death: Callable[[ServiceDeath], None],
+        on_restart: Callable[[ServiceRestart], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare; nothing is started.
 
         Args:
             services: what to start.
             environment: the services', before the additions of `SERVICE_ENVIRONMENT`.
-            on_death: hears of a service that ends unasked.
+            on_death: hears of a service that has ended unasked and is not started again.
+            on_restart: hears of one that was.
+            clock: says when.
         """
         self._services = services
         self._environment = {**environment, **SERVICE_ENVIRONMENT}
         self._on_death = on_death
-        self._coordinator: Service | None = None
-        self._parameter_servers: list[Service] = []
-        self._agent: Service | None = None
+        self._on_restart = on_restart
+        self._clock = clock
+        #: Guards what follows; notified when a service is due, and at the end.
+        self._changed = threading.Condition()
+        self._kept: dict[str, _Kept] = {}
+        self._is_stopping = False
+        #: All services are gone, and so the thread that has started some of them may go.
+        self._over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="supervisor", daemon=True)
 
     def __enter__(self) -> Self:
         return self
@@ -81,8 +157,10 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by the services' keys."""
-        return {service.spec.key: service.pid for group in self._groups() for service in group}
+        """Process ids by the services' keys, in the order in which they are ended."""
+        with self._changed:
+            ordered = sorted(self._kept.items(), key=lambda item: -item[1].rank)
+            return {key: kept.service.pid for key, kept in ordered}
 
     def start(self) -> str:
         """Start all services; the coordinator's address, which answers. The others register as they come up.
@@ -90,30 +168,92 @@ class Supervisor:
         Raises:
             JobFailed, DeadlineExceeded: one cannot be started, or the coordinator does not become ready.
         """
+        self._keeper.start()
         programs = self._services.programs
-        self._coordinator = self._start("coordinator", "the coordinator", [*programs.coordinator, "--store", "memory"])
-        address = self._coordinator.wait_ready(deadline_seconds=READY_SECONDS)
+        coordinator = self._start(
+            _Rank.COORDINATOR, "coordinator", "the coordinator", [*programs.coordinator, "--store", "memory"]
+        )
+        address = coordinator.wait_ready(deadline_seconds=READY_SECONDS)
         to_coordinator = ["--coordinator", address]
         for index in range(self._services.num_shards):
-            command = [*programs.parameter_server, *to_coordinator, "--index", str(index)]
+            state = self._services.state / f"shard-{index}"
+            command = [*programs.parameter_server, *to_coordinator, "--index", str(index), "--state", str(state)]
             name = f"parameter-server-{index}"
-            self._parameter_servers.append(self._start(name, f"parameter server {index}", command))
+            self._start(_Rank.PARAMETER_SERVER, name, f"parameter server {index}", command)
         devices = self._services.num_cpu_devices
         declared = [] if devices is None else ["--cpu-devices", str(devices)]
-        self._agent = self._start("agent", "the agent", [*programs.agent, *to_coordinator, *declared])
+        self._start(_Rank.AGENT, "agent", "the agent", [*programs.agent, *to_coordinator, *declared])
         return address
 
     def stop(self, *, grace_seconds: float) -> None:
         """End all services in the stated order; returns when they are gone. Idempotent."""
-        for group in self._groups():
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        for rank in sorted(_Rank, reverse=True):
+            group = [kept.service for kept in self._kept.values() if kept.rank is rank]
             end_services(group, grace_seconds=grace_seconds)
+        self._over.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
 
-    def _groups(self) -> list[list[Service]]:
-        """The services that are there, in the order in which they are ended."""
-        agent = [] if self._agent is None else [self._agent]
-        coordinator = [] if self._coordinator is None else [self._coordinator]
-        return [agent, self._parameter_servers, coordinator]
+    # -- starting ----------------------------------------------------------------------------------------------------
 
-    def _start(self, key: str, title: str, command: Sequence[str]) -> Service:
+    def _start(self, rank: _Rank, key: str, title: str, command: Sequence[str]) -> Service:
         spec = ServiceSpec(key=key, title=title, command=command, logs=self._services.logs)
-        return Service(spec, environment=self._environment, on_death=self._on_death)
+        with self._changed:
+            service = self._service(spec)
+            self._kept[key] = _Kept(rank, spec, service)
+        return service
+
+    def _service(self, spec: ServiceSpec) -> Service:
+        return Service(spec, environment=self._environment, on_death=partial(self._died, spec.key))
+
+    def _start_again(self, kept: _Kept) -> None:
+        """Start a service again, where others look for it. The lock is held."""
+        kept.due = None
+        if kept.rank is not _Rank.AGENT:
+            kept.address = kept.address or kept.service.address
+        port = ["--port", str(split_address(kept.address)[1])] if kept.address else []
+        spec = replace(kept.spec, command=[*kept.spec.command, *port])
+        try:
+            kept.service = self._service(spec)
+        except JobFailed as error:
+            self._died(spec.key, ServiceDeath(spec.title, 0, _NOT_STARTED, str(error)))
+            return
+        assert kept.death is not None, "only what has died is started again"
+        restart = ServiceRestart(spec.key, kept.death, kept.service.pid)
+        _log.warning("service_started_again", service=spec.key, sentence=str(restart))
+        self._on_restart(restart)
+
+    # -- on other threads --------------------------------------------------------------------------------------------
+
+    def _died(self, key: str, death: ServiceDeath) -> None:
+        """A service has ended unasked."""
+        with self._changed:
+            if self._is_stopping:
+                return
+            kept = self._kept[key]
+            kept.death = death
+            kept.deaths.append(self._clock.monotonic())
+            decision = decide(key, tuple(kept.deaths), self._services.restart_rules)
+            if not isinstance(decision, GiveUp):
+                kept.due = decision.at_seconds
+                self._changed.notify_all()
+                return
+        final = replace(death, verdict=decision.reason)
+        _log.error("service_given_up", service=key, sentence=str(final))
+        self._on_death(final)
+
+    def _keep(self) -> None:
+        """Start again what is due. This thread lives as long as what it has started (`Service`)."""
+        with self._changed:
+            while not self._is_stopping:
+                due = [kept for kept in self._kept.values() if kept.due is not None]
+                now = self._clock.monotonic()
+                for kept in due:
+                    if kept.due is not None and kept.due <= now:
+                        self._start_again(kept)
+                later = [kept.due - now for kept in due if kept.due is not None]
+                self._changed.wait(min(later, default=None))
+        self._over.wait()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hetpipe.cli.clocks import snapshot_text
 from hetpipe.cli.looking import Which
+from hetpipe.cli.mending import Mending
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.progress import STATE_TEXTS, cells, headings, totals_text
 from hetpipe.cli.quantities import bytes_text
@@ -92,6 +93,10 @@ class Screen(Protocol):
         """Show a picture in place of the one before, or after it."""
         ...
 
+    def say(self, sentence: str) -> None:
+        """Show a remark beside the pictures."""
+        ...
+
     def close(self) -> None:
         """Leave the terminal as it was, the last picture on it."""
         ...
@@ -109,6 +114,9 @@ class _Pages(Screen):
         self._output.answer(picture.to_json(), *self._gap, *picture.lines(self._current))
         self._gap = ("",)
 
+    def say(self, sentence: str) -> None:
+        self._output.note(sentence)
+
     def close(self) -> None:
         """Nothing is held back."""
 
@@ -116,7 +124,9 @@ class _Pages(Screen):
 def top(which: Which, output: Output, shell: Shell, *, once: bool) -> ExitStatus:
     """Show a job and its cluster until the job has ended, or Ctrl-C; the newest job of a coordinator goes on."""
     if which.coordinator is not None and which.run_dir is None:
-        _watch(which.coordinator, None, _screen(output, shell, once=once), shell, is_over=lambda _: once)
+        shown = _screen(output, shell, once=once)
+        mending = Mending(shell.clock, say=shown.say)
+        _watch(which.coordinator, None, shown, shell, is_over=lambda _: once, mending=mending)
         return ExitStatus.OK
     folder = find_run(which.run_dir, runs_dir=which.runs_dir)
     record = _running(folder, shell)
@@ -125,22 +135,34 @@ def top(which: Which, output: Output, shell: Shell, *, once: bool) -> ExitStatus
     def is_over(picture: Picture) -> bool:
         return once or picture.has_ended
 
+    # A local coordinator ends with its run.
+    mending = Mending(there.clock, say=shown.say, is_over=lambda: folder.read_result() is not None)
     try:
-        _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over)
+        _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over, mending=mending)
     except Unavailable:
-        # A local coordinator ends with its run.
         if folder.read_result() is None:
             raise
     return ExitStatus.OK
 
 
 def _watch(
-    address: str, job_id: JobId | None, screen: Screen, shell: Shell, *, is_over: Callable[[Picture], bool]
+    address: str,
+    job_id: JobId | None,
+    screen: Screen,
+    shell: Shell,
+    *,
+    is_over: Callable[[Picture], bool],
+    mending: Mending,
 ) -> None:
     with closing(shell.connect(address)) as client, closing(screen):
         try:
             while True:
-                picture = _look(client, job_id)
+                try:
+                    picture = _look(client, job_id)
+                except Unavailable as error:
+                    mending.broke(error)
+                    continue
+                mending.whole()
                 screen.show(picture)
                 if is_over(picture):
                     return

@@ -27,6 +27,10 @@ class LiveScreen(Screen):
         lines = "\n".join(picture.lines(self._current))
         self._live.update(Text(lines, no_wrap=True, overflow="ellipsis"), refresh=True)
 
+    def say(self, sentence: str) -> None:
+        """See `Screen.say`; it stays above the picture."""
+        self._live.console.print(Text(sentence))
+
     def close(self) -> None:
         """See `Screen.close`."""
         self._live.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +22,15 @@ from hetpipe.cli.outcome import ExitStatus, error_of, sentences_of, status_of
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.shell import Shell
-from hetpipe.cli.supervisor import GRACE_SECONDS, Services, Supervisor
+from hetpipe.cli.supervisor import GRACE_SECONDS, ServiceRestart, Services, Supervisor
 from hetpipe.cli.text import count, shown_path
 from hetpipe.cli.view import View
 from hetpipe.coordinator.agents_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.coordinator.client import new_request_id
 from hetpipe.coordinator.inspections import is_to_measure
 from hetpipe.coordinator.planning import num_devices_wanted
-from hetpipe.errors import CheckpointError, HetpipeError, UserError
-from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.errors import HetpipeError, UserError
+from hetpipe.ps.manifest import has_checkpoint
 from hetpipe.spec.events import JobState, Submission
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan_document import PlanDocument
@@ -52,6 +53,8 @@ class RunRequest:
     """The checkpoint to begin with."""
     coordinator: str | None = None
     """`HOST:PORT` of a running cluster; None: on this machine, with services of its own."""
+    remarks: tuple[str, ...] = ()
+    """What to say before the run begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,8 @@ class Training:
         self._view = view
         self._interrupts = interrupts
         self._inbox: Inbox = Inbox()
+        #: Guards the record.
+        self._noting = threading.RLock()
         self._record = record_of(request, folder, shell)
 
     def run(self) -> RunEnd:
@@ -122,6 +127,8 @@ class Training:
         """
         self._folder.write_job(self._request.job)
         self._folder.write_record(self._record)
+        for remark in self._request.remarks:
+            self._view.say(remark)
         if remark := planning_remark(self._request.job):
             self._view.say(remark)
         try:
@@ -150,11 +157,18 @@ class Training:
             num_shards=job.parameter_servers.count,
             num_cpu_devices=devices,
             logs=self._folder.logs,
+            state=self._folder.state,
             programs=self._shell.programs,
         )
         shards = count(services.num_shards, "parameter server")
         self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
-        with Supervisor(services, environment=self._shell.environment, on_death=self._inbox.put) as supervisor:
+        with Supervisor(
+            services,
+            environment=self._shell.environment,
+            on_death=self._inbox.put,
+            on_restart=self._restarted,
+            clock=self._shell.clock,
+        ) as supervisor:
             address = supervisor.start()
             self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
             ending = self._follow(address, stop_now_seconds=0.0)
@@ -177,13 +191,20 @@ class Training:
             self._view.close()
             client.close()
 
+    def _restarted(self, restart: ServiceRestart) -> None:
+        """A service was started again; called from another thread."""
+        with self._noting:
+            self._note(pids={**self._record.pids, restart.key: restart.pid})
+        self._inbox.put(restart)
+
     def _note(self, **changes: Any) -> None:
-        self._record = replace(self._record, **changes)
-        self._folder.write_record(self._record)
+        with self._noting:
+            self._record = replace(self._record, **changes)
+            self._folder.write_record(self._record)
 
     def _conclude(self, ending: Ending) -> RunEnd:
         """Put together what the run left, and write result.json."""
-        resumable = self._is_resumable()
+        resumable = has_checkpoint(self._folder.path)
         end = RunEnd(
             run_dir=self._folder.path,
             state=ending.state,
@@ -209,13 +230,6 @@ class Training:
             return count_violations(self._folder.path, say=self._view.say)
         except KeyboardInterrupt:
             return None
-
-    def _is_resumable(self) -> bool:
-        try:
-            newest_checkpoint(self._folder.path)
-        except CheckpointError:
-            return False
-        return True
 
     def _with_hint(self, ending: Ending, *, resumable: bool) -> tuple[str, ...]:
         """The sentences of `ending`; a run that broke off says how to go on."""

@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from hetpipe.cli.progress import evaluation_line, table_line
+from hetpipe.cli.progress import evaluation_line, life_line, table_line
 from hetpipe.cli.text import pairs
 from hetpipe.clock import Clock
-from hetpipe.spec.events import Evaluated, JobEnded, JobEvent, ProgressTable, StateChanged, Waiting
+from hetpipe.spec.events import (
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    ProgressTable,
+    StateChanged,
+    Waiting,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+)
 
 #: Seconds between two lines about the progress, and between two evaluations.
 LINE_SECONDS = 5.0
@@ -82,6 +92,8 @@ class LineView(View):
                 self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
             case ProgressTable():
                 self._write(self._progress.admit(table_line(event), now=self._clock.monotonic()))
+            case WorkerLost() | WorkerRejoined() | WorkerQuarantined():
+                self._write(life_line(event))
             case JobEnded():
                 """The state has told it."""
 

@@ -62,15 +62,22 @@ class Candidate:
         self._lock = threading.Lock()
         self._leadership = Leadership(lease_seconds)
         self._told: tuple[Standing, str] | None = None
-        #: What the store gave; the thread that asks has it.
+        #: Held by the thread that asks the store.
+        self._asking = threading.Lock()
+        #: What the store gave.
         self._lead: Lead | None = None
         #: Highest fence that was seen.
         self._highest = Fence(0)
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def run_for(self, give_up: threading.Event) -> Lead | None:
-        """Stand by until this coordinator leads; None when `give_up` is set before.
+    @property
+    def fence(self) -> Fence:
+        """The highest fence that was seen; the own one while this coordinator leads."""
+        return self._highest
+
+    def run_for(self, give_up: threading.Event) -> bool:
+        """Stand by until this coordinator leads; False when `give_up` is set before.
 
         Raises:
             HetpipeError: the store did not answer the first time; later on it may be away.
@@ -78,13 +85,32 @@ class Candidate:
         decision = self._ask()
         while decision.standing is not Standing.LEADING:
             if give_up.wait(self._leadership.retry_seconds):
-                return None
+                return False
             decision = self.ask()
         for target in (self._renew, self._watch):
             thread = threading.Thread(target=target, name=f"lead{target.__name__}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        return self._lead
+        return True
+
+    def outbid(self, fence: int) -> None:
+        """Lead with a higher fence than `fence`, which a member has seen: the store has forgotten it.
+
+        Raises:
+            NotLeader: another one was faster, or this coordinator leads no more.
+            StoreUnavailable: the store is away.
+        """
+        with self._asking:
+            if self._highest > fence:
+                return
+            lead = self._lead
+            if lead is None:
+                raise NotLeader("a member has seen a later coordinator")
+            self._highest = Fence(fence)
+            self._store.release_lead(lead)
+            self._lead = None
+            self._acquire()
+        _log.warning("fence_raised", seen=fence, fence=self._highest)
 
     def ask(self) -> Decision:
         """Ask the store once, for the lead or for its renewal. Never raises."""
@@ -113,7 +139,8 @@ class Candidate:
     def _ask(self) -> Decision:
         asked = self._clock.monotonic()
         try:
-            self._hold(self._lead)
+            with self._asking:
+                self._hold(self._lead)
         except NotLeader as error:
             self._lead = None
             return self._take(Refused(str(error)))
@@ -121,9 +148,12 @@ class Candidate:
 
     def _hold(self, lead: Lead | None) -> None:
         """Have the lead renewed, or get it."""
-        if lead is not None:
+        if lead is None:
+            self._acquire()
+        else:
             self._store.renew_lead(lead, lease_seconds=self._lease_seconds)
-            return
+
+    def _acquire(self) -> None:
         found = self._store.acquire_lead(self._id, self._name, above=self._highest, lease_seconds=self._lease_seconds)
         self._highest = max(self._highest, found.fence)
         if found.candidate != self._id:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import Submission
-from hetpipe.spec.ids import Clock, DeviceId, Incarnation, ShardIndex, StageIndex
+from hetpipe.spec.ids import Clock, DeviceId, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.plan import ModelReport, Plan
@@ -88,6 +88,27 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
         )
         for vw in plan.virtual_workers
         for index, stage in enumerate(vw.stages)
+    ]
+
+
+def later_life(
+    assignment: Assignment, vw: VirtualWorkerIndex, incarnation: Incarnation, restore: str | None
+) -> list[StartStageCommand]:
+    """The commands for a later life of one virtual worker, by the same plan.
+
+    Args:
+        assignment: the agents as they are now.
+        vw: who.
+        incarnation: which life.
+        restore: folder of the newest checkpoint of this run; None: there is none, so that of the run's start counts.
+    """
+    return [
+        replace(
+            command,
+            config=replace(command.config, incarnation=incarnation, restore=restore or assignment.submission.restore),
+        )
+        for command in stage_commands(assignment)
+        if command.config.vw == vw
     ]
 
 

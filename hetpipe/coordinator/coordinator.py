@@ -16,6 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from hetpipe import failpoints
 from hetpipe.clock import Clock
 from hetpipe.coordinator.exchange import (
     Announce,
@@ -24,6 +25,7 @@ from hetpipe.coordinator.exchange import (
     Input,
     Instruction,
     MemberGone,
+    MemberSeen,
     SendCommand,
     StopAsked,
     Task,
@@ -101,6 +103,8 @@ class Coordinator:
         self.condition = threading.Condition()
         self._registry = Registry(lease_seconds)
         self._mailboxes = Mailboxes()
+        #: When `tick` was last called.
+        self._ticked = clock.monotonic()
         #: By id, in order of submission.
         self._hosts: dict[JobId, JobHost] = {}
         self._fail_lost_jobs()
@@ -118,15 +122,20 @@ class Coordinator:
         with self.condition:
             self._registry.check_new(info)
         registration = Registration(uuid.uuid4().hex)
+        failpoints.reach("membership.lease_granted_not_recorded")
         record = self._store.put_member(info, registration, lease_seconds=self._registry.lease_seconds)
+        failpoints.reach("membership.recorded_not_published")
         with self.condition:
             replaced = self._registry.put(record, now=self._clock.monotonic())
             if info.role is MemberRole.AGENT:
                 self._mailboxes.open(AgentId(info.id))
             if replaced is not None:
                 self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
+            for host in list(self._hosts.values()):
+                self._feed(host, MemberSeen(info))
             self._offer_cluster()
             self.condition.notify_all()
+        failpoints.reach("membership.published_not_seen")
         _log.info("member_registered", member=str(info), member_role=info.role.value)
         return Lease(registration, self._registry.lease_seconds, record.order)
 
@@ -322,6 +331,10 @@ class Coordinator:
         """Let the time take effect. Never raises."""
         with self.condition:
             now = self._clock.monotonic()
+            if now - self._ticked > self._patience.longest_tick_seconds:
+                # It was this process that did not listen.
+                self._registry.renew_all(now=now)
+            self._ticked = now
             for gone in self._registry.expire(now=now):
                 self._mailboxes.close(AgentId(gone.info.id))
                 silent = self._registry.lease_seconds

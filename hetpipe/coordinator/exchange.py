@@ -10,7 +10,7 @@ from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.spec.commands import ChildExit, Command, InspectionResult, InspectionStep, StageNews
 from hetpipe.spec.events import JobEvent, StopMode
-from hetpipe.spec.ids import AgentId, Term
+from hetpipe.spec.ids import AgentId, Incarnation, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
@@ -59,6 +59,42 @@ class MemberGone:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """A process has registered, for the first time or again."""
+
+    info: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The clock shard counts a life of a virtual worker no more."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The clock shard expects a new life of a virtual worker."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    restore: str | None
+    """Folder of the newest complete checkpoint of the run, or None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNotAsked:
+    """`Evict` or `Admit` failed; whether it had an effect is not known."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    error: str
+    """Class name in `hetpipe.errors`, or of a Python exception."""
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """A user wants the job to stop."""
 
@@ -93,6 +129,10 @@ Input = (
     | StageNews
     | ChildExit
     | MemberGone
+    | MemberSeen
+    | Evicted
+    | Admitted
+    | ShardNotAsked
     | StopAsked
     | ClocksTold
     | WrappedUp
@@ -135,12 +175,33 @@ class AskBarrier:
 
 
 @dataclass(frozen=True, slots=True)
+class Evict:
+    """Tell the clock shard that a life is over. Answered by `Evicted` or `ShardNotAsked`."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    term: Term
+    clock_shard: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Tell the clock shard of a new life. Answered by `Admitted` or `ShardNotAsked`."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    num_stages: int
+    term: Term
+    clock_shard: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
 class WrapUp:
     """Fetch the last clocks and release the shards. Answered by `WrappedUp`, whatever happens."""
 
     shards: tuple[MemberInfo, ...]
 
 
-Task = Prepare | AskBarrier | WrapUp
+Task = Prepare | AskBarrier | Evict | Admit | WrapUp
 
 Instruction = SendCommand | Announce | Task

@@ -6,12 +6,15 @@ of device that is there: by the first agent on the types it has, then by others 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hetpipe.coordinator.agents_cluster import type_of
 from hetpipe.errors import PlanError
-from hetpipe.spec.commands import InspectionResult
+from hetpipe.spec.commands import InspectCommand, InspectionResult
+from hetpipe.spec.events import Submission
+from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
@@ -35,6 +38,18 @@ class Asked:
     with_model: bool
     measure: tuple[str, ...]
     """Device types."""
+
+
+def inspect_command(asked: Asked, job: Job, job_id: JobId, submission: Submission) -> InspectCommand:
+    """What an agent is told to look at."""
+    return InspectCommand(
+        job_id=job_id,
+        job_json=json.dumps(job.model_dump(mode="json")),
+        import_path=submission.import_path,
+        run_dir=submission.run_dir,
+        with_model=asked.with_model,
+        measure=asked.measure,
+    )
 
 
 def is_to_measure(job: Job) -> bool:

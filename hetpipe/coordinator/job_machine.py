@@ -9,15 +9,10 @@ job is left, and only then are its devices free again.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from hetpipe.coordinator.configs import Assignment, stage_commands
-from hetpipe.coordinator.evaluations import Evaluations
+from hetpipe.coordinator.configs import Assignment
 from hetpipe.coordinator.exchange import (
     Announce,
     AskBarrier,
-    ClocksTold,
     ClusterSeen,
     Input,
     Instruction,
@@ -31,31 +26,22 @@ from hetpipe.coordinator.exchange import (
     WrappedUp,
     WrapUp,
 )
-from hetpipe.coordinator.inspections import Inspections, is_to_measure
+from hetpipe.coordinator.inspections import Inspections, inspect_command, is_to_measure
 from hetpipe.coordinator.lifecycle import Lifecycle, Step
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import num_devices_wanted
-from hetpipe.coordinator.progress import ProgressBoard
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
-from hetpipe.coordinator.root_cause import Failure, Rank, decision_time, root_cause
-from hetpipe.coordinator.stage_table import StageLife, StageState, StageTable, failure_of_exit, failure_of_report
-from hetpipe.coordinator.summary import RunRecord, clocks_from_reports, result_object
-from hetpipe.errors import DeadlineExceeded, JobFailed, PlanError
-from hetpipe.spec.commands import ChildExit, InspectCommand, InspectionResult, InspectionStep, StageNews, StopJobCommand
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission, Waiting
+from hetpipe.coordinator.root_cause import Failure, Rank, root_cause
+from hetpipe.coordinator.stage_table import StageLife, StageTable
+from hetpipe.coordinator.training import Training
+from hetpipe.coordinator.worker_lives import LivesInput
+from hetpipe.errors import JobFailed, PlanError
+from hetpipe.spec.commands import InspectionResult, InspectionStep, StopJobCommand
+from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission, Waiting, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
-from hetpipe.spec.members import MemberId, MemberInfo
-from hetpipe.spec.run import (
-    AgentInfo,
-    ClockSnapshot,
-    StageDone,
-    StageEvaluation,
-    StageFailed,
-    StageProgress,
-    StageReady,
-    StageWaiting,
-)
+from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.run import AgentInfo, ClockSnapshot
 
 #: Stages that a sentence names one by one.
 _MAX_NAMED = 3
@@ -72,8 +58,6 @@ class JobMachine:
         self._lifecycle = Lifecycle(job_id)
         #: When the current state was entered, when it last showed progress, and when its wait was last told.
         self._entered = self._heard = self._noticed = now
-        #: When the last progress table was announced.
-        self._pictured = now
         self._out: list[Instruction] = []
         #: What the cluster lacks, while it does.
         self._lacks = ""
@@ -81,17 +65,18 @@ class JobMachine:
         self.agents: tuple[AgentInfo, ...] = ()
         self.shards: tuple[MemberInfo, ...] = ()
         self.stages = StageTable()
-        self.clocks: ClockSnapshot | None = None
         #: How the job ended; None before.
         self.ended: JobEnded | None = None
         self._failures: list[Failure] = []
         self._inspections: Inspections | None = None
         self._prepared: Prepared | None = None
-        self._board: ProgressBoard | None = None
-        self._evaluations: Evaluations | None = None
+        #: From the moment the stages were told to start.
+        self._training: Training | None = None
         #: A task that configures shards is under way: they must not be released before it is over.
         self._preparing = False
         self._stop_now = False
+        #: When to ask for the barrier of a stop; None while nobody wants one, or it was asked for.
+        self._ask_barrier_at: float | None = None
         self._wrapping_up = False
         self._running_seconds = 0.0
 
@@ -99,6 +84,16 @@ class JobMachine:
     def state(self) -> JobState:
         """Where the job stands."""
         return self._lifecycle.state
+
+    @property
+    def clocks(self) -> ClockSnapshot | None:
+        """The newest clocks; None before the clock shard told any."""
+        return None if self._training is None else self._training.clocks
+
+    @property
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """The virtual workers; none before they were told to start."""
+        return () if self._training is None else self._training.lives.statuses
 
     def is_settled(self, *, now: float) -> bool:
         """True when the job has ended and its processes have, or have had the time to."""
@@ -111,7 +106,7 @@ class JobMachine:
             return True
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
 
-    def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901 - one case per kind of fact
+    def handle(self, fact: Input, *, now: float) -> list[Instruction]:
         """Take one fact in.
 
         Returns:
@@ -129,20 +124,16 @@ class JobMachine:
                 self._shards_prepared(fact, now=now)
             case TaskFailed():
                 self._task_failed(fact, now=now)
-            case StageNews():
-                self._stage_reported(fact, now=now)
-            case ChildExit():
-                self._child_exited(fact, now=now)
             case MemberGone():
                 self._member_gone(fact, now=now)
             case StopAsked():
                 self._stop_asked(fact.mode, now=now)
-            case ClocksTold():
-                self.clocks = fact.clocks
             case WrappedUp():
                 self._wrapped_up(fact.clocks, now=now)
             case Tick():
                 self._tick(now=now)
+            case _:
+                self._train(fact, now=now)
         out, self._out = self._out, []
         return out
 
@@ -169,15 +160,7 @@ class JobMachine:
             self._fail(Failure(Rank.REPORTED, PlanError.__name__, str(error), now), now=now)
             return
         if asked is not None:
-            job_json = json.dumps(self.job.model_dump(mode="json"))
-            command = InspectCommand(
-                job_id=self.job_id,
-                job_json=job_json,
-                import_path=self.submission.import_path,
-                run_dir=self.submission.run_dir,
-                with_model=asked.with_model,
-                measure=asked.measure,
-            )
+            command = inspect_command(asked, self.job, self.job_id, self.submission)
             self._out.append(SendCommand(asked.agent.agent, command))
             return
         self._step(Step.INSPECTED, now=now)
@@ -206,7 +189,6 @@ class JobMachine:
             return
         self._prepared = prepared
         self.job = prepared.run.job
-        self._evaluations = Evaluations([vw.index for vw in prepared.plan.virtual_workers])
         self._step(Step.PREPARED, now=now)
         assignment = Assignment(
             job=self.job,
@@ -216,82 +198,56 @@ class JobMachine:
             shards=self.shards,
             emulations=prepared.run.emulations,
         )
-        for command in stage_commands(assignment):
-            stage = prepared.plan.stage(command.config.vw, command.config.stage)
-            self.stages.add(command.key, stage.agent, command.config.host)
-            self._out.append(SendCommand(stage.agent, command))
+        assert self._inspections is not None
+        self._training = Training(
+            assignment,
+            prepared,
+            self.stages,
+            eval_samples=self._inspections.inspected.model.eval_samples,
+            patience=self._patience,
+            now=now,
+        )
+        self._out += self._training.begin(now=now)
 
     def _task_failed(self, failed: TaskFailed, *, now: float) -> None:
-        if failed.task == "prepare":
-            self._preparing = False
-            if self.state is not JobState.PLANNING:
-                # Given up meanwhile: some shards may have been configured for nothing.
-                self._wrap_up()
-                return
-        else:
-            # The clock shard did not take the barrier. If it is gone, its lease will tell.
-            self._add_failure(Failure(Rank.ECHO, failed.error, failed.sentence, now, failed.problems), now=now)
+        if failed.task == "barrier":
+            # Whoever is gone may come back; how long a stop may last is bounded.
+            self._ask_barrier_at = now + self._patience.retry_seconds
+            return
+        self._preparing = False
+        if self.state is not JobState.PLANNING:
+            # Given up meanwhile: some shards may have been configured for nothing.
+            self._wrap_up()
             return
         self._fail(Failure(Rank.REPORTED, failed.error, failed.sentence, now, failed.problems), now=now)
 
     # -- while it trains -------------------------------------------------------------------------------------------
 
-    def _stage_reported(self, news: StageNews, *, now: float) -> None:
-        life = self.stages.get(news.key)
-        if life is None or self._prepared is None:
+    def _train(self, fact: LivesInput, *, now: float) -> None:
+        """Let what runs go on, and the job as far as that allows."""
+        if self._training is None:
             return
-        match news.report:
-            case StageReady(pid=pid, link=link):
-                life.pid = pid
-                life.link = link
-                life.state = StageState.READY
-            case StageProgress() as progress:
-                if self._board is not None:
-                    self._board.add(news.key.vw, news.key.stage, progress, now=now)
-            case StageWaiting(sentence=sentence, seconds=seconds):
-                self._announce(Waiting(sentence, seconds))
-            case StageEvaluation() as part:
-                whole = None if self._evaluations is None else self._evaluations.add(news.key.vw, part)
-                if whole is not None:
-                    self._announce(whole)
-            case StageFailed() as report:
-                life.state = StageState.FAILED
-                self._add_failure(failure_of_report(life, report, now=now), now=now)
-            case StageDone(reason=reason):
-                life.state = StageState.DONE
-                life.done_reason = reason
-        self._advance(now=now)
-
-    def _child_exited(self, news: ChildExit, *, now: float) -> None:
-        life = self.stages.get(news.key)
-        if life is None or life.exited:
-            return
-        life.exited = True
-        life.pid = news.pid
-        failure = failure_of_exit(life, news, now=now)
-        if failure is not None:
-            self._add_failure(failure, now=now)
-        self._advance(now=now)
+        for told in self._training.handle(fact, now=now):
+            if isinstance(told, Failure):
+                self._add_failure(told, now=now)
+            elif self.ended is None:
+                self._out.append(told)
+        self._advance(self._training, now=now)
 
     def _member_gone(self, gone: MemberGone, *, now: float) -> None:
-        agents = [agent.agent for agent in self.agents if MemberId(agent.agent) == gone.member]
-        for agent in agents:
-            self.stages.lose_agent(agent)
-        if agents or any(shard.id == gone.member for shard in self.shards):
+        is_claimed = gone.member in {*(shard.id for shard in self.shards), *(agent.agent for agent in self.agents)}
+        if self._training is None and is_claimed:
             self._add_failure(Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now), now=now)
-        self._advance(now=now)
+        self._train(gone, now=now)
 
-    def _advance(self, *, now: float) -> None:
+    def _advance(self, training: Training, *, now: float) -> None:
         """Go on as far as the stages allow."""
-        prepared = self._prepared
-        if self.state is JobState.STARTING and prepared is not None and self.stages.all_ready:
-            self._board = ProgressBoard(prepared.plan, prepared.data, prepared.start, self.job.sync.D, now=now)
+        if self.state is JobState.STARTING and training.lives.can_run:
+            training.run(now=now)
             self._step(Step.ALL_READY, now=now, remark=self.stages.links)
         if self.state not in {JobState.RUNNING, JobState.STOPPING}:
             return
-        at_end = prepared is not None and self.stages.all_done
-        stopped = self._stop_now and not self._preparing and self.stages.all_exited
-        if at_end or stopped:
+        if training.lives.all_done or (self._stop_now and self.stages.all_exited):
             self._wrap_up(now=now)
 
     # -- towards the end -------------------------------------------------------------------------------------------
@@ -305,43 +261,40 @@ class JobMachine:
             # Before training there is nothing to write down.
             self._stop_now = True
             self._stop_processes()
-        elif before is JobState.RUNNING and self._prepared is not None:
+        elif before is JobState.RUNNING:
+            self._ask_barrier_at = now
+            self._ask_barrier(now=now)
+        if self._training is not None:
+            self._training.lives.close()
+            self._train(Tick(), now=now)
+        elif not self._preparing:
+            self._wrap_up(now=now)
+
+    def _ask_barrier(self, *, now: float) -> None:
+        """Ask for the barrier at which the job stops, if it is time."""
+        if self._ask_barrier_at is not None and now >= self._ask_barrier_at and self._prepared is not None:
+            self._ask_barrier_at = None
             self._out.append(AskBarrier(self._prepared.plan.term, self.shards[0]))
-        self._advance(now=now)
 
     def _wrap_up(self, *, now: float | None = None) -> None:
         """Release the shards, once; the answer ends the job if it has not ended yet."""
         if self._wrapping_up:
             return
         self._wrapping_up = True
-        if self._board is not None and now is not None:
-            self._running_seconds = self._board.running_seconds(now=now)
+        if self._training is not None and now is not None:
+            self._running_seconds = self._training.running_seconds(now=now)
         self._out.append(WrapUp(self.shards))
 
     def _wrapped_up(self, clocks: ClockSnapshot | None, *, now: float) -> None:
         if self.state not in {JobState.RUNNING, JobState.STOPPING}:
             return
-        self.clocks = clocks or self.clocks
-        at_end = self._prepared is not None and self.stages.all_done and not self.stages.was_stopped
-        state = self._step(Step.END_REACHED if at_end else Step.STOP_REACHED, now=now)
-        self._end(JobEnded(state, result=self._result()))
-
-    def _result(self) -> dict[str, Any] | None:
-        if self._prepared is None or self._board is None:
-            return None
-        prepared, reports = self._prepared, self._board.reports
-        clocks = self.clocks or clocks_from_reports(prepared.plan, prepared.start, reports.values())
-        record = RunRecord(
-            run_dir=self.submission.run_dir,
-            plan=prepared.plan,
-            start=prepared.start,
-            clocks=clocks,
-            reports=reports,
-            evaluation=self._evaluations.latest if self._evaluations else None,
-            running_seconds=self._running_seconds,
-            staleness=self.job.sync.D,
-        )
-        return result_object(record)
+        result = None
+        if self._training is not None:
+            self._training.clocks = clocks or self._training.clocks
+            result = self._training.result(self.submission.run_dir, self._running_seconds)
+        is_stopped = self._training is None or self._training.is_stopped
+        state = self._step(Step.STOP_REACHED if is_stopped else Step.END_REACHED, now=now)
+        self._end(JobEnded(state, result=result))
 
     def _add_failure(self, failure: Failure, *, now: float) -> None:
         if not self.state.is_terminal and not self._stop_now and not self._wrapping_up:
@@ -350,9 +303,7 @@ class JobMachine:
 
     def _decide(self, *, now: float) -> None:
         """Name the cause of what went wrong, once it is time."""
-        patience = self._patience
-        when = decision_time(self._failures, settle_seconds=patience.settle_seconds, echo_seconds=patience.echo_seconds)
-        if now >= when:
+        if now >= self._patience.decision_time(self._failures):
             self._fail(root_cause(self._failures), now=now)
 
     def _fail(self, failure: Failure, *, now: float) -> None:
@@ -364,9 +315,13 @@ class JobMachine:
 
     def _end(self, ended: JobEnded) -> None:
         self.ended = ended
+        if self._training is not None:
+            self._training.lives.halt()
         self._announce(ended)
 
     def _stop_processes(self) -> None:
+        if self._training is not None:
+            self._training.lives.halt()
         for agent in self.agents:
             self._out.append(SendCommand(agent.agent, StopJobCommand(self.job_id)))
 
@@ -378,13 +333,15 @@ class JobMachine:
         if self._failures and not self._wrapping_up:
             self._decide(now=now)
             return
-        if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
-            self._pictured = now
-            self._announce(self._board.table(self.clocks, now=now))
+        if not self._wrapping_up and not self._stop_now:
+            self._ask_barrier(now=now)
+            self._train(Tick(), now=now)
+            if self.state.is_terminal:
+                return
         if self.state is JobState.RUNNING:
             return
         silent = now - self._heard
-        limit, error = self._limit()
+        limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
             self._wrap_up(now=now)
         elif silent >= limit:
@@ -396,21 +353,6 @@ class JobMachine:
             self._noticed = now
             waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
-
-    def _limit(self) -> tuple[float, str]:
-        """How long the current state may last without progress, and the error after that."""
-        patience, late = self._patience, DeadlineExceeded.__name__
-        match self.state:
-            case JobState.SUBMITTED:
-                return patience.members_seconds, PlanError.__name__
-            case JobState.INSPECTING:
-                return patience.inspection_seconds, late
-            case JobState.PLANNING:
-                return patience.preparation_seconds, late
-            case JobState.STARTING:
-                return patience.ready_seconds, late
-            case _:
-                return patience.exit_seconds if self._stop_now else patience.stop_seconds, late
 
     def _awaited(self) -> str:
         """For whom the coordinator waits, and for what."""

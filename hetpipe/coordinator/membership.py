@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HetpipeError, MemberReplaced, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
@@ -39,6 +40,10 @@ def _ignore_jobs(jobs: Sequence[JobId]) -> None:
     """Nothing is done for any job."""
 
 
+def _nothing_new(info: MemberInfo) -> MemberInfo:
+    return info
+
+
 def _ignore_lease(lease: Lease) -> None:
     """Nothing depends on the registration."""
 
@@ -59,6 +64,8 @@ class Hooks:
     """Number of the last command carried out; of agents."""
     on_ended_jobs: Callable[[Sequence[JobId]], None] = _ignore_jobs
     """Jobs of those told that have ended or are unknown: stop what is done for them."""
+    newest_info: Callable[[MemberInfo], MemberInfo] = _nothing_new
+    """What to tell of the process when it registers, now or again, from what was told of it at first."""
     on_registered: Callable[[Lease], None] = _ignore_lease
     """A new registration: at the start (then from `start`), and whenever the old one was forgotten."""
     on_replaced: Callable[[MemberReplaced], None] = _ignore_replacement
@@ -187,7 +194,8 @@ class Membership:
             _log.warning("not_registered", member=self._info.id, reason=str(error))
 
     def _register(self) -> Lease:
-        lease = self._client.register(self._info)
+        lease = self._client.register(self._hooks.newest_info(self._info))
+        failpoints.reach("membership.published_not_seen")
         self._last_answer = self._clock.monotonic()
         # Whoever depends on the registration is ready for the new one before anybody can use it.
         self._hooks.on_registered(lease)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import ProgressTable, StageRow, VirtualWorkerRow
-from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.plan import Plan, VirtualWorkerPlan
 from hetpipe.spec.run import ClockSnapshot, StageProgress
 from hetpipe.spec.sync import DataSpec, Progress
@@ -16,6 +18,12 @@ RATE_SECONDS = 10.0
 
 #: Time without a report after which a rate begins to fall; reports come about once a second.
 STALE_SECONDS = 3.0
+
+#: Who waits for this share of its time is held up.
+HELD_UP_SHARE = 0.5
+
+StagePlace = tuple[VirtualWorkerIndex, StageIndex]
+"""A stage, whatever its life."""
 
 
 def total_samples(data: DataSpec) -> int:
@@ -31,15 +39,35 @@ def total_samples(data: DataSpec) -> int:
     return (data.total_minibatches or 0) * data.batch_size
 
 
+def continued(report: StageProgress, before: StageProgress | None) -> StageProgress:
+    """`report` of a later life, when the ones before came to `before`: counts go on; what was first, or most, stays."""
+    if before is None:
+        return report
+    return replace(
+        report,
+        minibatches=report.minibatches + before.minibatches,
+        samples=report.samples + before.samples,
+        loss=before.loss if report.loss is None else report.loss,
+        first_loss=report.first_loss if before.first_loss is None else before.first_loss,
+        waiting_seconds=report.waiting_seconds + before.waiting_seconds,
+        idle_seconds=report.idle_seconds + before.idle_seconds,
+        compute_seconds=report.compute_seconds + before.compute_seconds,
+        pushed_bytes=report.pushed_bytes + before.pushed_bytes,
+        pulled_bytes=report.pulled_bytes + before.pulled_bytes,
+        weight_bytes=max(report.weight_bytes, before.weight_bytes),
+        activation_bytes=max(report.activation_bytes, before.activation_bytes),
+    )
+
+
 @dataclass(slots=True)
 class _Rate:
-    """Samples per second of one virtual worker over the last `RATE_SECONDS`."""
+    """How fast something of one virtual worker grows, over the last `RATE_SECONDS`."""
 
-    points: deque[tuple[float, int]]
-    """(monotonic seconds, samples so far); never empty."""
+    points: deque[tuple[float, float]]
+    """(monotonic seconds, amount so far); never empty."""
 
-    def add(self, now: float, samples: int) -> None:
-        self.points.append((now, samples))
+    def add(self, now: float, amount: float) -> None:
+        self.points.append((now, amount))
         # One point beyond the span stays, so that slow reports still span an interval.
         while len(self.points) > 2 and self.points[1][0] <= now - RATE_SECONDS:  # noqa: PLR2004 - an interval has two ends
             self.points.popleft()
@@ -62,15 +90,26 @@ class ProgressBoard:
         self._start = start
         self._staleness = staleness
         self._started = now
-        self._rates = {vw.index: _Rate(deque([(now, 0)])) for vw in plan.virtual_workers}
-        #: The newest report per stage.
-        self.reports: dict[tuple[VirtualWorkerIndex, StageIndex], StageProgress] = {}
+        #: Samples of each last stage, and seconds that each first stage waited for a clock.
+        self._rates = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
+        self._waits = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
+        #: The newest report per stage; what it counts, it counts over all lives.
+        self.reports: dict[StagePlace, StageProgress] = {}
+        #: What the stages' earlier lives have counted, and the newest life of each virtual worker.
+        self._before: dict[StagePlace, StageProgress] = {}
+        self._lives: dict[VirtualWorkerIndex, Incarnation] = {}
 
-    def add(self, vw: VirtualWorkerIndex, stage: StageIndex, report: StageProgress, *, now: float) -> None:
+    def add(self, key: StageKey, report: StageProgress, *, now: float) -> None:
         """Take a stage's report; the last stage's samples make the rate."""
-        self.reports[vw, stage] = report
+        vw, stage = key.vw, key.stage
+        if key.incarnation > self._lives.setdefault(vw, Incarnation(0)):
+            self._lives[vw] = key.incarnation
+            self._before.update({place: said for place, said in self.reports.items() if place[0] == vw})
+        report = self.reports[vw, stage] = continued(report, self._before.get((vw, stage)))
         if stage == len(self._plan.virtual_workers[vw].stages) - 1:
             self._rates[vw].add(now, report.samples)
+        if stage == 0:
+            self._waits[vw].add(now, report.waiting_seconds)
 
     def running_seconds(self, *, now: float) -> float:
         """Since training began."""
@@ -83,10 +122,11 @@ class ProgressBoard:
         first = self.reports.get((vw, StageIndex(0)))
         return self._start.clock if first is None else first.clock
 
-    def table(self, clocks: ClockSnapshot | None, *, now: float) -> ProgressTable:
-        """The picture at `now`."""
+    def table(self, clocks: ClockSnapshot | None, *, up: Collection[VirtualWorkerIndex], now: float) -> ProgressTable:
+        """The picture at `now`, when the virtual workers in `up` are there; distances are from the slowest of them."""
         locals_ = {vw.index: self.local_clock(vw.index, clocks) for vw in self._plan.virtual_workers}
-        slowest = min(locals_.values())
+        counting = {vw: clock for vw, clock in locals_.items() if vw in up} or locals_
+        slowest = min(counting.values())
         rows = tuple(self._row(vw, locals_[vw.index], slowest, now=now) for vw in self._plan.virtual_workers)
         rate = sum(row.samples_per_second for row in rows)
         samples = self._start.samples if clocks is None else clocks.samples
@@ -101,7 +141,15 @@ class ProgressBoard:
             eta_seconds=max(0, total - samples) / rate if rate > 0.0 else None,
             staleness=self._staleness,
             global_clock=slowest,
+            straggler=self._straggler(counting, now=now),
         )
+
+    def _straggler(self, clocks: Mapping[VirtualWorkerIndex, Clock], *, now: float) -> VirtualWorkerIndex | None:
+        """The one that is behind and does not wait, while all others mostly do."""
+        last = min(clocks, key=lambda vw: clocks[vw])
+        waits = {vw: self._waits[vw].per_second(now) for vw in clocks}
+        others = [share for vw, share in waits.items() if vw != last]
+        return last if others and min(others) >= HELD_UP_SHARE > 2 * waits[last] else None
 
     def _row(self, vw: VirtualWorkerPlan, clock: Clock, slowest: Clock, *, now: float) -> VirtualWorkerRow:
         first = self.reports.get((vw.index, StageIndex(0)))
@@ -112,7 +160,7 @@ class ProgressBoard:
             vw=vw.index,
             stages=tuple(StageRow(stage.first_layer, stage.last_layer, stage.device) for stage in vw.stages),
             clock=clock,
-            distance=clock - slowest,
+            distance=max(0, clock - slowest),
             samples_per_second=self._rates[vw.index].per_second(now),
             loss=None if last is None else last.loss,
             waiting_share=0.0 if first is None or running <= 0.0 else min(1.0, first.waiting_seconds / running),

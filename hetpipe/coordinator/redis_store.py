@@ -21,7 +21,7 @@ from redis.retry import Retry
 from hetpipe.coordinator import redis_keys as keys
 from hetpipe.coordinator.redis_access import RedisAccess, RedisTarget, connection_options, read_password, read_url
 from hetpipe.coordinator.redis_records import event_of, job_of, member_of
-from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, MemberRecord
+from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, FenceSource, JobRecord, Lead, MemberRecord
 from hetpipe.errors import NotLeader, StoreUnavailable, UnknownMember, UserError, VersionConflict
 from hetpipe.spec.events import JobEvent, NumberedEvent
 from hetpipe.spec.ids import JobId, Term
@@ -75,13 +75,13 @@ class PasswordFile(redis.CredentialProvider):
 class RedisStore:
     """`Store` in Redis. Leases run by the server's clock."""
 
-    def __init__(self, url: str, *, access: RedisAccess | None = None, fence: Fence | None = None) -> None:
+    def __init__(self, url: str, *, access: RedisAccess | None = None, fence: FenceSource | None = None) -> None:
         """Connect on first use to `redis://…`, `rediss://…` or `unix://…`.
 
         Args:
             url: where; with the user's name, without a password.
             access: password and certificates.
-            fence: of the lead under which everything is written; None: nobody leads here.
+            fence: that of the lead under which everything is written; None: nobody leads here.
 
         Raises:
             UserError: the URL or a file of `access` cannot be used.
@@ -214,7 +214,7 @@ class RedisStore:
     def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[str | int]) -> str:
         """Write, as the leader if there is one."""
         if self._fence is not None:
-            script_keys, arguments = [*script_keys, keys.FENCE], [*arguments, self._fence]
+            script_keys, arguments = [*script_keys, keys.FENCE], [*arguments, self._fence()]
         return cast("str", self._call(script, script_keys, arguments))
 
     def _call(self, script: str, script_keys: Sequence[str], arguments: Sequence[str | int]) -> object:

@@ -20,9 +20,9 @@ class Rank(IntEnum):
     REPORTED = 1
     """A process failed and said why."""
     EXITED = 2
-    """A process ended without a word."""
+    """A process ended without a word, or for want of what another life may find."""
     GONE = 3
-    """A member stopped answering, or left."""
+    """A member stopped answering, or left; or a process hangs."""
     ECHO = 4
     """A process failed because another was gone."""
 

@@ -18,7 +18,16 @@ from hetpipe.rpc.coordinator_service import coordinator_service
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.watchers import Watch, Watchers
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, ProcessStatus, StopMode, Submission
+from hetpipe.spec.events import (
+    JobEnded,
+    JobState,
+    JobStatus,
+    NumberedEvent,
+    ProcessStatus,
+    StopMode,
+    Submission,
+    WorkerStatus,
+)
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
@@ -113,11 +122,20 @@ class CoordinatorServicer:
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
             clocks = progress = None
+            workers: tuple[WorkerStatus, ...] = ()
             if host is not None:
-                clocks, progress = host.machine.clocks, host.picture
+                clocks, progress, workers = host.machine.clocks, host.picture, host.machine.workers
                 processes += _stage_processes(host)
         return JobStatus(
-            record.job_id, record.name, record.state, record.run_dir, record.failure, tuple(processes), clocks, progress
+            record.job_id,
+            record.name,
+            record.state,
+            record.run_dir,
+            record.failure,
+            tuple(processes),
+            clocks,
+            progress,
+            workers,
         )
 
     def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hetpipe import errors
 from hetpipe.coordinator.root_cause import Failure, Rank
-from hetpipe.errors import JobFailed
+from hetpipe.errors import CheckpointError, JobFailed, NonFiniteUpdate, ProtocolViolation, StaleIncarnation
 from hetpipe.spec.commands import ChildExit, StageKey, exit_sentence
-from hetpipe.spec.ids import AgentId
+from hetpipe.spec.ids import AgentId, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.run import StageFailed
+
+#: What torch raises for it, on every kind of device.
+_OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 class StageState(StrEnum):
@@ -39,6 +43,8 @@ class StageLife:
     exited: bool = False
     #: Reasons of the barrier at which it came to its end.
     done_reason: str = ""
+    #: When it last reported anything, in monotonic seconds.
+    heard: float = 0.0
 
     @property
     def shown_state(self) -> str:
@@ -53,17 +59,17 @@ class StageLife:
 
 
 class StageTable:
-    """All stage processes of one job, by key."""
+    """The stage processes of one job: of each virtual worker those of its newest life."""
 
     def __init__(self) -> None:
-        self._lives: dict[StageKey, StageLife] = {}
+        self._lives: dict[tuple[VirtualWorkerIndex, StageIndex], StageLife] = {}
 
     def __iter__(self) -> Iterator[StageLife]:
         """In order of virtual worker and stage."""
         return iter(self._lives.values())
 
     def __len__(self) -> int:
-        """Processes that were started."""
+        """Stages."""
         return len(self._lives)
 
     @property
@@ -74,23 +80,26 @@ class StageTable:
         told = "; ".join(kind + share for kind, share in zip(kinds, shares, strict=True))
         return f"links between stages: {told}" if told else ""
 
-    def add(self, key: StageKey, agent: AgentId, host: str) -> None:
-        """A stage is being started."""
-        self._lives[key] = StageLife(key, agent, host)
+    def add(self, key: StageKey, agent: AgentId, host: str, *, now: float) -> None:
+        """A stage is being started, in the place of an earlier life of it."""
+        self._lives[key.vw, key.stage] = StageLife(key, agent, host, heard=now)
 
     def get(self, key: StageKey) -> StageLife | None:
         """One stage; None for one of another life or job."""
-        return self._lives.get(key)
+        life = self._lives.get((key.vw, key.stage))
+        return life if life is not None and life.key == key else None
 
-    @property
-    def all_ready(self) -> bool:
-        """True when every stage is linked with its neighbours, or past that."""
-        return all(life.state in {StageState.READY, StageState.DONE} for life in self)
+    def of(self, vw: VirtualWorkerIndex) -> list[StageLife]:
+        """The stages of one virtual worker, first to last."""
+        return [life for life in self if life.key.vw == vw]
 
-    @property
-    def all_done(self) -> bool:
-        """True when every stage came to its end."""
-        return all(life.state is StageState.DONE for life in self)
+    def all_ready(self, vw: VirtualWorkerIndex) -> bool:
+        """True when every stage of `vw` is linked with its neighbours, or past that."""
+        return all(life.state in {StageState.READY, StageState.DONE} for life in self.of(vw))
+
+    def all_done(self, vw: VirtualWorkerIndex) -> bool:
+        """True when every stage of `vw` came to its end."""
+        return all(life.state is StageState.DONE for life in self.of(vw))
 
     @property
     def all_exited(self) -> bool:
@@ -106,23 +115,47 @@ class StageTable:
         """The stages that have not reported ready."""
         return [life for life in self if life.state is StageState.STARTING]
 
-    def lose_agent(self, agent: AgentId) -> None:
-        """The agent is gone, and its children with it."""
-        for life in self:
-            if life.agent == agent:
-                life.exited = True
+    def lose_agent(self, agent: AgentId) -> list[StageLife]:
+        """The agent is gone, and its children with it: those that were there."""
+        lost = [life for life in self if life.agent == agent and not life.exited]
+        for life in lost:
+            life.exited = True
+        return lost
 
 
-def failure_of_report(life: StageLife, report: StageFailed, *, now: float) -> Failure:
-    """A stage says why it cannot go on. Its name goes before a sentence that does not begin with it."""
-    rank = Rank.ECHO if report.secondary else Rank.REPORTED
+def wants_memory(report: StageFailed) -> bool:
+    """Whether a device had not the memory for it."""
+    return report.error == _OUT_OF_MEMORY
+
+
+def failure_of_report(life: StageLife, report: StageFailed, *, is_lost: bool, now: float) -> Failure:
+    """A stage says why it cannot go on. Its name goes before a sentence that does not begin with it.
+
+    Args:
+        life: the stage.
+        report: what it says.
+        is_lost: its virtual worker counts no more, which is why its calls are refused.
+        now: monotonic seconds.
+    """
     named = report.sentence.startswith(str(life.key))
-    return Failure(rank, report.error, report.sentence if named else f"{life} failed: {report.sentence}", now)
+    sentence = report.sentence if named else f"{life} failed: {report.sentence}"
+    return Failure(_rank(life, report, is_lost=is_lost), report.error, sentence, now)
+
+
+def _rank(life: StageLife, report: StageFailed, *, is_lost: bool) -> Rank:
+    kind = getattr(errors, report.error, None)
+    is_refusal = isinstance(kind, type) and issubclass(kind, ProtocolViolation) and kind is not NonFiniteUpdate
+    if report.secondary or kind is StaleIncarnation or (is_lost and is_refusal):
+        return Rank.ECHO
+    # The checkpoint that a later life begins from may have been replaced by a newer one meanwhile.
+    if wants_memory(report) or (kind is CheckpointError and life.key.incarnation > 0):
+        return Rank.EXITED
+    return Rank.REPORTED
 
 
 def failure_of_exit(life: StageLife, news: ChildExit, *, now: float) -> Failure | None:
     """What the end of a process means; None when it was to be expected or was reported already."""
-    if life.state in {StageState.DONE, StageState.FAILED}:
+    if life.state in {StageState.DONE, StageState.FAILED} or news.ordered:
         return None
     kind, how = JobFailed.__name__, exit_sentence(news.exit_code)
     if news.exit_code < 0:

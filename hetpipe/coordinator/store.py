@@ -6,6 +6,7 @@ their events. Clocks and weights are not: the shards are the truth about those.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NewType, Protocol
 
@@ -64,6 +65,10 @@ class Lead:
     name: str
     """The same, for people."""
     fence: Fence
+
+
+#: Gives the fence of the lead under which somebody acts; it may rise.
+FenceSource = Callable[[], Fence]
 
 
 class LeadStore(Protocol):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.redis_access import RedisAccess
-from hetpipe.coordinator.store import Fence, Store
+from hetpipe.coordinator.store import FenceSource, Store
 from hetpipe.errors import UserError
 
 
 def open_store(
-    url: str, *, access: RedisAccess | None = None, fence: Fence | None = None, clock: Clock = SYSTEM_CLOCK
+    url: str, *, access: RedisAccess | None = None, fence: FenceSource | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> Store:
     """The store that `memory`, `redis://USER@HOST:PORT/DB`, `rediss://…` or `unix://PATH` names.
 
     Args:
         url: as a user writes it.
         access: password and certificates, for Redis.
-        fence: of the lead under which everything is written; None: nobody leads there.
+        fence: that of the lead under which everything is written; None: nobody leads there.
         clock: of leases in memory.
 
     Raises:

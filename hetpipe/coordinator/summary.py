@@ -25,8 +25,8 @@ class RunRecord:
     run_dir: str
     plan: Plan
     start: Progress
-    clocks: ClockSnapshot
-    """At the end, from the clock shard."""
+    told_clocks: ClockSnapshot | None
+    """At the end, from the clock shard; None if it told none."""
     reports: Mapping[tuple[VirtualWorkerIndex, StageIndex], StageProgress]
     """The last report of every stage."""
     evaluation: Evaluated | None
@@ -34,6 +34,13 @@ class RunRecord:
     """From the moment all stages were ready to the end of the last one; start-up does not count."""
     staleness: int | None
     """D, or None for `asp`."""
+    deaths: Mapping[VirtualWorkerIndex, int]
+    """Lives of each virtual worker that ended before the run."""
+
+    @property
+    def clocks(self) -> ClockSnapshot:
+        """The clocks at the end, as far as anybody knows."""
+        return self.told_clocks or clocks_from_reports(self.plan, self.start, self.reports.values())
 
 
 def result_object(record: RunRecord) -> dict[str, Any]:
@@ -41,6 +48,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
 
     `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
     virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
+    `deaths`: lives of each virtual worker that ended before the run; what is summed is summed over all its lives.
     `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
     `violations` is null: only the checker of the history can tell.
     """
@@ -51,7 +59,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
     bound = None if record.staleness is None else record.staleness + 1
     return {
         "run_dir": record.run_dir,
-        "waves": sum(clock - start.clock for clock in clocks.local.values()),
+        "waves": clocks.waves,
         "minibatches": clocks.minibatches - start.minibatches,
         "samples": samples,
         "wall_seconds": round(seconds, 3),
@@ -74,6 +82,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         },
         "waiting_seconds": {str(vw): _waiting_seconds(record, vw) for vw in members},
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
+        "deaths": {str(vw): record.deaths.get(vw, 0) for vw in members},
         "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
 
@@ -92,6 +101,7 @@ def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[St
         samples=start.samples,
         barrier=published,
         barrier_reason="",
+        waves=(published - start.clock) * len(record_plan.virtual_workers),
     )
 
 

@@ -12,18 +12,33 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.coordinator.configs import Assignment, check_progress, data_of, fresh_progress, shard_configs
 from hetpipe.coordinator.described import Described
-from hetpipe.coordinator.exchange import AskBarrier, Input, Prepare, Prepared, Task, TaskFailed, WrappedUp, WrapUp
+from hetpipe.coordinator.exchange import (
+    Admit,
+    Admitted,
+    AskBarrier,
+    Evict,
+    Evicted,
+    Input,
+    Prepare,
+    Prepared,
+    ShardNotAsked,
+    Task,
+    TaskFailed,
+    WrappedUp,
+    WrapUp,
+)
 from hetpipe.coordinator.planning import PLANNER, PlannedRun, Planner, plan_run
 from hetpipe.coordinator.store import Store
-from hetpipe.errors import HetpipeError, JobError, StoreUnavailable, UserError
+from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.spec import document
 from hetpipe.spec.events import Submission
 from hetpipe.spec.identity import StagePeer
-from hetpipe.spec.ids import Clock, JobId, Term
+from hetpipe.spec.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.plan import ModelReport, Plan
@@ -33,6 +48,7 @@ from hetpipe.spec.wire import to_json
 from hetpipe.sync.division import unused
 
 T = TypeVar("T")
+WorkerTask = TypeVar("WorkerTask", Evict, Admit)
 
 _log = get_logger(__name__)
 
@@ -61,6 +77,16 @@ class ShardPort(Protocol):
         """Set a barrier; clock shard only."""
         ...
 
+    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A life of a virtual worker is over; clock shard only. Repeatable."""
+        ...
+
+    def admit(
+        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
+    ) -> None:
+        """A new life of a virtual worker will come; clock shard only. Repeatable."""
+        ...
+
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The newest clocks; clock shard only."""
         ...
@@ -86,6 +112,8 @@ class Tools:
     """A shard by its address."""
     read_progress: Callable[[str], Progress]
     """How far a checkpoint folder is. Raises `CheckpointError`."""
+    newest_checkpoint: Callable[[str], str | None]
+    """The newest complete checkpoint folder of a run's folder; None when it has none."""
     planner: Planner = PLANNER
     """Plans jobs that leave it to us."""
     certify: Certify | None = None
@@ -112,6 +140,10 @@ class JobTasks:
                 return self._answered("prepare", lambda: self._prepare(task))
             case AskBarrier():
                 return self._answered("barrier", lambda: self._ask_barrier(task))
+            case Evict():
+                return self._asked(task, self._evict)
+            case Admit():
+                return self._asked(task, self._admit)
             case WrapUp():
                 return self._wrap_up(task)
 
@@ -163,6 +195,35 @@ class JobTasks:
             task.clock_shard, lambda port: port.request_barrier(self._job_id, task.term, STOP_REASON)
         )
         _log.info("job_stops_at_barrier", job=self._job_id, clock=barrier)
+
+    def _asked(self, task: WorkerTask, ask: Callable[[WorkerTask], Input]) -> Input:
+        try:
+            return ask(task)
+        except HetpipeError as error:
+            _log.warning("clock_shard_not_asked", job=self._job_id, vw=task.vw, reason=str(error))
+            return ShardNotAsked(task.vw, task.incarnation, type(error).__name__, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the virtual worker must not be forgotten
+            _log.exception("clock_shard_not_asked", job=self._job_id, vw=task.vw)
+            sentence = "internal error of the coordinator, see its log"
+            return ShardNotAsked(task.vw, task.incarnation, type(error).__name__, sentence)
+
+    def _evict(self, task: Evict) -> Evicted:
+        failpoints.reach("membership.evict_decided_not_published")
+        try:
+            self._with_shard(
+                task.clock_shard, lambda port: port.evict(self._job_id, task.term, task.vw, task.incarnation)
+            )
+        except StaleIncarnation as error:
+            # What the clock shard never heard of counts nowhere.
+            _log.info("nothing_to_evict", job=self._job_id, reason=str(error))
+        return Evicted(task.vw, task.incarnation)
+
+    def _admit(self, task: Admit) -> Admitted:
+        self._with_shard(
+            task.clock_shard,
+            lambda port: port.admit(self._job_id, task.term, task.vw, task.incarnation, task.num_stages),
+        )
+        return Admitted(task.vw, task.incarnation, self._tools.newest_checkpoint(self._submission.run_dir))
 
     def _wrap_up(self, task: WrapUp) -> WrappedUp:
         clocks = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpipe.deploy import labels
-from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, STOP_SECONDS, Container, Deployment, Role
+from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, RESTART_POLICY, STOP_SECONDS, Container, Deployment, Role
 from hetpipe.deploy.yaml_text import to_yaml
 
 #: Between two health checks at most: nothing that waits for a container starts before its first one.
@@ -68,6 +68,8 @@ def _optional(container: Container) -> Mapping[str, Any]:
         found["working_dir"] = container.working_dir
     if container.role is Role.SUBMIT:
         found["profiles"] = [str(Role.SUBMIT)]
+    if container.restarts:
+        found["restart"] = RESTART_POLICY
     if container.depends_on:
         found["depends_on"] = {name: {"condition": "service_healthy"} for name in container.depends_on}
     if container.published is not None:

@@ -41,6 +41,10 @@ class ContainerPort(Protocol):
         """Send a signal."""
         ...
 
+    def update(self, *, restart_policy: Mapping[str, str]) -> object:
+        """Change when the engine starts it again."""
+        ...
+
     def remove(self, *, v: bool, force: bool) -> None:
         """Remove it, with the volumes that nobody named."""
         ...

@@ -19,7 +19,7 @@ from requests import RequestException
 from hetpipe.clock import Clock
 from hetpipe.deploy import labels
 from hetpipe.deploy.docker_port import ContainerPort, DockerPort
-from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, STOP_SECONDS, Container, Deployment, Role
+from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, RESTART_POLICY, STOP_SECONDS, Container, Deployment, Role
 from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, PeerUnreachable, UserError
 from hetpipe.spec.commands import last_words
 
@@ -138,6 +138,8 @@ class Engine:
     def start(self, deployment: Deployment) -> None:
         """Start everything, in order, and wait until all of it is ready. What was started stays if something fails.
 
+        From then on the engine starts again what ends unasked; before, an end is a failure, and told.
+
         Raises:
             UserError: the machine lacks something; the message names the fix.
             JobFailed: a container cannot be started, or ended at once.
@@ -157,6 +159,8 @@ class Engine:
         for name, container in described.items():
             if name not in ready:
                 self._wait_ready(started[name], container, waiting="the job")
+            if container.restarts:
+                started[name].update(restart_policy={"Name": RESTART_POLICY})
 
     def remove(self, project: str) -> tuple[str, ...]:
         """End and remove all that carries the project's label; the names of what is gone. Idempotent.

@@ -36,6 +36,9 @@ CERTIFICATES = "certs"
 STORE_USERS, USERS_FILE = "store-users", "users.acl"
 STORE_PASSWORD, PASSWORD_FILE = "store-password", "password"
 
+#: Where parameter servers keep what they have acknowledged, below the folder of the runs.
+_STATES = ".state"
+
 #: The coordinator's name in Redis.
 STORE_USER = "hetpipe"
 
@@ -43,6 +46,9 @@ REDIS_IMAGE = "redis:7.4-alpine"
 
 #: Who hands jobs in, from this machine or from a container.
 OPERATOR = NamedPeer(identity.Role.OPERATOR, "submit")
+
+#: What engines call it: a container that ends is started again, after pauses that grow, unless somebody stopped it.
+RESTART_POLICY = "unless-stopped"
 
 #: From SIGTERM to SIGKILL: longer than a stage or a shard takes to write its part of a checkpoint.
 STOP_SECONDS = 60
@@ -132,6 +138,8 @@ class Container:
     shm_bytes: int = 64 * _MIB
     peer: NamedPeer | None = None
     """Whom its certificate names; None: it needs none."""
+    restarts: bool = False
+    """Whether the engine starts it again when it ends unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +275,7 @@ def _service(wishes: Wishes, service: _Service) -> Container:
         published=service.published,
         shm_bytes=service.shm_bytes,
         peer=service.peer if wishes.tls else None,
+        restarts=True,
     )
 
 
@@ -283,6 +292,7 @@ def _redis(wishes: Wishes) -> Container:
         # Nobody without a name may say anything, and is told so by a server that works.
         health=Health(("sh", "-c", "redis-cli ping | grep -qE 'PONG|NOAUTH'")),
         mounts=(users,),
+        restarts=True,
     )
 
 
@@ -309,13 +319,15 @@ def _coordinator(wishes: Wishes) -> Container:
 
 def _parameter_server(wishes: Wishes, index: int) -> Container:
     name = f"{Role.PARAMETER_SERVER}-{index}"
+    # Beside the runs, because what is written there outlives the container.
+    state = f"{wishes.folders.runs}/{_STATES}/{wishes.project}/shard-{index}"
     return _service(
         wishes,
         _Service(
             peer=NamedPeer(identity.Role.PARAMETER_SERVER, str(index)),
             module="parameter_server",
             name=name,
-            options=(*_listening(name), *_TO_COORDINATOR, "--index", str(index)),
+            options=(*_listening(name), *_TO_COORDINATOR, "--index", str(index), "--state", state),
             mounts=(_runs(wishes.folders),),
             depends_on=(Role.COORDINATOR,),
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,14 @@ class HistoryWriter(Protocol):
     def write(self, event: str, **fields: Value) -> None:
         """Record one event. Prefer the methods below, which say the names of the fields."""
         ...
+
+    def position(self) -> int:
+        """Where the next event will come; only for `since`."""
+        return 0
+
+    def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
+        """The events from a position on, with their fields; of the present term, of whichever process."""
+        yield from ()
 
     def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
         """A stage begins the forward of minibatch p on w^(`clock`) and own updates through `local_through`.
@@ -113,6 +121,15 @@ class MemoryHistory(HistoryWriter):
         with self._lock:
             self._events.append({"event": event, **fields})
 
+    def position(self) -> int:
+        """See `HistoryWriter.position`."""
+        return len(self._events)
+
+    def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
+        """See `HistoryWriter.since`."""
+        for entry in self.events[position:]:
+            yield str(entry["event"]), {name: value for name, value in entry.items() if name != "event"}
+
     @property
     def events(self) -> list[dict[str, Value]]:
         """A copy of all events so far, oldest first."""
@@ -140,6 +157,7 @@ class History(HistoryWriter):
         self._who = _encode({"host": host, "pid": pid, "role": role})[1:-1]
         self._clock = clock
         self._lock = threading.Lock()
+        self._path = path
         self.term = term
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -175,6 +193,25 @@ class History(HistoryWriter):
             written = os.write(self._descriptor, line)
         if written != len(line):
             raise OSError(f"only {written} of {len(line)} bytes of the history line {event!r} were written")
+
+    def position(self) -> int:
+        """See `HistoryWriter.position`."""
+        with self._lock:
+            return 0 if self._descriptor is None else os.fstat(self._descriptor).st_size
+
+    def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
+        """See `HistoryWriter.since`. A line that a full disk cut is passed over."""
+        with self._path.open("rb") as lines:
+            lines.seek(position)
+            for line in lines:
+                try:
+                    fields = json.loads(line)
+                except ValueError:
+                    continue
+                if fields.pop("term", None) == self._term:
+                    for name in ("t", "host", "pid", "role"):
+                        fields.pop(name, None)
+                    yield fields.pop("event"), fields
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -120,6 +120,10 @@ def _of_parameter_server() -> tuple[Family, ...]:
         gauge("published_clock", "waves", "Newest published clock this shard knows of."),
         gauge("retained_versions", "versions", "Published clocks whose weights are kept."),
         gauge("weight_bytes", "bytes", "Buffers in use: weights, what is staged, what is being built."),
+        gauge("staged_clock", "waves", "Every member's waves below it are staged here whole, or count."),
+        gauge("committed_clock", "waves", "Every member's waves below it count."),
+        gauge("durable_clock", "waves", "Every member's waves below it would be here after a restart, too."),
+        gauge("write_ahead_log_bytes", "bytes", "The log on disk of pushes, from which a restarted shard goes on."),
     )
 
 

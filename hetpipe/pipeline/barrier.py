@@ -1,27 +1,37 @@
-"""What a stage does at a barrier, once w^(c) is here: buffers, evaluation, checkpoint (`wsp.md` §5)."""
+"""What a stage does at a barrier, once w^(c) is here: buffers, evaluation, checkpoint (`wsp.md` §5).
+
+Everybody who is a member from the barrier on takes part, those who join there too.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
 
 import torch
 
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
-from hetpipe.pipeline.chain import Values
-from hetpipe.pipeline.checkpoint import file_name, save_part
+from hetpipe.pipeline.barrier_checkpoint import CheckpointWork
+from hetpipe.pipeline.chain import Values, dtype_name
 from hetpipe.pipeline.compute import metric_sums
 from hetpipe.pipeline.data import read_batch
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.waiting import Waiter
+from hetpipe.spec.checkpoint import NUM_KEEPERS
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageEvaluation
 from hetpipe.sync.division import Block, blocks_of_evaluation
-from hetpipe.sync.segment import CHECKPOINT, END, EPOCH, STOP
+from hetpipe.sync.records import SegmentRecord
+from hetpipe.sync.segment import CHECKPOINTS, END, ENDS, EPOCH
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
-#: Reasons at whose barrier a checkpoint is written, and the evaluation runs.
-_CHECKPOINTS = {CHECKPOINT, EPOCH, END, STOP}
+#: Reasons at whose barrier the evaluation runs.
 _EVALUATIONS = {EPOCH, END}
+
+#: What travels with the buffers where somebody joins: no buffer of a model can have this name.
+_NUM_UPDATES = ".num_updates"
 
 
 class BarrierWork:
@@ -31,17 +41,22 @@ class BarrierWork:
         self._parts = parts
         self._inbox = inbox
         self._waiter = waiter
+        self._checkpoints = CheckpointWork(parts, inbox, waiter)
 
-    def run(self, clock: Clock, reason: str, epoch: int) -> None:
-        """Do what the barrier's reasons ask for."""
-        reasons = set(reason.split("+"))
-        self._average_buffers(clock)
+    def run(self, segment: SegmentRecord) -> None:
+        """Do what the reasons of the barrier ask for; `segment` begins at it, and names who takes part."""
+        clock, reasons = segment.start, set(segment.reasons)
+        members = [member.vw for member in segment.members]
+        place = members.index(self._parts.identity.vw)
+        self._exchange(segment)
         if reasons & _EVALUATIONS:
-            self._evaluate(clock, epoch)
-        if reasons & _CHECKPOINTS:
-            self._checkpoint(clock)
+            self._evaluate(clock, segment.epoch, self._share_of_evaluation(place, len(members)))
+        if reasons & CHECKPOINTS:
+            self._checkpoints.run(
+                clock, buffers=self._buffers(), is_keeper=place < NUM_KEEPERS, is_last=bool(reasons & ENDS)
+            )
 
-    # -- buffers -----------------------------------------------------------------------------------------------------
+    # -- buffers and the place in the schedule -----------------------------------------------------------------------
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {
@@ -51,31 +66,51 @@ class BarrierWork:
             if (name := layer.buffers.get(local)) is not None
         }
 
-    def _average_buffers(self, clock: Clock) -> None:
-        """Floating buffers become their mean over the virtual workers, integer ones the maximum."""
-        buffers = self._buffers()
-        if not buffers or self._parts.identity.num_workers == 1:
-            return
-        layout = FlatLayout(
-            [(name, tuple(b.shape), str(b.dtype).removeprefix("torch.")) for name, b in buffers.items()]
-        )
+    def _exchange(self, segment: SegmentRecord) -> None:
+        """Take over what the buffers became, and as a newcomer the number of updates that the others have made.
+
+        Also a virtual worker that is alone sends its buffers: should it die, its next life gets them.
+        """
+        parts, optimizer = self._parts, self._parts.weights.optimizer
+        own = parts.identity.in_segment(segment)
+        assert own is not None, "who works at a barrier is a member"
+        updates = self._estimated_updates(segment) if own.joined else optimizer.num_updates
+        values = self._buffers() if parts.has_shards or len(segment.members) > 1 else {}
+        is_mixed = len({member.joined for member in segment.members}) > 1
+        if is_mixed:
+            values[_NUM_UPDATES] = torch.tensor([updates])
+        if values:
+            combined = self._combined(segment.start, values)
+            for name, value in values.items():
+                value.copy_(combined.views[name])
+        if own.joined:
+            optimizer.go_to(int(values[_NUM_UPDATES]) if is_mixed else updates)
+
+    def _estimated_updates(self, segment: SegmentRecord) -> int:
+        """The updates that a member has made so far, if all of them have trained alike; never below the own number."""
+        minibatches = self._parts.synchroniser.progress().minibatches
+        share = ceil(minibatches / len(segment.members) / self._parts.versions.minibatches_per_update)
+        return max(share, self._parts.weights.optimizer.num_updates)
+
+    def _combined(self, clock: Clock, values: Mapping[str, torch.Tensor]) -> FlatBuffer:
+        layout = FlatLayout([(name, tuple(value.shape), dtype_name(value.dtype)) for name, value in values.items()])
         mine = FlatBuffer(layout, torch.device("cpu"))
-        for name, buffer in buffers.items():
-            mine.views[name].copy_(buffer)
-        combined = self._parts.synchroniser.exchange_buffers(clock, mine, deadline_seconds=self._parts.stall_seconds)
-        for name, buffer in buffers.items():
-            buffer.copy_(combined.views[name])
+        for name, value in values.items():
+            mine.views[name].copy_(value)
+        return self._parts.synchroniser.exchange_buffers(clock, mine, deadline_seconds=self._parts.stall_seconds)
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, clock: Clock, epoch: int) -> None:
-        """Run this worker's share of the evaluation data through the pipeline; the last stage reports sums."""
+    def _share_of_evaluation(self, place: int, num_members: int) -> tuple[Block, ...]:
+        """The evaluation minibatches of the member at `place` among all."""
+        data = self._parts.data
+        if data.evaluation is None:
+            return ()
+        return blocks_of_evaluation(len(data.evaluation), data.spec.batch_size, place=place, num_members=num_members)
+
+    def _evaluate(self, clock: Clock, epoch: int, blocks: tuple[Block, ...]) -> None:
+        """Run `blocks` of the evaluation data through the pipeline; the last stage reports sums."""
         identity, data = self._parts.identity, self._parts.data
-        blocks: tuple[Block, ...] = ()
-        if data.evaluation is not None:
-            blocks = blocks_of_evaluation(
-                len(data.evaluation), data.spec.batch_size, vw=identity.vw, num_workers=identity.num_workers
-            )
         sums = dict.fromkeys(data.metrics, 0.0)
         if identity.is_first:
             for number, block in enumerate(blocks, start=1):
@@ -96,6 +131,7 @@ class BarrierWork:
         parts = self._parts
         with parts.timeline.span(Activity.EVALUATE, p=number):
             outputs = parts.compute.evaluate(parts.weights.at_barrier.views, values)
+        self._waiter.show_life()
         if parts.downstream is not None:
             frame = Frame(FrameKind.EVALUATE, number, clock, number, outputs)
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
@@ -121,25 +157,3 @@ class BarrierWork:
                     self._waiter.proceed()
                     return self._inbox.from_upstream.popleft().frame
                 self._waiter.sleep("evaluation activations from the previous stage", for_clock=False)
-
-    # -- checkpoint --------------------------------------------------------------------------------------------------
-
-    def _checkpoint(self, clock: Clock) -> None:
-        parts, identity = self._parts, self._parts.identity
-        keeps_weights = identity.vw == 0
-        with parts.timeline.span(Activity.CHECKPOINT, clock=clock):
-            path = save_part(
-                parts.checkpoint_dir(clock),
-                file_name(identity.vw, identity.stage),
-                weights=parts.weights.at_barrier.views if keeps_weights else {},
-                buffers={**self._buffers(), **self._frozen()} if keeps_weights else {},
-                optimizer=parts.weights.optimizer.state(),
-            )
-            parts.synchroniser.report_checkpoint(clock, path)
-
-    def _frozen(self) -> dict[str, torch.Tensor]:
-        return {
-            name: layer.module.get_parameter(local).detach()
-            for layer in self._parts.layers
-            for local, name in layer.frozen.items()
-        }

@@ -7,6 +7,7 @@ where the next barrier is, and keeps it from being set behind minibatches that h
 
 from __future__ import annotations
 
+from hetpipe import failpoints
 from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
@@ -97,7 +98,9 @@ class ClockUse:
         """W*(p): the required clock, or the newest published one; None and a reason if it is not published yet."""
         sync, log = self._parts.sync, self._inbox.log
         required = self._required(p)
+        failpoints.reach("pull.before_gate")
         if log.published < required:
+            failpoints.reach("pull.while_gated")
             behind = ", ".join(str(vw) for vw in log.behind(required)) or "the parameter servers"
             who = f"virtual worker {behind}" if behind[0].isdigit() else behind
             self.wait_reason = (

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetpipe.errors import LinkClosed
+from hetpipe.errors import LinkClosed, StaleIncarnation
 from hetpipe.link.policy import Frame, FrameKind, Link
-from hetpipe.spec.ids import Clock
+from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.sync.log_view import LogView
-from hetpipe.sync.records import Record
+from hetpipe.sync.records import EvictRecord, Record
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 
 
@@ -34,19 +34,29 @@ class Inbox:
     """
 
     def __init__(
-        self, upstream: Link | None, downstream: Link | None, start: Clock, pool: BufferPool | None = None
+        self,
+        upstream: Link | None,
+        downstream: Link | None,
+        start: Clock,
+        pool: BufferPool | None = None,
+        *,
+        life: tuple[VirtualWorkerIndex, Incarnation] | None = None,
     ) -> None:
-        """Watch the links of a stage that starts at clock `start`.
+        """Watch the links of a stage of a run that starts at clock `start`.
 
         Args:
             upstream: to the previous stage.
             downstream: to the next stage.
             start: the clock.
             pool: brings fetched weights to the device; None leaves them where they are.
+            life: of the stage's own virtual worker, whose eviction is an error; None: nobody's is.
         """
         self.bell = threading.Condition()
         self.log = LogView(start)
+        #: Whether something of the decision log was read.
+        self.follows = False
         self._pool = pool
+        self._life = life
         #: clock → w^(clock) of this stage, not yet used. At most one is on the device, so that memory has a bound and a
         #: switch needs no copy; if more come before the switch, they stay in host memory.
         self.fetched: dict[Clock, FlatBuffer] = {}
@@ -79,6 +89,8 @@ class Inbox:
         """See `Listener`."""
         with self.bell:
             self.log.follow(records)
+            self.follows = True
+            self._look_for_own_end(records)
             self._tell()
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
@@ -100,6 +112,13 @@ class Inbox:
         with self.bell:
             self._error = self._error or error
             self.bell.notify_all()
+
+    def _look_for_own_end(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if isinstance(record, EvictRecord) and (record.vw, record.incarnation) == self._life:
+                self._error = self._error or StaleIncarnation(
+                    f"virtual worker {record.vw} (incarnation {record.incarnation}) was evicted at clock {record.clock}"
+                )
 
     def _tell(self) -> None:
         if self.on_news is not None:

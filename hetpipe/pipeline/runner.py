@@ -1,11 +1,13 @@
-"""One stage's life: start from published weights, run segment after segment, work at the barriers, end.
+"""One stage's life: enter where a segment names it, run segment after segment, work at the barriers, end.
 
-publish of the start ─► segment ─► barrier: publish, pull, buffers, evaluate, checkpoint ─► segment ─► … ─► done
+entry (the start of the run, or a barrier) ─► segment ─► barrier: publish, pull, buffers, evaluate, checkpoint
+─► segment ─► … ─► done
 """
 
 from __future__ import annotations
 
 from hetpipe.pipeline.barrier import BarrierWork
+from hetpipe.pipeline.entry import Entry
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
@@ -14,12 +16,13 @@ from hetpipe.pipeline.waiting import Waiter
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageDone
 from hetpipe.sync.division import Block
+from hetpipe.sync.records import SegmentRecord
 from hetpipe.sync.segment import END, STOP, divide
 from hetpipe.weights.flat import FlatBuffer
 
 
 class StageRunner:
-    """Runs one stage from the start clock to the end of the run, on the calling thread."""
+    """Runs one stage from where it comes in to the end of the run, on the calling thread."""
 
     def __init__(self, parts: StageParts, inbox: Inbox) -> None:
         self._parts = parts
@@ -42,7 +45,7 @@ class StageRunner:
             measure=self._figures,
             metrics=parts.metrics,
         )
-        self._segment_start = Clock(0)
+        self._entry = Entry(parts, inbox, self._waiter)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)
 
     @property
@@ -55,28 +58,33 @@ class StageRunner:
         """The same between two actions: what the version store itself holds."""
         return self._parts.weights.peak_at_rest
 
-    def run(self, start: Clock) -> StageDone:
-        """Run until the barrier that ends the run.
+    def run(self) -> StageDone:
+        """Run until the barrier that ends the run; one that ended before this stage came in is found over.
 
         Raises:
-            HetpipeError: whatever ended the run before that, as one sentence.
+            HetpipeError: whatever ended this stage before that, as one sentence.
         """
-        self._wait_for_publish(start)
-        self._take_weights(start)
-        clock = start
-        while True:
-            SegmentRun(self._parts, self._inbox, self._waiter, self._tally, clock, self._blocks(clock)).run()
-            clock = self._reach_barrier()
-            with self._inbox.bell:
-                passed = self._inbox.log.passed
-            assert passed is not None, "a barrier was reached"
-            self._take_weights(clock)
-            self._barrier_work.run(clock, passed.reason, passed.epoch)
+        segment = self._entry.wait()
+        if self._parts.identity.in_segment(segment) is not None:
+            self._tally.begin(segment.start)
+            while not self._cross(segment):
+                self._wait_for_next_barrier(segment.start)
+                blocks = self._blocks(segment)
+                SegmentRun(self._parts, self._inbox, self._waiter, self._tally, segment.start, blocks).run()
+                segment = self._reach_barrier(segment.start)
+            self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
+        return StageDone(clock=segment.start, reason="+".join(segment.reasons))
+
+    def _cross(self, segment: SegmentRecord) -> bool:
+        """Begin a segment from its weights, after the work at the barrier before it; returns whether that was the last.
+
+        At the start of the run there is no barrier, and nothing to do.
+        """
+        self._take_weights(segment.start)
+        if segment.reasons:
+            self._barrier_work.run(segment)
             self._tally.tick(now=True)
-            if {END, STOP} & set(passed.reason.split("+")):
-                self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
-                return StageDone(clock=clock, reason=passed.reason)
-            self._wait_for_next_segment(clock)
+        return bool({END, STOP} & set(segment.reasons))
 
     def _figures(self) -> Figures:
         parts = self._parts
@@ -90,51 +98,43 @@ class StageRunner:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _blocks(self, clock: Clock) -> tuple[Block, ...]:
-        """This worker's minibatches of the segment that starts at `clock`."""
+    def _blocks(self, segment: SegmentRecord) -> tuple[Block, ...]:
+        """This worker's minibatches of a segment, which is shared by all who were members when it began."""
         identity = self._parts.identity
         if not (identity.is_first or identity.is_last):
             return ()
         progress = self._parts.synchroniser.progress()
-        assert progress.clock == clock, f"the segment under way began at {progress.clock}, not at {clock}"
-        with self._inbox.bell:
-            members = sorted(self._inbox.log.committed)
-        return divide(progress, self._parts.data.spec, members)[identity.vw]
+        assert progress.clock == segment.start, f"the segment under way began at {progress.clock}, not {segment.start}"
+        return divide(progress, self._parts.data.spec, [member.vw for member in segment.members])[identity.vw]
 
-    def _wait_for_publish(self, clock: Clock) -> None:
-        with self._inbox.bell:
-            while self._inbox.log.published < clock or self._inbox.log.barrier is None:
-                self._inbox.collect(needs_frames=False)
-                behind = self._inbox.log.behind(clock)
-                who = f"virtual workers {behind} to commit" if behind else "the parameter servers"
-                self._waiter.sleep(f"clock {clock} to be published, that is for {who}", for_clock=True)
-        self._waiter.proceed()
+    def _reach_barrier(self, start: Clock) -> SegmentRecord:
+        """Wait until the barrier that ends the segment from `start` is passed; returns the segment after it.
 
-    def _reach_barrier(self) -> Clock:
-        """Wait until the next barrier is published; returns its clock. It may be set lower meanwhile."""
+        The barrier may be set lower meanwhile.
+        """
         with self._inbox.bell:
             while True:
                 self._inbox.collect(needs_frames=False)
                 log = self._inbox.log
                 assert log.barrier is not None, "a segment has a barrier at its end"
-                if log.passed is not None and log.passed.clock > self._segment_start:
+                if log.segment is not None and log.segment.start > start:
                     self._waiter.proceed()
-                    return log.passed.clock
+                    return log.segment
                 behind = log.behind(log.barrier.clock)
                 who = f"virtual workers {behind} to commit" if behind else "the parameter servers to apply"
                 reason = f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), that is for {who}"
                 self._waiter.sleep(reason, for_clock=True)
 
-    def _wait_for_next_segment(self, clock: Clock) -> None:
+    def _wait_for_next_barrier(self, start: Clock) -> None:
+        """Wait until it is known where the segment from `start` will end."""
         with self._inbox.bell:
-            while self._inbox.log.barrier is None or self._inbox.log.barrier.clock <= clock:
+            while self._inbox.log.barrier is None or self._inbox.log.barrier.clock <= start:
                 self._inbox.collect(needs_frames=False)
                 self._waiter.sleep("the clock shard to say where the next barrier is", for_clock=True)
         self._waiter.proceed()
 
     def _take_weights(self, clock: Clock) -> None:
         """Pull w^(clock), where parameter servers hold it, and begin from it."""
-        self._segment_start = clock
         if not self._parts.has_shards:
             self._parts.weights.start(clock, None)
             return

@@ -161,11 +161,23 @@ class SegmentRun:
             reason, for_clock = f"{wait.reason} (minibatch {p}, {neighbour})", False
         self._waiter.sleep(reason, for_clock=for_clock)
 
+    @property
+    def _end(self) -> Clock | None:
+        """The clock of this segment's barrier; None while it is not known.
+
+        All of this worker's waves may be committed before it reads of a barrier that was set lower; then that barrier
+        is passed, and the next one announced, in the same batch of records.
+        """
+        segment, barrier = self._inbox.log.segment, self._inbox.log.barrier
+        if segment is not None and segment.start > self._start:
+            return segment.start
+        return None if barrier is None else barrier.clock
+
     def _opening(self) -> Ready | None:
         """First stage: the next minibatch, if it may start."""
         p = Minibatch(self._forwarded + 1)
-        barrier = self._inbox.log.barrier
-        if barrier is None or p > barrier.clock * self._n or p > self._start * self._n + len(self._blocks):
+        end = self._end
+        if end is None or p > end * self._n or p > self._start * self._n + len(self._blocks):
             return None
         if self._forwarded - self._backwarded >= self._limit or not self._has_weights(p) or not self._clocks.opens(p):
             return None
@@ -318,7 +330,7 @@ class SegmentRun:
             update = parts.weights.close_wave(wave, last)
         except NonFiniteUpdate as error:
             raise NonFiniteUpdate(f"{parts.identity}: {error}{self._layer_of(str(error))}") from error
-        parts.synchroniser.push_wave(wave, update, self._blocks_of(wave))
+        parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)
         self._tally.wave_closed(self._closed, last)
         bind_context(wave=self._closed)
@@ -337,11 +349,11 @@ class SegmentRun:
     def _pass_barrier_on(self) -> bool:
         """If no more forwards will come in this segment, say so downstream; returns whether that happened now."""
         if self._parts.identity.is_first:
-            barrier = self._inbox.log.barrier
+            end = self._end
             p = Minibatch(self._forwarded + 1)
-            if barrier is None or p <= min(barrier.clock * self._n, self._start * self._n + len(self._blocks)):
+            if end is None or p <= min(end * self._n, self._start * self._n + len(self._blocks)):
                 return False
-            if self._parts.replicas is not None and p <= barrier.clock * self._n and not self._clocks.opens(p):
+            if self._parts.replicas is not None and p <= end * self._n and not self._clocks.opens(p):
                 return False  # the other replicas must not pass the wave by in which this one has nothing to do
         elif self._inbox.head(FrameKind.BARRIER) is None:
             return False
@@ -366,17 +378,14 @@ class SegmentRun:
 
     def _close_empty_waves(self) -> None:
         with self._inbox.bell:
-            # The last wave may be committed by now, this segment's barrier passed and the next one announced.
-            passed = self._inbox.log.passed
-            is_over = passed is not None and passed.clock > self._start
-            barrier = passed if is_over else self._inbox.log.barrier
-        assert barrier is not None, "a drained segment has a barrier"
-        while self._closed < barrier.clock:
+            end = self._end
+        assert end is not None, "a drained segment has a barrier"
+        while self._closed < end:
             wave = self._closed
             self._updates.join_empty_wave(Minibatch((wave + 1) * self._n))
             while not self._updates.is_settled:
                 self._next_action()
             if self._closed == wave:
                 empty = () if self._parts.identity.is_first else None
-                self._parts.synchroniser.push_wave(wave, None, empty)
+                self._parts.synchroniser.push_wave(wave, None, empty, segment=self._start)
                 self._closed = Wave(wave + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.link.policy import Link
@@ -14,15 +13,17 @@ from hetpipe.observe.metrics import MetricsWriter
 from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset
 from hetpipe.pipeline.chain import Layer
+from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.schedule.policy import Order
 from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.policies import Schedule
 from hetpipe.spec.run import StageReport
 from hetpipe.spec.sync import DataSpec, SyncSpec
+from hetpipe.sync.records import SegmentMember, SegmentRecord
 from hetpipe.weights.flat import BufferPool
 from hetpipe.weights.policy import StageWeights
 
@@ -38,7 +39,6 @@ class StageIdentity:
     stage: StageIndex
     incarnation: Incarnation
     num_stages: int
-    num_workers: int
 
     @property
     def is_first(self) -> bool:
@@ -49,6 +49,11 @@ class StageIdentity:
     def is_last(self) -> bool:
         """It reads targets and computes the loss."""
         return self.stage == self.num_stages - 1
+
+    def in_segment(self, segment: SegmentRecord) -> SegmentMember | None:
+        """The entry of this life of its virtual worker among the members of a segment."""
+        lives = (member for member in segment.members if member.vw == self.vw)
+        return next((member for member in lives if member.incarnation == self.incarnation), None)
 
     def __str__(self) -> str:
         """As people say it."""
@@ -104,8 +109,7 @@ class StageParts:
     """Of the last stage, where the losses are."""
     report: Callable[[StageReport], None]
     clock: TimeSource
-    checkpoint_dir: Callable[[Clock], Path]
-    """The folder of the checkpoint at a clock."""
+    part_writer: PartWriter
     guard: AbstractContextManager[object]
     """Held while torch's global generator is in use; a lock where stages share a process."""
     stall_seconds: float

@@ -36,7 +36,19 @@ class Synchroniser(Protocol):
     pushed_bytes: int
     pulled_bytes: int
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
+    def join(self) -> bool:
+        """Say that this stage is there; returns whether the first weights are awaited of it. Repeatable.
+
+        Raises:
+            StaleIncarnation: this life of its virtual worker is over.
+        """
+        ...
+
+    def push_first_weights(self, weights: FlatBuffer) -> None:
+        """Stage w_0, which is in host memory, on every shard and report it. Blocks."""
+        ...
+
+    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
         """Push ũ, which is in host memory, and report it, after all earlier waves.
 
         The holder of `update` passes over; None for an empty wave.
@@ -56,11 +68,24 @@ class Synchroniser(Protocol):
         ...
 
     def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
-        """Send this stage's model buffers; returns what they became over all virtual workers."""
+        """Send this stage's model buffers; returns what they became over all who were members before the barrier."""
         ...
 
-    def report_checkpoint(self, clock: Clock, path: Path) -> bool:
-        """This stage's part of the checkpoint is on disk; returns whether all parts are."""
+    def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
+        """This stage's part of the checkpoint is on disk; returns whether all parts are. May be asked again.
+
+        Args:
+            clock: of the barrier.
+            path: of the part; None: it could not be written.
+            failure: why not.
+
+        Raises:
+            CheckpointNotWritten: the checkpoint was given up.
+        """
+        ...
+
+    def is_complete(self, checkpoint: Path) -> bool:
+        """Whether the checkpoint in this folder is complete."""
         ...
 
     def drain(self, *, deadline_seconds: float) -> None:

@@ -54,6 +54,7 @@ class Tally:
         #: Norm of the latest gradient that was stepped, before it was clipped.
         self.gradient_norm: float | None = None
         self._reported_at = clock.monotonic()
+        waiter.show_life = self.tick
         self._compute_seconds = 0.0
         self._minibatches = 0
         self._samples = 0
@@ -62,6 +63,10 @@ class Tally:
         self._last_loss: float | None = None
         #: Loss and samples of the minibatches whose wave is not closed yet, in their order.
         self._losses: dict[Minibatch, tuple[float, int]] = {}
+
+    def begin(self, clock: Clock) -> None:
+        """This stage came into the run at `clock`."""
+        self._waves = clock
 
     def loss(self, p: Minibatch, value: float, num_samples: int) -> None:
         """The mean loss of minibatch `p`; last stage only."""

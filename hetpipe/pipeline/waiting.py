@@ -13,6 +13,9 @@ from hetpipe.spec.run import StageReport, StageWaiting
 #: A wait longer than this is said aloud, and again after each further stretch of it.
 SAY_AFTER_SECONDS = 5.0
 
+#: Longest sleep between two signs of life.
+_WAKE_SECONDS = 1.0
+
 
 class Waiter:
     """Sleeps on a bell for the compute thread and keeps the accounts.
@@ -40,9 +43,16 @@ class Waiter:
         self.idle_seconds = 0.0
         self._since: float | None = None
         self._said_at = 0.0
+        #: Called by whoever waits or works for long: a process that reports nothing counts as hung.
+        self.show_life: Callable[[], None] = lambda: None
 
-    def sleep(self, reason: str, *, for_clock: bool) -> None:
-        """Sleep until the bell rings or it is time to speak; the bell is held. `reason` ends "… waits for".
+    def sleep(self, reason: str, *, for_clock: bool, at_most_seconds: float = SAY_AFTER_SECONDS) -> None:
+        """Sleep until the bell rings or it is time to speak; the bell is held.
+
+        Args:
+            reason: ends "… waits for".
+            for_clock: how the time is counted.
+            at_most_seconds: ends the sleep earlier, for who has to look around now and then.
 
         Raises:
             DeadlineExceeded: this wait has lasted for `stall_seconds`.
@@ -56,8 +66,9 @@ class Waiter:
         if now - self._said_at > SAY_AFTER_SECONDS:
             self._said_at = now
             self._report(StageWaiting(f"{self._who} has waited {waited:.0f} s for {reason}", waited))
-        self._bell.wait(SAY_AFTER_SECONDS)
+        self._bell.wait(min(at_most_seconds, _WAKE_SECONDS))
         after = self._clock.monotonic()
+        self.show_life()
         if for_clock:
             self.waiting_seconds += after - now
         else:

@@ -26,6 +26,7 @@ from hetpipe.observe.history import NullHistory
 from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.chain import Layer, Values, run_layers
+from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
@@ -39,10 +40,10 @@ from hetpipe.profiler.subject import VIRTUAL_WORKER, Subject
 from hetpipe.profiler.surroundings import NextStage, PreviousStage, Shards
 from hetpipe.schedule.catalogue import order_for
 from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Clock, Incarnation, Minibatch, StageIndex
+from hetpipe.spec.ids import Clock, Incarnation, JobId, Minibatch, StageIndex
 from hetpipe.spec.run import DeviceConfig
 from hetpipe.spec.sync import SyncSpec
-from hetpipe.sync.records import BarrierRecord, PublishRecord
+from hetpipe.sync.records import BarrierRecord, SegmentMember, SegmentRecord
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 from hetpipe.weights.optimizer import StageOptimizer
@@ -140,7 +141,7 @@ def measure_stage_peak(
     layers = subject.chain[first : first + counts[stage]]
     sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True, weights=subject.job.weights)
     num_minibatches = (staleness + _SETTLED_WAVES) * minibatches_per_wave
-    identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts), 1)
+    identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts))
     first_weights = filled(FlatBuffer(layout_of(layers), _CPU), layers)
     live = LiveBytes()
     before = PreviousStage(_input_of(subject, first), sync, num_minibatches, live.unseen) if stage else None
@@ -211,7 +212,7 @@ def _parts(
         metrics=NullMetrics(),
         report=lambda _: None,
         clock=SYSTEM_CLOCK,
-        checkpoint_dir=lambda _: Path(),
+        part_writer=PartWriter(lambda _: Path(), JobId(""), ""),
         guard=nullcontext(),
         stall_seconds=0.0,
     )
@@ -238,7 +239,9 @@ def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
         metrics=parts.metrics,
     )
     num_waves = num_minibatches // parts.sync.minibatches_per_wave
-    inbox.on_records([BarrierRecord(0, Clock(num_waves), "end", 0), PublishRecord(1, Clock(0), ())])
+    member = SegmentMember(parts.identity.vw, parts.identity.incarnation, parts.identity.num_stages, joined=True)
+    start = SegmentRecord(0, Clock(0), (), 0, (member,))
+    inbox.on_records([start, BarrierRecord(1, Clock(num_waves), "end", 0)])
     parts.synchroniser.fetch(Clock(0), ahead=False)
     parts.weights.start(Clock(0), inbox.fetched.pop(Clock(0)))
     block = tuple(range(parts.data.spec.batch_size))

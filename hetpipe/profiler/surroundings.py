@@ -121,7 +121,15 @@ class Shards:
         self._weights = weights
         self._inbox = inbox
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
+    def join(self) -> bool:
+        """Never called within a segment."""
+        raise AssertionError
+
+    def push_first_weights(self, weights: FlatBuffer) -> None:
+        """Never called within a segment."""
+        raise AssertionError(weights)
+
+    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
         """See `Synchroniser.push_wave`."""
         assert update is not None, "no wave is empty"
         self._weights.add_(update)
@@ -144,9 +152,13 @@ class Shards:
         """Never called within a segment."""
         raise AssertionError(clock)
 
-    def report_checkpoint(self, clock: Clock, path: Path) -> bool:
+    def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
         """Never called within a segment."""
         raise AssertionError(path)
+
+    def is_complete(self, checkpoint: Path) -> bool:
+        """Never called within a segment."""
+        raise AssertionError(checkpoint)
 
     def drain(self, *, deadline_seconds: float) -> None:
         """Everything is applied at once."""

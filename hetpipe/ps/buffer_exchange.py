@@ -1,23 +1,71 @@
 """Model buffers at a barrier: floating ones become their mean over the virtual workers, integer ones the maximum.
 
 Added in virtual-worker order, then multiplied by 1/V, so that everyone computes the same bits (`wsp.md` §5, Buffers).
+
+Whose buffers count: those of the members that passed the barrier. Who joins there reads what they became. What somebody
+sent before it was evicted counts, and nobody waits for what an evicted one did not send. If none of those who passed
+the barrier sent a buffer, everyone gets what it became at the barrier before; and if there is no such thing, what the
+first of those who joined brought along.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from hetpipe.errors import ClockNotPublished, ResourceExhausted, SliceMismatch
+from hetpipe.errors import (
+    ClockNotPublished,
+    ProtocolViolation,
+    ResourceExhausted,
+    SliceMismatch,
+    StaleIncarnation,
+)
 from hetpipe.ps.chunks import ChunkReceiver, RunMap, chunks, slice_bytes
+from hetpipe.ps.kept_buffers import KeptBuffers, Sender
 from hetpipe.spec.bounds import MAX_NAME_CHARACTERS
-from hetpipe.spec.ids import Clock, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.spec.plan import DTYPE_BYTES
-from hetpipe.spec.requests import BuffersHeader, SliceHeader
+from hetpipe.spec.requests import BuffersHeader, Requester, SliceHeader
+from hetpipe.sync.records import SegmentRecord
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """Who is at the newest barrier that is passed."""
+
+    segment: SegmentRecord
+    members: Mapping[VirtualWorkerIndex, Incarnation]
+    """Those of its members that are not evicted."""
+
+    @property
+    def start(self) -> Clock:
+        """The clock of the barrier."""
+        return self.segment.start
+
+    def check(self, requester: Requester, clock: Clock) -> None:
+        """Refuse who is not at this barrier.
+
+        Raises:
+            ProtocolViolation: it is at another one.
+            StaleIncarnation: its life is over.
+        """
+        if clock != self.start:
+            raise ProtocolViolation(f"{requester} sends buffers of the barrier at {clock}, not at {self.start}")
+        if self.members.get(requester.vw) != requester.incarnation:
+            raise StaleIncarnation(f"{requester} is no member from the barrier at {clock} on")
+
+    def among(self, *, joined: bool) -> tuple[VirtualWorkerIndex, ...]:
+        """Who joined at the barrier, or else who passed it; those evicted since included."""
+        return tuple(member.vw for member in self.segment.members if member.joined == joined)
+
+    def is_gone(self, vw: VirtualWorkerIndex) -> bool:
+        """Whether a member of the segment was evicted since."""
+        return vw not in self.members
 
 
 def buffers_layout(header: BuffersHeader) -> FlatLayout:
@@ -39,22 +87,40 @@ class BufferExchange:
     #: Buffers that one stage may announce; each costs a view of its own.
     MAX_BUFFERS = 10_000
 
-    def __init__(self, members: Sequence[VirtualWorkerIndex]) -> None:
-        self._members = tuple(members)
+    def __init__(self, attendance: Callable[[], Attendance], kept: KeptBuffers | None = None) -> None:
+        """Begin with nothing, or with what an earlier process had.
+
+        Args:
+            attendance: asked at every call; what it says must never be behind what it said before.
+            kept: keeps on disk what was sent; None: it is lost with this process.
+        """
+        self._attendance = attendance
         self._lock = threading.Lock()
         self._clock = Clock(-1)
         #: buffer name → what each virtual worker sent, at `_clock`.
         self._sent: dict[str, dict[VirtualWorkerIndex, torch.Tensor]] = {}
+        #: Those who sent something and passed the barrier at `_clock`, as its members before it.
+        self._stayed: set[VirtualWorkerIndex] = set()
         #: Bytes of it per virtual worker.
         self._held: Counter[VirtualWorkerIndex] = Counter()
+        #: buffer name → what it became at `_clock`, and at the barriers before.
+        self._results: dict[str, torch.Tensor] = {}
+        self._earlier: dict[str, torch.Tensor] = {}
+        self._kept = kept
+        if kept is not None:
+            for sender, buffer in kept.read(lambda header: FlatBuffer(buffers_layout(header), torch.device("cpu"))):
+                self._begin(sender.header.clock)
+                self._add(sender, buffer.views)
 
     def receive(self, header: BuffersHeader) -> tuple[ChunkReceiver, FlatBuffer]:
         """Somewhere to write the announced buffers; call `sent` when they are complete.
 
         Raises:
             SliceMismatch: more bytes than `MAX_BYTES`, a buffer that is not whole, or an unknown dtype.
+            ProtocolViolation, StaleIncarnation: the sender is not at this barrier.
         """
         self.check(header)
+        self._attendance().check(header.requester, header.clock)
         layout = buffers_layout(header)
         buffer = FlatBuffer(layout, torch.device("cpu"))
         return ChunkReceiver(buffer, run_map(header, layout)), buffer
@@ -63,36 +129,40 @@ class BufferExchange:
         """A stage's buffers are all here. A repetition changes nothing.
 
         Raises:
+            ProtocolViolation, StaleIncarnation: the sender is not at this barrier.
+            SliceMismatch: another virtual worker sent one of them in another size or dtype.
             ResourceExhausted: with them its virtual worker would have more than `MAX_BYTES` here.
         """
         vw = header.requester.vw
         with self._lock:
-            if header.clock > self._clock:
-                self._clock = header.clock
-                self._sent = {}
-                self._held.clear()
-            if header.clock < self._clock:
-                return
+            attendance = self._attend(header)
             new = {name: view for name, view in buffer.views.items() if vw not in self._sent.get(name, {})}
             if new and self._held[vw] + buffer.layout.num_bytes > self.MAX_BYTES:
                 raise ResourceExhausted(f"virtual worker {vw} sends over {self.MAX_BYTES} bytes of model buffers")
-            self._held[vw] += buffer.layout.num_bytes if new else 0
             for name, view in new.items():
-                self._sent.setdefault(name, {})[vw] = view
+                if any(not _alike(view, other) for other in self._sent.get(name, {}).values()):
+                    raise _disagreement(name)
+            self._held[vw] += buffer.layout.num_bytes if new else 0
+            sender = Sender(header, joined=vw in attendance.among(joined=True))
+            if new and self._kept is not None:
+                self._kept.write(sender, buffer)
+            self._add(sender, new)
 
     def combined(self, header: BuffersHeader) -> FlatBuffer:
         """What the named buffers became.
 
         Raises:
             ClockNotPublished: a virtual worker's are still missing; the message names it.
-            SliceMismatch: as `receive`, or a virtual worker sent a buffer of another size or dtype.
+            SliceMismatch: as `receive`, or a buffer has another size or dtype.
+            ProtocolViolation, StaleIncarnation: the reader is not at this barrier.
         """
         self.check(header)
         with self._lock:
-            parts = {piece.parameter: self._parts(piece, header.clock) for piece in header.buffers}
+            attendance = self._attend(header)
+            found = {piece.parameter: self._result(piece, attendance) for piece in header.buffers}
         result = FlatBuffer(buffers_layout(header), torch.device("cpu"))
         for name, view in result.views.items():
-            _combine(view, parts[name])
+            view.copy_(found[name])
         return result
 
     def stream(self, header: BuffersHeader) -> Iterator[bytes]:
@@ -100,19 +170,67 @@ class BufferExchange:
         buffer = self.combined(header)
         return chunks(buffer, run_map(header, buffer.layout))
 
-    def _parts(self, piece: SliceHeader, clock: Clock) -> list[torch.Tensor]:
-        """What each virtual worker sent of a buffer."""
-        sent = self._sent.get(piece.parameter, {}) if clock == self._clock else {}
-        missing = [vw for vw in self._members if vw not in sent]
+    def _attend(self, header: BuffersHeader) -> Attendance:
+        """Begin the barrier of the header, if it is the first heard of it."""
+        attendance = self._attendance()
+        attendance.check(header.requester, header.clock)
+        if attendance.start > self._clock:
+            if self._kept is not None:
+                self._kept.forget(before=self._clock)
+            self._begin(attendance.start)
+        return attendance
+
+    def _begin(self, clock: Clock) -> None:
+        if clock > self._clock:
+            self._earlier = self._known()
+            self._clock = clock
+            self._sent, self._stayed, self._results = {}, set(), {}
+            self._held.clear()
+
+    def _add(self, sender: Sender, views: Mapping[str, torch.Tensor]) -> None:
+        vw = sender.header.requester.vw
+        for name, view in views.items():
+            self._sent.setdefault(name, {}).setdefault(vw, view)
+        if not sender.joined:
+            self._stayed.add(vw)
+
+    def _known(self) -> dict[str, torch.Tensor]:
+        """What the buffers became up to now, also those that nobody asked for."""
+        counted = {name: self._counted(name, sorted(self._stayed)) for name in self._sent}
+        newest = {name: _combined(parts) for name, parts in counted.items() if parts} | self._results
+        found = self._earlier | newest
+        return found if sum(value.nbytes for value in found.values()) <= self.MAX_BYTES else newest
+
+    def _counted(self, name: str, of: Sequence[VirtualWorkerIndex]) -> list[torch.Tensor]:
+        sent = self._sent.get(name, {})
+        return [sent[vw] for vw in of if vw in sent]
+
+    def _result(self, piece: SliceHeader, attendance: Attendance) -> torch.Tensor:
+        """What a buffer became: decided once, so that everyone gets the same."""
+        name = piece.parameter
+        result = self._results.get(name)
+        if result is None:
+            result = self._results[name] = self._decide(name, attendance)
+        if result.numel() != piece.stop or result.dtype is not getattr(torch, piece.dtype):
+            raise _disagreement(name)
+        return result
+
+    def _decide(self, name: str, attendance: Attendance) -> torch.Tensor:
+        stayed, joined = (attendance.among(joined=new) for new in (False, True))
+        self._await(name, stayed, attendance)
+        parts = self._counted(name, stayed)
+        if parts:
+            return _combined(parts)
+        if name in self._earlier:
+            return self._earlier[name]
+        self._await(name, joined, attendance)
+        return self._counted(name, joined)[0]
+
+    def _await(self, name: str, senders: Sequence[VirtualWorkerIndex], attendance: Attendance) -> None:
+        sent = self._sent.get(name, {})
+        missing = [vw for vw in senders if vw not in sent and not attendance.is_gone(vw)]
         if missing:
-            raise ClockNotPublished(f"buffer {piece.parameter:.200} of virtual workers {missing} at clock {clock}")
-        parts = [sent[vw] for vw in self._members]
-        dtype: torch.dtype = getattr(torch, piece.dtype)
-        if any(part.numel() != piece.stop or part.dtype != dtype for part in parts):
-            raise SliceMismatch(
-                f"the virtual workers disagree about the size or dtype of buffer {piece.parameter!r:.200}"
-            )
-        return parts
+            raise ClockNotPublished(f"buffer {name:.200} of virtual workers {missing} at clock {attendance.start}")
 
     def check(self, header: BuffersHeader) -> None:
         """Judge what is announced or asked for, before anything is allocated.
@@ -137,12 +255,19 @@ class BufferExchange:
             raise SliceMismatch(f"{header.requester} announces {total} bytes of buffers; the limit is {self.MAX_BYTES}")
 
 
-def _combine(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    target.copy_(parts[0])
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.numel() == other.numel() and one.dtype is other.dtype
+
+
+def _combined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].clone()
     for part in parts[1:]:
-        if target.is_floating_point():
-            target.add_(part)
+        if total.is_floating_point():
+            total.add_(part)
         else:
-            torch.maximum(target, part, out=target)
-    if target.is_floating_point():
-        target.mul_(1.0 / len(parts))
+            torch.maximum(total, part, out=total)
+    return total.mul_(1.0 / len(parts)) if total.is_floating_point() else total
+
+
+def _disagreement(name: str) -> SliceMismatch:
+    return SliceMismatch(f"the virtual workers disagree about the size or dtype of buffer {name!r:.200}")

@@ -2,18 +2,20 @@
 
 The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
 same slices in buffers of their own layout; a `RunMap` says which run of the stream lies where in the buffer. A chunk is
-its offset in the stream (8 bytes, little-endian) and the bytes. Chunks come in order and without gaps.
+its offset in the stream (8 bytes, little-endian), the CRC-32 of offset and bytes (4 bytes), and the bytes. Chunks come
+in order and without gaps.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetpipe.errors import MalformedChunk
+from hetpipe.errors import DamagedChunk, MalformedChunk
 from hetpipe.spec.plan import DTYPE_BYTES
 from hetpipe.spec.requests import SliceHeader
 from hetpipe.weights.flat import ALIGNMENT_BYTES, FlatBuffer, aligned
@@ -23,6 +25,8 @@ from hetpipe.weights.flat import ALIGNMENT_BYTES, FlatBuffer, aligned
 CHUNK_BYTES = 1024 * 1024
 
 _OFFSET = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_HEAD_BYTES = _OFFSET.size + _CRC.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
     memory = buffer.memory()
     for offset in range(0, runs.num_bytes, CHUNK_BYTES):
         length = min(CHUNK_BYTES, runs.num_bytes - offset)
-        parts: list[bytes | memoryview] = [_OFFSET.pack(offset)]
+        parts: list[bytes | memoryview] = []
         position = offset
         for piece in runs.pieces(offset, length):
             if piece.stream > position:
@@ -96,16 +100,39 @@ def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
             position = piece.stream + piece.num_bytes
         if position < offset + length:
             parts.append(bytes(offset + length - position))
-        yield b"".join(parts)
+        start = _OFFSET.pack(offset)
+        crc = zlib.crc32(start)
+        for part in parts:
+            crc = zlib.crc32(part, crc)
+        yield b"".join([start, _CRC.pack(crc), *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """What `chunks` yields, from its beginning each time it is iterated: for a transfer that may be repeated."""
+
+    buffer: FlatBuffer
+    runs: RunMap
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chunks(self.buffer, self.runs)
 
 
 class ChunkReceiver:
     """Writes the chunks of one stream into a buffer, checking order and bounds before a byte is copied."""
 
-    def __init__(self, buffer: FlatBuffer, runs: RunMap) -> None:
+    def __init__(self, buffer: FlatBuffer, runs: RunMap, *, restarts: bool = False) -> None:
+        """Receive into `buffer`.
+
+        Args:
+            buffer: is filled.
+            runs: where the stream's bytes lie in it.
+            restarts: the stream may begin anew in the middle, as one does whose connection broke.
+        """
         self._buffer = buffer
         self._address = buffer.data.data_ptr()
         self._runs = runs
+        self._restarts = restarts
         self._received = 0
 
     def write(self, chunk: bytes) -> tuple[Run, ...]:
@@ -113,11 +140,11 @@ class ChunkReceiver:
 
         Raises:
             MalformedChunk: too short, out of order, or beyond the stream's end.
+            DamagedChunk: its bytes are not those that were sent.
         """
-        if len(chunk) <= _OFFSET.size:
-            raise MalformedChunk(f"a chunk of {len(chunk)} bytes is too short for its offset and payload")
-        (offset,) = _OFFSET.unpack_from(chunk)
-        length = len(chunk) - _OFFSET.size
+        offset, length = _checked(chunk)
+        if offset == 0 and self._restarts:
+            self._received = 0
         if offset != self._received or offset + length > self._runs.num_bytes:
             raise MalformedChunk(
                 f"a chunk covers bytes [{offset}, {offset + length}) of {self._runs.num_bytes}; "
@@ -128,7 +155,7 @@ class ChunkReceiver:
         source = ctypes.cast(ctypes.c_char_p(chunk), ctypes.c_void_p).value or 0
         pieces = tuple(self._runs.pieces(offset, length))
         for piece in pieces:
-            ctypes.memmove(self._address + piece.buffer, source + _OFFSET.size + piece.stream - offset, piece.num_bytes)
+            ctypes.memmove(self._address + piece.buffer, source + _HEAD_BYTES + piece.stream - offset, piece.num_bytes)
         self._received += length
         return pieces
 
@@ -140,3 +167,18 @@ class ChunkReceiver:
         """
         if self._received != self._runs.num_bytes:
             raise MalformedChunk(f"the stream ended after {self._received} of {self._runs.num_bytes} bytes")
+
+
+def _checked(chunk: bytes) -> tuple[int, int]:
+    """Offset and length of an undamaged chunk.
+
+    Raises:
+        MalformedChunk: too short.
+        DamagedChunk: its bytes are not those that were sent.
+    """
+    if len(chunk) <= _HEAD_BYTES:
+        raise MalformedChunk(f"a chunk of {len(chunk)} bytes is too short for its head and payload")
+    (crc,) = _CRC.unpack_from(chunk, _OFFSET.size)
+    if zlib.crc32(memoryview(chunk)[_HEAD_BYTES:], zlib.crc32(chunk[: _OFFSET.size])) != crc:
+        raise DamagedChunk(f"a chunk of {len(chunk)} bytes was damaged on its way: its checksum is wrong")
+    return _OFFSET.unpack_from(chunk)[0], len(chunk) - _HEAD_BYTES

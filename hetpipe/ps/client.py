@@ -13,22 +13,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.errors import Busy, ClockFreed, ClockNotPublished, DeadlineExceeded, HetpipeError, WaveOutOfOrder
+from hetpipe.errors import (
+    ClockFreed,
+    ClockNotPublished,
+    DamagedChunk,
+    DeadlineExceeded,
+    HetpipeError,
+    WaveOutOfOrder,
+)
 from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.ps.buffer_exchange import buffers_layout, run_map
-from hetpipe.ps.chunks import ChunkReceiver, RunMap, chunks
-from hetpipe.ps.manifest import file_digest
+from hetpipe.ps.chunks import ChunkReceiver, Chunks, RunMap
+from hetpipe.ps.manifest import MANIFEST, file_digest
 from hetpipe.ps.transport import ClockTransport, ShardTransport
 from hetpipe.spec.ids import Clock, ShardIndex, Wave
 from hetpipe.spec.plan import DTYPE_BYTES, SlicePlan
-from hetpipe.spec.requests import Blocks, BuffersHeader, PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, PullHeader, PushHeader, Requester, SliceHeader
 from hetpipe.spec.sync import Progress
+from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 
 #: Pause before asking again for what is not there yet.
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
+
+#: How often buffers are sent again while others' are missing.
+_RESEND_SECONDS = 2.0
 
 #: How long a clock that was announced as published may take to show on every shard.
 _PUBLISHED_SECONDS = 30.0
@@ -83,29 +94,36 @@ class ShardClient:
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="pull")
         self._bulk = ThreadPoolExecutor(max(1, 2 * len(self._shares)), thread_name_prefix="transfer")
         self._follower: threading.Thread | None = None
+        #: The latest part of a checkpoint, and its digest.
+        self._part: tuple[Path | None, list[CheckpointFile]] = (None, [])
         #: Bytes of weights sent and received, gaps between slices included.
         self.pushed_bytes = 0
         self.pulled_bytes = 0
 
     def start(self) -> None:
-        """Follow the decision log from its beginning."""
+        """Follow the decision log, from where the newest segment begins."""
         self._follower = threading.Thread(target=self._follow, name="follow-log", daemon=True)
         self._follower.start()
 
+    def join(self) -> bool:
+        """See `Synchroniser.join`."""
+        return self.clock_shard.join(self.requester).makes_weights
+
     def push_first_weights(self, weights: FlatBuffer) -> None:
-        """Stage w_0, which is in host memory, on every shard and report it. Blocks."""
+        """See `Synchroniser.push_first_weights`."""
         self._push(None, weights)
         self.clock_shard.initialized(self.requester)
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
+    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
         """Stage ũ on every shard and report it, in the background, after all earlier waves.
 
         Args:
             wave: the wave.
             update: its ũ in host memory, whose holder passes to this call; None for an empty wave.
             blocks: the samples of its minibatches, on the first stage.
+            segment: where its segment began.
         """
-        self._submit(self._pusher, lambda: self._push_and_report(wave, update, blocks))
+        self._submit(self._pusher, lambda: self._push_and_report(wave, update, blocks, segment))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """Pull w^(clock) into host memory in the background; it arrives at `Listener.on_fetched`."""
@@ -129,9 +147,16 @@ class ShardClient:
         """See `Synchroniser.progress`."""
         return self.clock_shard.progress(self.requester)
 
-    def report_checkpoint(self, clock: Clock, path: Path) -> bool:
+    def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
         """See `Synchroniser.report_checkpoint`."""
-        return self.clock_shard.report_checkpoint(self.requester, clock, [file_digest(path)])
+        if path is not None and path != self._part[0]:
+            self._part = (path, [file_digest(path)])
+        files = [] if path is None else self._part[1]
+        return self.clock_shard.report_checkpoint(self.requester, clock, files, failure=failure)
+
+    def is_complete(self, checkpoint: Path) -> bool:
+        """See `Synchroniser.is_complete`."""
+        return (checkpoint / MANIFEST).exists()
 
     def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
         """Send this stage's model buffers at a barrier; returns what they became over all virtual workers. Blocks.
@@ -143,16 +168,22 @@ class ShardClient:
         headers = tuple(SliceHeader(s.name, 0, s.num_bytes // DTYPE_BYTES[s.dtype], s.dtype) for s in slots)
         header = BuffersHeader(self.requester, clock, headers)
         runs = run_map(header, buffers_layout(header))
-        self.clock_shard.push_buffers(header, chunks(mine, runs))
         result = FlatBuffer(mine.layout, mine.data.device)
+        sent_at: float | None = None
 
-        def pull() -> None:
-            receiver = ChunkReceiver(result, runs)
+        def exchange() -> None:
+            nonlocal sent_at
+            now = self._clock.monotonic()
+            if sent_at is None or now - sent_at >= _RESEND_SECONDS:
+                # A clock shard that was started again has forgotten them.
+                self.clock_shard.push_buffers(header, Chunks(mine, runs))
+                sent_at = now
+            receiver = ChunkReceiver(result, runs, restarts=True)
             for chunk in self.clock_shard.pull_buffers(header):
                 receiver.write(chunk)
             receiver.finish()
 
-        self._until_published(pull, deadline_seconds)
+        self._until_published(exchange, deadline_seconds)
         return result
 
     def close(self) -> None:
@@ -185,7 +216,7 @@ class ShardClient:
 
         executor.submit(guarded)
 
-    def _push_and_report(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None) -> None:
+    def _push_and_report(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, segment: Clock) -> None:
         try:
             if update is not None:
                 with self._timeline.span(Activity.PUSH, wave=wave):
@@ -194,14 +225,14 @@ class ShardClient:
             if update is not None:
                 self._pool.release(update)
         try:
-            self.clock_shard.staged(self.requester, wave, blocks)
+            self.clock_shard.staged(self.requester, wave, blocks, segment=segment)
         except WaveOutOfOrder:
             if update is not None:
                 raise  # only an empty wave may lie behind a barrier that was set after it was sent
 
     def _push(self, wave: Wave | None, buffer: FlatBuffer) -> None:
         def attempt(share: _Share) -> None:
-            self._shards[share.shard].push(PushHeader(self.requester, wave, share.headers), chunks(buffer, share.runs))
+            self._shards[share.shard].push(PushHeader(self.requester, wave, share.headers), Chunks(buffer, share.runs))
 
         def to(share: _Share) -> None:
             self._until_published(lambda: attempt(share), _PUBLISHED_SECONDS)
@@ -213,7 +244,7 @@ class ShardClient:
         target = self._pool.take_on_host()
 
         def attempt(share: _Share) -> None:
-            receiver = ChunkReceiver(target, share.runs)
+            receiver = ChunkReceiver(target, share.runs, restarts=True)
             for chunk in self._shards[share.shard].pull(PullHeader(self.requester, clock, share.headers)):
                 receiver.write(chunk)
             receiver.finish()
@@ -233,30 +264,35 @@ class ShardClient:
             work(self._shares[0])
             return
         futures: list[Future[None]] = [self._bulk.submit(work, share) for share in self._shares]
-        wait(futures)
+        failures: list[Exception] = []
         for future in futures:
-            future.result()
+            try:
+                future.result()  # not `wait`, which does not wake for a future that `close` cancelled
+            except Exception as error:  # noqa: BLE001 - raised once all have ended
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _until_published(self, work: Callable[[], None], deadline_seconds: float) -> None:
-        """Repeat `work` while the answer is "not yet", or that the shard is busy."""
-        started = self._clock.monotonic()
+        """Repeat `work` while the answer is "not yet" or damaged. What it waits for an absent shard does not count."""
+        waited = 0.0
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 return work()
-            except (ClockNotPublished, Busy) as error:
-                elapsed = self._clock.monotonic() - started
-                if elapsed > deadline_seconds or self._stopped.is_set():
-                    raise DeadlineExceeded(f"{self.requester} waited {elapsed:.1f} s: {error}") from error
+            except (ClockNotPublished, DamagedChunk) as error:
+                if waited > deadline_seconds or self._stopped.is_set():
+                    raise DeadlineExceeded(f"{self.requester} waited {waited:.1f} s: {error}") from error
                 self._clock.sleep(pause)
+                waited += pause
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _follow(self) -> None:
-        position = 0
+        position = FROM_NEWEST_SEGMENT
         try:
             while not self._stopped.is_set():
                 for records in self.clock_shard.follow(position, gathered=True):
-                    position += len(records)
+                    position = records[-1].index + 1
                     self._listener.on_records(records)
         except HetpipeError as error:
             if not self._stopped.is_set():

@@ -7,45 +7,76 @@ more, and `news` when there are such as a stage acts on. History is written befo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from hetpipe.errors import StaleTerm
+from hetpipe import failpoints
+from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.ps.buffer_exchange import Attendance
+from hetpipe.ps.decision_events import (
+    Acknowledged,
+    Admitted,
+    BarrierRequested,
+    Drained,
+    Event,
+    Evicted,
+    Held,
+    Initialized,
+    Joined,
+    Staged,
+)
+from hetpipe.ps.journal import Address, ClockState, Journal, OldDecisions
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import Meeting, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
-from hetpipe.sync.decision_log import DecisionLog, LogConfig
-from hetpipe.sync.records import BarrierRecord, CommitRecord, EvictRecord, JoinRecord, PublishRecord, Record
+from hetpipe.sync.decision_log import DecisionLog
+from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT, LogConfig
+from hetpipe.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
 
 
 class ClockShard:
     """One job's decision log as a service. Thread-safe."""
 
-    def __init__(self, config: ShardConfig, history: HistoryWriter) -> None:
+    def __init__(
+        self,
+        config: ShardConfig,
+        history: HistoryWriter,
+        journal: Journal | None = None,
+        old: OldDecisions | None = None,
+    ) -> None:
+        """Decide nothing yet, or go on where an earlier process was.
+
+        Args:
+            config: the job.
+            history: of this process.
+            journal: keeps what happens on disk; None: it is lost with this process.
+            old: what an earlier process kept.
+
+        Raises:
+            StateLost: what it kept does not fit together.
+        """
+        self._journal = journal
         self._job_id = config.job_id
         self._term = config.term
         self._history = history
-        self._log = DecisionLog(
-            LogConfig(
-                term=config.term,
-                num_shards=config.num_shards,
-                membership=config.membership,
-                sync=config.sync,
-                data=config.data,
-                checkpoint_every_waves=config.checkpoint_every_waves,
-                progress=config.progress,
-            )
-        )
         lock = threading.RLock()
         #: Notified at every new record. Guards the log.
         self.bell = threading.Condition(lock)
         #: The same lock; notified at every record but commits, of which there are far more than of all others.
         self.news = threading.Condition(lock)
-        #: Where stages await the next one of their virtual worker, and those of virtual worker 0 their replicas.
-        self._link_addresses: dict[tuple[VirtualWorkerIndex, StageIndex], str] = {}
-        self._replicas_addresses: dict[StageIndex, str] = {}
-        self._remember(self._log.records)
+        #: Events that change nothing when they come again, as they do from those who wait for others.
+        self._known: set[Event] = set()
+        #: Where stages await others.
+        self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
+        if old is None or old.state is None:
+            self._log = DecisionLog(_settings(config))
+            self._remember(self._log.records)
+        else:
+            self._log = DecisionLog.restore(_settings(config), old.state.log)
+            self._addresses = {(address.vw, address.stage): address for address in old.state.addresses}
+        for event in () if old is None else old.events:
+            self._play(event)
 
     def check_requester(self, requester: Requester) -> None:
         """Refuse a stage of another job, term, life or plan.
@@ -59,33 +90,37 @@ class ClockShard:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
         """See `ClockTransport.join`."""
+        vw, life, stage = requester.vw, requester.incarnation, requester.stage
         with self.bell:
             self._check(requester)
-            self._decide(lambda: self._log.join(requester.vw, requester.incarnation, requester.stage))
-            vw, stage = requester.vw, requester.stage
-            if link_address:
-                self._link_addresses[vw, stage] = link_address
-            if replicas_address and vw == 0:
-                self._replicas_addresses[stage] = replicas_address
+            self._decide(Joined(vw, life, stage, link_address, replicas_address, ready))
+            previous = self._addresses.get((vw, StageIndex(stage - 1)))
+            replica = self._addresses.get((VirtualWorkerIndex(0), stage))
             return Meeting(
-                self._link_addresses.get((vw, StageIndex(stage - 1)), ""),
-                self._replicas_addresses.get(stage, ""),
-                tuple(sorted(self._log.members[vw].joined)),
+                previous.link if previous is not None and previous.incarnation == life else "",
+                "" if replica is None else replica.replicas,
+                self._log.present(vw),
+                self._log.makes_weights(vw),
             )
 
     def initialized(self, requester: Requester) -> None:
         """A stage has staged its part of the first weights."""
         with self.bell:
             self._check(requester)
-            self._decide(lambda: self._log.initialized(requester.vw, requester.incarnation, requester.stage))
+            self._decide(Initialized(requester.vw, requester.incarnation, requester.stage))
 
-    def staged(self, requester: Requester, wave: Wave, blocks: tuple[tuple[int, ...], ...] | None) -> None:
-        """A stage has staged its part of a wave."""
+    def staged(
+        self, requester: Requester, wave: Wave, blocks: tuple[tuple[int, ...], ...] | None, *, segment: Clock
+    ) -> None:
+        """A stage has staged its part of a wave; see `ClockTransport.staged`."""
         with self.bell:
             self._check(requester)
-            self._decide(lambda: self._log.staged(requester.vw, requester.incarnation, wave, requester.stage, blocks))
+            vw, life, stage = requester.vw, requester.incarnation, requester.stage
+            self._decide(Staged(vw, life, wave, stage, blocks, segment))
 
     def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
         """The clock for the switch point, and the next barrier.
@@ -93,50 +128,86 @@ class ClockShard:
         Raises:
             ClockNotPublished: not yet.
         """
+        vw, life = requester.vw, requester.incarnation
         with self.bell:
             self._check(requester)
-            self._log.check_stage(requester.vw, requester.incarnation, requester.stage)
-            clock = self._log.hold(requester.vw, requester.incarnation, switch)
+            self._log.check_stage(vw, life, requester.stage)
+            before = self._last_switch(vw)
+            clock = self._log.hold(vw, life, switch)
+            if self._last_switch(vw) != before:
+                self._keep(Held(vw, life, switch))
             return clock, self._log.segment.end
 
     def request_barrier(self, reason: str) -> Clock:
         """Set an unplanned barrier; returns its clock."""
         with self.bell:
-            self._decide(lambda: self._log.request_barrier(reason))
+            self._decide(BarrierRequested(reason))
             return self._log.segment.end
 
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """A virtual worker is gone."""
+        """A life of a virtual worker is over."""
         with self.bell:
-            self._decide(lambda: self._log.evict(vw, incarnation))
+            self._decide(Evicted(vw, incarnation))
 
-    def acknowledge(self, shard: ShardIndex, num_records: int) -> None:
-        """A shard has carried out records."""
+    def drain(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A virtual worker is to leave at the next barrier."""
         with self.bell:
-            self._decide(lambda: self._log.acknowledge(shard, num_records))
+            self._decide(Drained(vw, incarnation))
+
+    def admit(self, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int) -> None:
+        """A new life of a virtual worker will come."""
+        with self.bell:
+            self._decide(Admitted(vw, incarnation, num_stages))
+
+    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
+        """See `ClockTransport.acknowledge`."""
+        with self.bell:
+            self._decide(Acknowledged(shard, num_records, durable))
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def records_from(self, start: int) -> Sequence[Record]:
-        """The records from `start` on that are there now. With the bell held, nothing is missed between two calls."""
+    def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
+        """See `LogCore.records_from`; those that are there now. With the bell held, none is missed between two calls.
+
+        Raises:
+            ProtocolViolation: they are forgotten, or not written yet.
+        """
         with self.bell:
-            return tuple(self._log.records[start:])
+            return tuple(self._log.records_from(start, jumps=jumps))
 
     @property
     def num_records(self) -> int:
         """Records of the log."""
         with self.bell:
-            return len(self._log.records)
+            return self._log.num_records
 
     def snapshot(self) -> ClockSnapshot:
         """The clocks."""
         with self.bell:
             return self._log.snapshot()
 
+    def attendance(self) -> Attendance:
+        """Who is at the newest barrier that is passed, or was there.
+
+        Raises:
+            ProtocolViolation: the run has not begun.
+        """
+        with self.bell:
+            segment = self._log.newest_segment
+            if segment is None:
+                raise ProtocolViolation("no barrier is passed yet: the run has not begun")
+            return Attendance(segment, {vw: member.incarnation for vw, member in self._log.members.items()})
+
     def progress(self) -> Progress:
         """The progress at the start of the segment under way."""
         with self.bell:
             return self._log.progress
+
+    def passed(self) -> tuple[SegmentRecord | None, Progress]:
+        """The barrier that was passed last, if one was, and the progress at it."""
+        with self.bell:
+            newest = next(iter(self._log.records_from(FROM_NEWEST_SEGMENT)), None)
+            return newest if isinstance(newest, SegmentRecord) else None, self._log.progress
 
     def whom_a_publish_waits_for(self) -> str:
         """Who keeps the published clock from advancing."""
@@ -152,14 +223,51 @@ class ClockShard:
                 f"this shard serves job {self._job_id} term {self._term}"
             )
 
-    def _decide(self, event: Callable[[], Sequence[Record]]) -> None:
-        """Run an event under the bell, write its history, and ring."""
-        records = event()
+    def _last_switch(self, vw: VirtualWorkerIndex) -> int | None:
+        return self._log.members[vw].last_switch if vw in self._log.members else None
+
+    def _decide(self, event: Event) -> None:
+        """Take an event under the bell: keep it, write its history, and ring."""
+        records = event.tell(self._log)
+        publishes = any(isinstance(record, PublishRecord) for record in records)
+        if publishes:
+            failpoints.reach("commit.before_publish")
+        self._note_address(event)
+        self._keep(event)
+        self._remember(records)
+        if publishes:
+            failpoints.reach("commit.after_publish")
         if records:
-            self._remember(records)
             self.bell.notify_all()
             if not all(isinstance(record, CommitRecord) for record in records):
                 self.news.notify_all()
+        self._consider_snapshot(at_barrier=any(isinstance(record, SegmentRecord) for record in records))
+
+    def _play(self, event: Event) -> None:
+        """Take an event that an earlier process kept."""
+        try:
+            records = event.tell(self._log)
+        except HetpipeError as error:
+            raise StateLost(f"the decision log kept of job {self._job_id} does not fit together: {error}") from error
+        self._note_address(event)
+        self._remember(records)
+
+    def _keep(self, event: Event) -> None:
+        if self._journal is None or event in self._known:
+            return
+        if isinstance(event, Joined | Initialized):
+            self._known.add(event)
+        self._journal.keep(event)
+
+    def _consider_snapshot(self, *, at_barrier: bool) -> None:
+        if self._journal is not None and self._journal.wants_snapshot(at_barrier=at_barrier):
+            state = ClockState(self._log.state(), tuple(self._addresses.values()))
+            self._journal.snapshot(state, num_records=self._log.num_records, history=self._history.position())
+
+    def _note_address(self, event: Event) -> None:
+        if isinstance(event, Joined) and (event.link_address or event.replicas_address):
+            where = Address(event.vw, event.incarnation, event.stage, event.link_address, event.replicas_address)
+            self._addresses[event.vw, event.stage] = where
 
     def _remember(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -173,9 +281,23 @@ class ClockShard:
                     self._history.publish(clock=clock)
                 case BarrierRecord(_, clock, reason, _):
                     self._history.barrier(clock=clock, reason=reason)
-                case JoinRecord(_, vw, incarnation, clock):
-                    self._history.join(vw=vw, incarnation=incarnation, clock=clock)
+                case SegmentRecord(_, start, _, _, members):
+                    for member in members:
+                        if member.joined:
+                            self._history.join(vw=member.vw, incarnation=member.incarnation, clock=start)
                 case EvictRecord(_, vw, incarnation, clock):
                     self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
                 case _:
                     pass
+
+
+def _settings(config: ShardConfig) -> LogConfig:
+    return LogConfig(
+        term=config.term,
+        num_shards=config.num_shards,
+        membership=config.membership,
+        sync=config.sync,
+        data=config.data,
+        checkpoint_every_waves=config.checkpoint_every_waves,
+        progress=config.progress,
+    )

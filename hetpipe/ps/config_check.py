@@ -20,6 +20,7 @@ from hetpipe.spec.bounds import (
     MAX_SHARDS,
     MAX_STAGES,
 )
+from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.spec.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.spec.run import ShardConfig
 from hetpipe.spec.sync import DataSpec, Progress, SyncSpec
@@ -113,3 +114,19 @@ def _mistakes_of_progress(progress: Progress, data: DataSpec) -> Iterator[str]:
         yield f"a bitmap of {len(progress.used)} bytes for {data.num_samples} samples"
     elif data.num_samples % 8 and progress.used[-1] >> data.num_samples % 8:
         yield "a bitmap with samples used that there are not"
+
+
+def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1) -> None:
+    """Refuse what no virtual worker can be called, or have.
+
+    Raises:
+        ProtocolViolation: a number is out of bounds.
+    """
+    bounds = (
+        ("virtual worker", vw, 0, MAX_STAGES - 1),
+        ("incarnation", incarnation, 0, MAX_COUNT),
+        ("number of stages", num_stages, 1, MAX_STAGES),
+    )
+    for what, value, least, most in bounds:
+        if not least <= value <= most:
+            raise ProtocolViolation(f"{what} {value} is not from {least} to {most}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from hetpipe.errors import ProtocolViolation
+from hetpipe import failpoints
 from hetpipe.ps.job_shard import JobShard
 from hetpipe.spec.ids import Clock, ShardIndex, Wave
 from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
@@ -26,15 +26,16 @@ class InProcessShard:
         session = self._shard.begin_push(header)
         if session is None:
             return True
-        for chunk in chunks:
+        for chunk in failpoints.passing("push", chunks):
             session.write(chunk)
         session.finish()
+        failpoints.reach("push.after_stage")
         return False
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
         """See `ShardTransport.pull`."""
         with self._shard.pull(header) as chunks:
-            yield from chunks
+            yield from failpoints.passing("pull", chunks)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -48,17 +49,19 @@ class InProcessClock:
         self._clock = job_shard.clock_shard
         self._closed = False
 
-    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
         """See `ClockTransport.join`."""
-        return self._clock.join(requester, link_address, replicas_address)
+        return self._clock.join(requester, link_address, replicas_address, ready=ready)
 
     def initialized(self, requester: Requester) -> None:
         """See `ClockTransport.initialized`."""
         self._clock.initialized(requester)
 
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
         """See `ClockTransport.staged`."""
-        self._clock.staged(requester, wave, blocks)
+        self._clock.staged(requester, wave, blocks, segment=segment)
 
     def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
         """See `ClockTransport.hold`."""
@@ -78,23 +81,28 @@ class InProcessClock:
         if records:
             yield records
 
-    def acknowledge(self, shard: ShardIndex, num_records: int) -> None:
+    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
         """See `ClockTransport.acknowledge`."""
-        self._clock.acknowledge(shard, num_records)
+        self._clock.acknowledge(shard, num_records, durable)
 
-    def report_checkpoint(self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile]) -> bool:
+    def report_checkpoint(
+        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
         """See `ClockTransport.report_checkpoint`."""
         self._clock.check_requester(requester)
-        return self._job.keeper.report(requester, clock, files, self._clock.progress())
+        self._job.keeper.follow(*self._clock.passed())  # the thread that follows the log may be behind
+        return self._job.keeper.report(requester, clock, files, failure=failure)
+
+    def report_shard_checkpoint(
+        self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
+        """See `ClockTransport.report_shard_checkpoint`."""
+        self._job.keeper.follow(*self._clock.passed())
+        return self._job.keeper.report_shard(shard, clock, files, failure=failure)
 
     def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
         """See `ClockTransport.push_buffers`."""
         self._clock.check_requester(header.requester)
-        began = self._clock.progress().clock
-        if header.clock != began:
-            raise ProtocolViolation(
-                f"{header.requester} sends buffers of the barrier at {header.clock}, not at {began}"
-            )
         receiver, buffer = self._job.buffers.receive(header)
         for chunk in chunks:
             receiver.write(chunk)

@@ -7,23 +7,28 @@ out, and acknowledges.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import ProtocolViolation, StaleTerm, Unavailable, UnknownJob
+from hetpipe.errors import ProtocolViolation, StaleTerm, StateLost, Unavailable, UnknownJob
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.log import bind_context
 from hetpipe.ps.buffer_exchange import BufferExchange
+from hetpipe.ps.checkpoint_keeper import CheckpointKeeper
 from hetpipe.ps.clock_shard import ClockShard
-from hetpipe.ps.manifest import CheckpointKeeper
+from hetpipe.ps.job_state import JobState
 from hetpipe.ps.shard import Shard
+from hetpipe.ps.shard_checkpoints import ShardCheckpoints
 from hetpipe.ps.transport import ClockTransport
 from hetpipe.spec.run import ShardConfig
-from hetpipe.sync.records import Record
+from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
+from hetpipe.sync.segment import END, STOP
 
 log = structlog.get_logger(__name__)
 
@@ -39,24 +44,46 @@ PartT = TypeVar("PartT")
 class JobShard:
     """One job on one shard. `start` begins to follow the log; `stop` ends it."""
 
-    def __init__(self, config: ShardConfig, history: HistoryWriter) -> None:
+    def __init__(self, config: ShardConfig, history: HistoryWriter, state: JobState | None = None) -> None:
+        """Hold nothing yet, or what an earlier process held.
+
+        Args:
+            config: the job.
+            history: of this process.
+            state: keeps it all on disk; None: it is lost with this process.
+
+        Raises:
+            StateLost: what an earlier process kept cannot be used.
+        """
         self.config = config
-        self.shard = Shard(config, history)
+        self._state = state
+        history = history if state is None else state.history
+        self.shard = Shard(config, history, None if state is None else state.pushes)
         self._clock_shard: ClockShard | None = None
         self._buffers: BufferExchange | None = None
         self._keeper: CheckpointKeeper | None = None
         if config.shard == 0:
-            self._clock_shard = ClockShard(config, history)
-            self._buffers = BufferExchange(config.membership.members)
+            journal, decisions = (None, None) if state is None else (state.journal, state.old_decisions)
+            self._clock_shard = ClockShard(config, history, journal, decisions)
+            self._buffers = BufferExchange(self._clock_shard.attendance, None if state is None else state.buffers)
             self._keeper = CheckpointKeeper(
                 job_id=config.job_id,
                 run_dir=Path(config.run_dir),
-                membership=config.membership,
+                num_shards=config.num_shards,
                 keep=config.checkpoint_keep,
             )
+        if state is not None and state.old_pushes is not None:
+            self.shard.recall(state.old_pushes)
+        #: Whether this process has yet to do again what an earlier one did.
+        self._is_behind = state is not None and state.old_pushes is not None
+        #: Whether this process has yet to see what the barrier before its time asked for.
+        self._is_checkpoint_open = False
+        #: Whether the run's last barrier is passed.
+        self._is_over = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._transport: ClockTransport | None = None
+        self._checkpoints: ShardCheckpoints | None = None
 
     @property
     def clock_shard(self) -> ClockShard:
@@ -73,32 +100,53 @@ class JobShard:
         """The checkpoint keeper, on the clock shard."""
         return self._of_clock_shard(self._keeper)
 
-    def start(self, clock_transport: ClockTransport | None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def start(
+        self,
+        clock_transport: ClockTransport | None,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        on_lost: Callable[[StateLost], None] = lambda _: None,
+    ) -> None:
         """Follow the decision log in the background.
 
         Args:
             clock_transport: how another shard reaches the clock shard, closed by `stop`; None on shard 0.
             clock: paces retries.
+            on_lost: hears that what an earlier process kept cannot be read any more, and that this is over.
         """
+        self._on_lost = on_lost
         if self._clock_shard is not None:
             batches = self._follow_own()
+            self._checkpoints = ShardCheckpoints(self.shard, self.keeper.report_shard, clock)
         else:
             assert clock_transport is not None, "a shard other than 0 needs a way to the clock shard"
             self._transport = clock_transport
             batches = self._follow_remote(clock_transport, clock)
+            self._checkpoints = ShardCheckpoints(self.shard, clock_transport.report_shard_checkpoint, clock)
         self._thread = threading.Thread(target=self._run, args=(batches,), name="follow-log", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop following; the tensors go with the object."""
         self._stopped.set()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         if self._clock_shard is not None:
             with self._clock_shard.bell:
                 self._clock_shard.bell.notify_all()
         if self._transport is not None:
             self._transport.close()
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5.0)
+        if self._state is not None and self._is_over:
+            self._state.delete()
+        elif self._state is not None:
+            self._state.close()
+
+    def forget(self) -> None:
+        """Stop, and delete what is kept on disk."""
+        self._is_over = True
+        self.stop()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -112,37 +160,89 @@ class JobShard:
         try:
             for records in batches:
                 for record in records:
-                    self.shard.follow(record)
+                    self._carry_out(record)
+                self._caught_up()
         except (UnknownJob, StaleTerm) as error:
             log.info("the clock shard is done with this job", sentence=str(error))
+        except StateLost as error:
+            self._on_lost(error)
         except Exception:
             if self._stopped.is_set():
                 return  # the connection was closed under it
             log.exception("following the decision log failed; this shard applies nothing more")
 
+    def _caught_up(self) -> None:
+        """The first batch holds all that an earlier process may have followed."""
+        if self._is_behind:
+            self._is_behind = False
+            self.shard.caught_up()
+            if self._state is not None:
+                self._state.caught_up()
+            log.info("recovered", followed_records=self.shard.num_records)
+            self._is_checkpoint_open = True
+        if self._is_checkpoint_open:
+            with suppress(Unavailable):  # then after the next batch
+                self._take_up_checkpoint()
+                self._is_checkpoint_open = False
+
+    def _take_up_checkpoint(self) -> None:
+        """Do what the newest barrier asks for, in case that an earlier process has not: its record may be old news."""
+        assert self._checkpoints is not None, "it was started"
+        if self._clock_shard is None:
+            assert self._transport is not None, "a shard other than 0 has a way to the clock shard"
+            self._checkpoints.take_up(next(iter(self._transport.follow(FROM_NEWEST_SEGMENT)), ()))
+            return
+        records = self._clock_shard.records_from(FROM_NEWEST_SEGMENT)
+        for record in records:
+            self.keeper.follow(record, self._clock_shard.progress())
+        self._checkpoints.take_up(records, self.keeper.adopt)
+
+    @property
+    def _durable(self) -> int | None:
+        """Records that this shard will not ask for again after a restart; None: it will ask for none."""
+        return None if self._state is None else self._state.pushes.durable_records
+
+    def _carry_out(self, record: Record) -> None:
+        self.shard.follow(record)
+        if isinstance(record, SegmentRecord) and {END, STOP} & set(record.reasons):
+            self._is_over = True
+        if self._is_behind:
+            return  # an earlier process wrote the checkpoints of old barriers; the newest is taken up afterwards
+        if self._keeper is not None and isinstance(record, SegmentRecord | EvictRecord):
+            self._keeper.follow(record, self.clock_shard.progress())
+        assert self._checkpoints is not None, "it was started"
+        self._checkpoints.follow(record)
+
     def _follow_own(self) -> Iterator[Sequence[Record]]:
         """The records of the own log; each batch is acknowledged once it is carried out."""
-        own, position = self.clock_shard, 0
+        own, position = self.clock_shard, self.shard.num_records
+        yield own.records_from(position)
+        position = self.shard.num_records
         while not self._stopped.is_set():
+            own.acknowledge(self.config.shard, position, self._durable)
             with own.bell:
-                records = own.records_from(position)
-                if not records and not self._stopped.is_set():
+                while not (records := own.records_from(position)) and not self._stopped.is_set():
                     own.bell.wait(_LOOK_UP_SECONDS)
-            if records:
-                position += len(records)
-                yield records
-                own.acknowledge(self.config.shard, position)
+            position += len(records)
+            yield records
 
     def _follow_remote(self, transport: ClockTransport, clock: Clock) -> Iterator[Sequence[Record]]:
-        """The records of the clock shard's log, however often the connection breaks."""
-        position = 0
+        """The records of the clock shard's log, however often the connection breaks.
+
+        After a restart the last record that is known is asked for once more: so there is an answer at once, and that
+        holds every record that was there before.
+        """
+        is_away = False
         while not self._stopped.is_set():
+            position = self.shard.num_records
             try:
-                transport.acknowledge(self.config.shard, position)
-                for records in transport.follow(position):
-                    position += len(records)
-                    yield records
-                    transport.acknowledge(self.config.shard, position)
+                transport.acknowledge(self.config.shard, position, self._durable)
+                is_away = False
+                for records in transport.follow(max(0, position - 1) if self._is_behind else position):
+                    yield [record for record in records if record.index >= self.shard.num_records]
+                    transport.acknowledge(self.config.shard, self.shard.num_records, self._durable)
             except Unavailable as error:
-                log.warning("clock shard unreachable, trying again", sentence=str(error))
+                if not is_away:
+                    log.warning("clock shard unreachable, trying again", sentence=str(error))
+                is_away = True
                 clock.sleep(_RETRY_SECONDS)

@@ -24,6 +24,10 @@ def readings(shards: ShardServer, *, silent_seconds: float) -> Iterator[Reading]
             ("published_clock", facts.published),
             ("retained_versions", facts.retained_versions),
             ("weight_bytes", facts.weight_bytes),
+            ("staged_clock", facts.staged_clock),
+            ("committed_clock", facts.committed_clock),
+            ("durable_clock", facts.durable_clock),
+            ("write_ahead_log_bytes", facts.log_bytes),
         ):
             yield Reading(f"hetpipe_shard_{name}", value, labels)
         if job.config.shard == 0:

@@ -8,26 +8,39 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
+import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob, UserError
+from hetpipe.errors import (
+    HetpipeError,
+    PeerUnreachable,
+    ProtocolViolation,
+    StaleTerm,
+    StateLost,
+    UnknownJob,
+    UserError,
+)
 from hetpipe.observe.history import History, HistoryWriter
 from hetpipe.ps.clock_shard import ClockShard
-from hetpipe.ps.config_check import check_config
+from hetpipe.ps.config_check import check_config, check_life
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
+from hetpipe.ps.job_state import JobState, StateOptions, claim, disclaim, old_jobs
 from hetpipe.rpc.channel import split_address
+from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import Watchers
 from hetpipe.spec.bounds import MAX_SHARDS, MAX_STAGES
-from hetpipe.spec.ids import Clock, JobId, ShardIndex, Term, Wave
+from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 from hetpipe.sync.segment import CHECKPOINT, STOP
+
+log = structlog.get_logger(__name__)
 
 #: Streams of one job that may follow its log at a time.
 MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
@@ -66,6 +79,7 @@ class ShardServer:
         *,
         tls: Tls | None = None,
         memory_bytes: int | None = None,
+        state: StateOptions | None = None,
     ) -> None:
         """Serve no job yet.
 
@@ -74,13 +88,40 @@ class ShardServer:
             clock: for waits.
             tls: how to prove oneself to the clock shard of a job.
             memory_bytes: what one job's weights may take; None: the machine's memory.
+            state: where jobs are kept on disk, so that the next process goes on with them; None: nowhere.
         """
         self._memory_bytes = machine_memory_bytes() if memory_bytes is None else memory_bytes
         self._history = history
         self._tls = tls
         self._clock = clock
+        #: Which coordinator may give orders.
+        self.fence = FenceGuard()
         self._lock = threading.Lock()
+        self._is_ending = False
         self._jobs: dict[JobId, _Job] = {}
+        self._state = state
+        #: Keeps other processes out of the folder for state; open until this process ends.
+        self._claim: int | None = None
+        #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
+        self.lost: dict[JobId, str] = {}
+
+    def recover(self) -> None:
+        """Go on with the jobs that an earlier process kept in the folder of this one. Before anybody is served.
+
+        Raises:
+            UserError: another process has that folder, or it cannot be written.
+        """
+        root = None if self._state is None else self._state.root
+        if root is not None:
+            self._claim = claim(root)
+        for job_id, config in () if root is None else old_jobs(root):
+            try:
+                if isinstance(config, StateLost):
+                    raise config
+                self.configure(config)
+            except HetpipeError as error:
+                _say_lost(error)
+                self.lost[job_id] = str(error)
 
     # -- from the coordinator ----------------------------------------------------------------------------------------
 
@@ -100,7 +141,7 @@ class ShardServer:
                     raise StaleTerm(f"job {config.job_id} is in term {known}; {config.term} is over")
                 if config.term == known:
                     return
-            job = _Job(JobShard(config, self._history(config)), self._clock)
+            job = _Job(self._job_shard(config), self._clock)
             self._jobs[config.job_id] = job
         if present is not None:
             _end(present)
@@ -109,14 +150,15 @@ class ShardServer:
             remote = GrpcClock(
                 config.clock_shard_address, job_id=config.job_id, term=config.term, tls=self._tls, clock=self._clock
             )
-        job.shard.start(remote, self._clock)
+        job.shard.start(remote, self._clock, on_lost=lambda error: self._on_lost(config, error))
 
     def release(self, job_id: JobId) -> None:
         """Forget a job and free its tensors."""
         with self._lock:
             job = self._jobs.pop(job_id, None)
         if job is not None:
-            _end(job)
+            _end_streams(job)
+            job.shard.forget()
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
         """Set an unplanned barrier.
@@ -127,6 +169,23 @@ class ShardServer:
         if reason not in _BARRIER_REASONS:
             raise ProtocolViolation(f"no barrier is set for {reason!r:.40}; ask for {' or '.join(_BARRIER_REASONS)}")
         return self._job(job_id, term).shard.clock_shard.request_barrier(reason)
+
+    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """See `ShardControl.evict`."""
+        check_life(vw, incarnation)
+        self._job(job_id, term).shard.clock_shard.evict(vw, incarnation)
+
+    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """See `ShardControl.drain`."""
+        check_life(vw, incarnation)
+        self._job(job_id, term).shard.clock_shard.drain(vw, incarnation)
+
+    def admit(
+        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
+    ) -> None:
+        """See `ShardControl.admit`."""
+        check_life(vw, incarnation, num_stages)
+        self._job(job_id, term).shard.clock_shard.admit(vw, incarnation, num_stages)
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job."""
@@ -149,11 +208,15 @@ class ShardServer:
             return tuple(job.shard for job in self._jobs.values())
 
     def stop(self) -> None:
-        """End every stream and every job."""
+        """End every stream and every job; who asks for one from now on is to wait for the next process."""
         with self._lock:
+            self._is_ending = True
             jobs, self._jobs = self._jobs, {}
         for job in jobs.values():
             _end(job)
+        claimed, self._claim = self._claim, None
+        if claimed is not None and self._state is not None and self._state.root is not None:
+            disclaim(self._state.root, claimed)
 
     # -- from stages and shards --------------------------------------------------------------------------------------
 
@@ -165,19 +228,21 @@ class ShardServer:
         """See `ShardTransport.pull`."""
         return self._job(header.requester.job_id).bulk.pull(header)
 
-    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
         """See `ClockTransport.join`."""
         for address in filter(None, (link_address, replicas_address)):
             split_address(address)
-        return self._clock_of(requester.job_id).join(requester, link_address, replicas_address)
+        return self._clock_of(requester.job_id).join(requester, link_address, replicas_address, ready=ready)
 
     def initialized(self, requester: Requester) -> None:
         """See `ClockTransport.initialized`."""
         self._clock_of(requester.job_id).initialized(requester)
 
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
         """See `ClockTransport.staged`."""
-        self._clock_of(requester.job_id).staged(requester, wave, blocks)
+        self._clock_of(requester.job_id).staged(requester, wave, blocks, segment=segment)
 
     def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
         """See `ClockTransport.hold`."""
@@ -187,13 +252,31 @@ class ShardServer:
         """See `ClockTransport.progress`."""
         return self._clock_of(requester.job_id).progress(requester)
 
-    def report_checkpoint(self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile]) -> bool:
+    def report_checkpoint(
+        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
         """See `ClockTransport.report_checkpoint`."""
-        return self._clock_of(requester.job_id).report_checkpoint(requester, clock, files)
+        return self._clock_of(requester.job_id).report_checkpoint(requester, clock, files, failure=failure)
 
-    def acknowledge(self, job_id: JobId, term: Term, shard: ShardIndex, num_records: int) -> None:
+    def report_shard_checkpoint(
+        self,
+        job_id: JobId,
+        term: Term,
+        shard: ShardIndex,
+        clock: Clock,
+        files: Sequence[CheckpointFile],
+        *,
+        failure: str = "",
+    ) -> bool:
+        """See `ClockTransport.report_shard_checkpoint`."""
+        self._job(job_id, term)
+        return self._clock_of(job_id).report_shard_checkpoint(shard, clock, files, failure=failure)
+
+    def acknowledge(
+        self, job_id: JobId, term: Term, shard: ShardIndex, num_records: int, durable: int | None = None
+    ) -> None:
         """See `ClockTransport.acknowledge`."""
-        self._job(job_id, term).shard.clock_shard.acknowledge(shard, num_records)
+        self._job(job_id, term).shard.clock_shard.acknowledge(shard, num_records, durable)
 
     def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
         """See `ClockTransport.push_buffers`."""
@@ -209,20 +292,45 @@ class ShardServer:
         """The records from `start` on, until the client goes, the job ends, or the stream has lasted long enough."""
         job = self._job(job_id, term)
         own = job.shard.clock_shard
-        length = own.num_records
-        if not 0 <= start <= length:
-            raise ProtocolViolation(f"the decision log has {length} records, there is none to follow from {start}")
+        own.records_from(start, jumps=gathered)  # a wrong start is refused before anybody waits
         position = start
         with job.watchers[gathered].watch(context) as watch:
-            while (records := watch.wait(_records_after(own, position), look_seconds=GATHER_SECONDS)) is not None:
-                position += len(records)
+            while True:
+                after = _records_after(own, position, jumps=gathered)
+                records = watch.wait(after, look_seconds=GATHER_SECONDS)
+                if records is None:
+                    return
+                position = records[-1].index + 1
                 yield records
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _job_shard(self, config: ShardConfig) -> JobShard:
+        """A job as it begins, or as an earlier process left it.
+
+        Raises:
+            StateLost: an earlier process left something that cannot be used.
+        """
+        history = self._history(config)
+        return JobShard(config, history, None if self._state is None else JobState(config, self._state, history))
+
+    def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
+        """A job's state turned out to be damaged: whoever asks for the job hears that it is not served here."""
+        _say_lost(error)
+        with self._lock:
+            job = self._jobs.get(config.job_id)
+            if job is None or job.shard.config.term != config.term:
+                return
+            del self._jobs[config.job_id]
+            self.lost[config.job_id] = str(error)
+        _end(job)
+
     def _job(self, job_id: JobId, term: Term | None = None) -> _Job:
         with self._lock:
             job = self._jobs.get(job_id)
+            is_ending = self._is_ending
+        if job is None and is_ending:
+            raise PeerUnreachable("this parameter server ends")
         if job is None:
             raise UnknownJob(f"this parameter server does not serve job {job_id!r:.80}")
         if term is not None and term != job.shard.config.term:
@@ -239,13 +347,21 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _records_after(clock_shard: ClockShard, position: int) -> Callable[[], Sequence[Record] | None]:
-    return lambda: clock_shard.records_from(position) or None
+def _records_after(own: ClockShard, position: int, *, jumps: bool) -> Callable[[], Sequence[Record] | None]:
+    return lambda: own.records_from(position, jumps=jumps) or None
+
+
+def _say_lost(error: HetpipeError) -> None:
+    log.error("state_lost", error=type(error).__name__, sentence=str(error))
+
+
+def _end_streams(job: _Job) -> None:
+    for watchers in job.watchers.values():
+        watchers.close()
 
 
 def _end(job: _Job) -> None:
-    for watchers in job.watchers.values():
-        watchers.close()
+    _end_streams(job)
     job.shard.stop()
 
 

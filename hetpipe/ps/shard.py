@@ -7,20 +7,25 @@ says when it is added. Published versions are never written again. Every buffer 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from hetpipe.errors import MalformedChunk, NonFiniteUpdate, ProtocolViolation
+from hetpipe import failpoints
+from hetpipe.errors import Busy, ClockFreed, ProtocolViolation
 from hetpipe.observe.history import HistoryWriter
-from hetpipe.ps.chunks import ChunkReceiver, Run, RunMap, chunks
+from hetpipe.ps.chunks import RunMap, chunks
+from hetpipe.ps.push_log import LoggedPush, Oldest, OldPush, OldPushes, PushLog
+from hetpipe.ps.push_session import PushSession, pieces_of
+from hetpipe.ps.shard_facts import ShardCounts, ShardFacts
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.plan import SlicePlan
-from hetpipe.spec.requests import PullHeader, PushHeader, Requester
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
 from hetpipe.spec.run import ShardConfig
-from hetpipe.sync.records import EvictRecord, Record
+from hetpipe.sync.records import CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
 from hetpipe.sync.shard_state import (
     Admission,
     Apply,
@@ -33,7 +38,7 @@ from hetpipe.sync.shard_state import (
     StageKey,
     stage_key,
 )
-from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout, finite
+from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 
 
 def slice_name(piece: SlicePlan) -> str:
@@ -41,115 +46,36 @@ def slice_name(piece: SlicePlan) -> str:
     return f"{piece.parameter.name}[{piece.start}:{piece.stop}]"
 
 
-class PushSession:
-    """The bytes of one admitted push on their way into the staging buffer.
-
-    A resend that arrives while an earlier attempt is still under way takes over: the earlier one writes nothing more.
-    """
-
-    def __init__(self, shard: Shard, header: PushHeader, indices: tuple[int, ...], buffer: FlatBuffer) -> None:
-        self._shard = shard
-        self._header = header
-        self._indices = indices
-        self._buffer = buffer
-        slots = shard.layout.slots
-        self._receiver = ChunkReceiver(buffer, RunMap(header.slices, [slots[i].offset for i in indices]))
-        self._lock = threading.Lock()
-        #: Why nothing more may come of this session, once that is so.
-        self._ended: ProtocolViolation | None = None
-
-    def write(self, chunk: bytes) -> None:
-        """Take the next chunk.
-
-        Raises:
-            MalformedChunk: see `ChunkReceiver.write`.
-            NonFiniteUpdate: NaN or infinity, named by parameter; nothing of this wave will apply.
-        """
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
-            try:
-                for piece in self._receiver.write(chunk):
-                    self._check_finite(piece)
-            except ProtocolViolation as error:
-                self._ended = error
-                raise
-
-    def finish(self) -> None:
-        """All chunks are here: the push counts as staged.
-
-        Raises:
-            MalformedChunk: bytes are missing.
-            ProtocolViolation: what ended the session before.
-        """
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
-            self._receiver.finish()
-            self._shard.staged(self._header, self._indices)
-
-    def abandon(self) -> None:
-        """Write nothing more: a resend took over, or the wave was dropped."""
-        with self._lock:
-            self._ended = MalformedChunk(f"this push of {self._header.requester} was given up for a later one")
-
-    def _check_finite(self, piece: Run) -> None:
-        start, end = piece.buffer, piece.buffer + piece.num_bytes
-        for (dtype, first, last), region in zip(self._buffer.layout.regions, self._buffer.regions, strict=True):
-            low, high = max(start, first), min(end, last)
-            size = region.element_size()
-            if low < high and not finite(region[(low - first) // size : -(-(high - first) // size)]):
-                names = [s.name for s in self._buffer.layout.slots if s.offset < high and s.offset + s.num_bytes > low]
-                what = "first weights" if self._header.wave is None else f"wave {self._header.wave}"
-                raise NonFiniteUpdate(
-                    f"{what} of {self._header.requester} is not finite ({dtype}) in or near {', '.join(names[:3])}"
-                )
-
-
-@dataclass(slots=True)
-class ShardCounts:
-    """What a shard has done so far."""
-
-    pushes: int = 0
-    """Staged."""
-    pushed_bytes: int = 0
-    duplicate_pushes: int = 0
-    """Of what was staged already."""
-    pulls: int = 0
-    """Begun."""
-    pulled_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardFacts:
-    """A shard at one moment."""
-
-    counts: ShardCounts
-    followed_records: int
-    staged_waves: int
-    """First weights among them."""
-    published: Clock
-    retained_versions: int
-    weight_bytes: int
-    """Of all buffers in use."""
+def shard_layout(config: ShardConfig) -> FlatLayout:
+    """Where the slices of a shard lie in its buffers."""
+    return FlatLayout([(slice_name(s), (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
 
 
 class Shard:
     """Stages, applies and serves the slices of one shard. Thread-safe; `follow` is for one thread.
 
-    Bounded memory: per member at most D + 3 staged waves, and the clocks the log retains plus one being built.
+    Bounded memory: per member at most D + 3 staged waves, the clocks the log retains, one being built,
+    and two that checkpoints are written from.
     """
 
-    def __init__(self, config: ShardConfig, history: HistoryWriter) -> None:
+    def __init__(self, config: ShardConfig, history: HistoryWriter, pushes: PushLog | None = None) -> None:
+        """Hold nothing yet.
+
+        Args:
+            config: the job.
+            history: of this process.
+            pushes: keeps what is staged on disk; None: it is lost with this process.
+        """
         self.config = config
         self._history = history
-        self.layout = FlatLayout([(slice_name(s), (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
+        self._pushes = pushes
+        self.layout = shard_layout(config)
         self._pool = BufferPool(self.layout, torch.device("cpu"))
         self._state = ShardState(
             job_id=config.job_id,
             term=config.term,
             slices=config.slices,
-            members=config.membership.members,
+            founders=config.membership.members,
             start=config.progress.clock,
             staleness=config.sync.staleness,
         )
@@ -160,36 +86,111 @@ class Shard:
         self._versions: dict[Clock, FlatBuffer] = {}
         self._building: FlatBuffer | None = None
         self._counts = ShardCounts()
+        #: What an earlier process staged and this one has not come to yet, in order.
+        self._old: deque[OldPush] = deque()
+        #: Whether there may be records that an earlier process followed and this one has not: until then what is asked
+        #: for may be out of order here only.
+        self._is_behind = False
+
+    # -- after a restart ---------------------------------------------------------------------------------------------
+
+    def recall(self, old: OldPushes) -> None:
+        """Go on where an earlier process was; before anything else. `caught_up` ends it.
+
+        Raises:
+            StateLost: the weights or a push cannot be read any more.
+        """
+        self._is_behind = True
+        self._old = deque(sorted(old.pushes, key=lambda each: each.push.followed))
+        if old.closed is not None and old.weights is not None:
+            self._state.restore(old.closed)
+            weights = self._pool.take()
+            old.weights.read_into([weights.memory()])
+            self._versions[old.closed.built] = weights
+        self._restage()
+        for instruction in self._state.resume():
+            self._carry_out(instruction)
+
+    def caught_up(self) -> None:
+        """Everything that an earlier process followed is followed."""
+        self._is_behind = False
+
+    def _restage(self) -> None:
+        """Stage what an earlier process had staged when it was here."""
+        while self._old and self._old[0].push.followed <= self._state.followed:
+            old = self._old.popleft()
+            header = self._header_of(old.push)
+            with self._lock:
+                if not self._state.restage(header, old.push.slices):
+                    continue
+                key = stage_key(header)
+                if key not in self._staging:
+                    self._staging[key] = self._pool.take()
+                buffer = self._staging[key]
+            old.payload.read_into(pieces_of(buffer, self._run_map(header.slices, old.push.slices)))
+            self._tell_staged(header, old.push.slices)
+
+    def _header_of(self, push: LoggedPush) -> PushHeader:
+        requester = Requester(self.config.job_id, self.config.term, push.vw, push.incarnation, push.stage)
+        slices = [self.config.slices[index] for index in push.slices]
+        return PushHeader(
+            requester,
+            push.wave,
+            tuple(SliceHeader(s.parameter.name, s.start, s.stop, s.parameter.dtype) for s in slices),
+        )
+
+    # -- pushes and pulls --------------------------------------------------------------------------------------------
 
     def begin_push(self, header: PushHeader) -> PushSession | None:
         """Admit a push before anything is allocated; None if it is staged already.
 
         Raises:
             ProtocolViolation: a kind of it, by `ShardState.admit`.
+            Busy: the log of pushes is full, or this shard is still reading what it was told before a restart.
         """
         self._check_stage(header.requester)
+        self._check_caught_up()
         key = stage_key(header)
         with self._lock:
             verdict, indices = self._state.admit(header)
             if verdict is Admission.DUPLICATE:
                 self._counts.duplicate_pushes += 1
                 return None
+            if self._pushes is not None:
+                self._pushes.check_room(header.wave, built=self._state.built)
             if key not in self._staging:
                 self._staging[key] = self._pool.take()
-            session = PushSession(self, header, indices, self._staging[key])
+            session = PushSession(header, indices, self._staging[key], self._complete)
             earlier = self._sessions.get((key, header.requester.stage))
             self._sessions[key, header.requester.stage] = session
         if earlier is not None:
             earlier.abandon()
         return session
 
-    def staged(self, header: PushHeader, indices: tuple[int, ...]) -> None:
-        """A session received all its bytes."""
+    def _complete(self, session: PushSession) -> None:
+        """A session received all its bytes: keep them, and count the push as staged.
+
+        Raises:
+            MalformedChunk: a resend took over meanwhile, or the wave was dropped.
+        """
+        header, indices = session.header, session.indices
+        who = header.requester
+        if self._pushes is not None:
+            push = LoggedPush(who.vw, who.incarnation, who.stage, header.wave, self._state.followed, indices)
+            self._pushes.keep(push, session.pieces, crc=session.crc)
+            failpoints.reach("push.after_durable")
+        place = stage_key(header), who.stage
         with self._lock:
-            self._sessions.pop((stage_key(header), header.requester.stage), None)
+            if self._sessions.get(place) is not session:
+                raise session.given_up()
+            del self._sessions[place]
             self._state.staged_by(header, indices)
             self._counts.pushes += 1
             self._counts.pushed_bytes += self._num_bytes(indices)
+            # Under the lock, so that no life is told to have staged anything behind what followed its eviction.
+            self._tell_staged(header, indices)
+
+    def _tell_staged(self, header: PushHeader, indices: tuple[int, ...]) -> None:
         if header.wave is not None:
             requester = header.requester
             self._history.staged(
@@ -207,8 +208,10 @@ class Shard:
 
         Raises:
             ClockNotPublished, ClockFreed, SliceMismatch, StaleTerm, StaleIncarnation: as named.
+            Busy: this shard is still reading what it was told before a restart.
         """
         self._check_stage(header.requester)
+        self._check_caught_up()
         with self._lock:
             self._state.check_request(header.requester)
             indices = self._state.slice_indices(header.slices)
@@ -219,9 +222,25 @@ class Shard:
         requester = header.requester
         self._history.pull(shard=self.config.shard, vw=requester.vw, stage=requester.stage, clock=header.clock)
         try:
-            yield chunks(version, RunMap(header.slices, [self.layout.slots[i].offset for i in indices]))
+            yield chunks(version, self._run_map(header.slices, indices))
         finally:
             self._pool.release(version)
+
+    def hold(self, clock: Clock) -> FlatBuffer:
+        """w^(clock), kept alive until `release`; for reading only.
+
+        Raises:
+            ClockFreed: it is not here, or not any more.
+        """
+        with self._lock:
+            version = self._versions.get(clock)
+            if version is None:
+                raise ClockFreed(f"w^({clock}) is not on shard {self.config.shard}")
+            return self._pool.hold(version)
+
+    def release(self, version: FlatBuffer) -> None:
+        """Give back what `hold` gave."""
+        self._pool.release(version)
 
     @property
     def num_records(self) -> int:
@@ -231,6 +250,7 @@ class Shard:
     def facts(self) -> ShardFacts:
         """How it stands."""
         with self._lock:
+            staged, start = self._state.staged_clock, self.config.progress.clock
             return ShardFacts(
                 counts=replace(self._counts),
                 followed_records=self._state.followed,
@@ -238,18 +258,46 @@ class Shard:
                 published=self._state.published,
                 retained_versions=len(self._state.alive),
                 weight_bytes=self._pool.alive * self.layout.num_bytes,
+                staged_clock=staged,
+                committed_clock=self._state.committed_clock,
+                durable_clock=start if self._pushes is None else self._pushes.durable_clock(staged),
+                log_bytes=0 if self._pushes is None else self._pushes.num_bytes,
             )
 
     def follow(self, record: Record) -> None:
-        """Carry out the next record of the decision log. Called by one thread, in order."""
+        """Carry out the next record of the decision log. Called by one thread, in order.
+
+        Raises:
+            StateLost: what an earlier process had kept of a push cannot be read any more.
+        """
         with self._lock:
             instructions = self._state.follow(record)
         for instruction in instructions:
             self._carry_out(instruction)
+        self._restage()
+        if self._pushes is not None and isinstance(record, PublishRecord | SegmentRecord):
+            oldest, at_barrier = min(self._state.alive), isinstance(record, SegmentRecord)
+            self._pushes.consider_snapshot(oldest, self._hold_oldest, self._pool.release, at_barrier=at_barrier)
+        if isinstance(record, CommitRecord):
+            failpoints.reach("commit.after_some_shards")
         if isinstance(record, EvictRecord):
             self._end_pushes_of(record)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _hold_oldest(self) -> Oldest:
+        with self._lock:
+            clock = min(self._state.alive)
+            return self._state.closed(clock), self._pool.hold(self._versions[clock])
+
+    def _check_caught_up(self) -> None:
+        if self._is_behind:
+            raise Busy(
+                f"shard {self.config.shard} of job {self.config.job_id} was restarted and is reading the decision log"
+            )
+
+    def _run_map(self, slices: tuple[SliceHeader, ...], indices: tuple[int, ...]) -> RunMap:
+        return RunMap(slices, [self.layout.slots[index].offset for index in indices])
 
     def _num_bytes(self, indices: tuple[int, ...]) -> int:
         return sum(self.layout.slots[index].num_bytes for index in indices)
@@ -265,6 +313,7 @@ class Shard:
             case Initialize(clock, key):
                 with self._lock:
                     self._versions[clock] = self._staging.pop(key) if key in self._staging else self._pool.take()
+                self._completed(clock)
             case Apply():
                 self._apply(instruction)
             case Close(clock):
@@ -274,6 +323,7 @@ class Shard:
                 self._building = None
                 with self._lock:
                     self._versions[clock] = built
+                self._completed(clock)
             case Drop(key):
                 self._drop(key)
             case Free(clock):
@@ -294,7 +344,12 @@ class Shard:
                 self._building.add_(update)
                 self._discard(update)
         assert wave is not None, "only waves are applied"
+        failpoints.reach("push.after_apply")
         self._history.apply(shard=self.config.shard, vw=vw, incarnation=incarnation, wave=wave)
+
+    def _completed(self, clock: Clock) -> None:
+        if self._pushes is not None:
+            self._pushes.completed(clock)
 
     def _end_pushes_of(self, record: EvictRecord) -> None:
         """Drop what an evicted virtual worker began to push and did not finish: nothing else will."""

@@ -20,7 +20,10 @@ class ShardTransport(Protocol):
     """The bulk calls, to any shard."""
 
     def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
-        """Stage slices; returns whether they had been staged before."""
+        """Stage slices; returns whether they had been staged before.
+
+        Who waits for a shard that is away (`ps.patient`) iterates `chunks` again for each attempt.
+        """
         ...
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
@@ -35,13 +38,17 @@ class ShardTransport(Protocol):
 class ClockTransport(Protocol):
     """The calls only the clock shard answers."""
 
-    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
         """Say that a stage is there, and where it awaits others; returns where others await it.
 
         Args:
             requester: the stage.
             link_address: `HOST:PORT` for the next stage of its virtual worker; empty: nowhere, or said before.
             replicas_address: `HOST:PORT` for the same stage of the other virtual workers; virtual worker 0 only.
+            ready: it could begin at once. Its virtual worker becomes a member when all stages are ready, and from then
+                on the others wait for its waves; until then it only meets its neighbours.
         """
         ...
 
@@ -49,8 +56,12 @@ class ClockTransport(Protocol):
         """This stage's part of the first weights is on every shard."""
         ...
 
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
-        """This stage's part of a wave is on every shard."""
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
+        """This stage's part of a wave is on every shard.
+
+        `segment` is the clock at which the segment began that the stage works in: a barrier may have dropped an empty
+        wave, and a late copy of its report must not count for the wave of that number in the next segment.
+        """
         ...
 
     def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
@@ -69,12 +80,24 @@ class ClockTransport(Protocol):
         """
         ...
 
-    def acknowledge(self, shard: ShardIndex, num_records: int) -> None:
-        """A shard has carried out records."""
+    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
+        """A shard has carried out records, and will not ask for `durable` (None: any) of them again."""
         ...
 
-    def report_checkpoint(self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile]) -> bool:
-        """This stage's part of the checkpoint is on disk; returns whether all parts are."""
+    def report_checkpoint(
+        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
+        """This stage's part of the checkpoint is on disk, or (`failure`) why not; returns whether all parts are.
+
+        Raises:
+            CheckpointNotWritten: the checkpoint was given up.
+        """
+        ...
+
+    def report_shard_checkpoint(
+        self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
+        """The same of a shard's part."""
         ...
 
     def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:

@@ -121,6 +121,9 @@ _SHARD_CALLS: Mapping[str, Rule] = {
     "Configure": _COORDINATOR,
     "Release": _COORDINATOR,
     "RequestBarrier": _COORDINATOR,
+    "Evict": _COORDINATOR,
+    "Drain": _COORDINATOR,
+    "Admit": _COORDINATOR,
     "GetShardClocks": _COORDINATOR,
     "Join": _STAGE,
     "ReportInitialized": _STAGE,
@@ -130,6 +133,7 @@ _SHARD_CALLS: Mapping[str, Rule] = {
     "ReportCheckpoint": _STAGE,
     "FollowLog": {Role.STAGE: _follower, Role.PARAMETER_SERVER: _nobody},
     "Acknowledge": {Role.PARAMETER_SERVER: _nobody},
+    "ReportShardCheckpoint": {Role.PARAMETER_SERVER: _nobody},
 }
 
 _TENSOR_CALLS: Mapping[str, Rule] = {

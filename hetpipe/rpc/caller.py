@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.rpc.connection import Connection, Target
+from hetpipe.rpc.fencing import Metadata
 from hetpipe.rpc.method import RequestT, ResponseT, Streaming, Unary, serialize
 from hetpipe.rpc.patience import stream_while_busy, while_busy
 
@@ -13,13 +14,16 @@ from hetpipe.rpc.patience import stream_while_busy, while_busy
 class Caller:
     """Calls one service of one peer over a channel of its own. Thread-safe; `close` ends all calls."""
 
-    def __init__(self, target: Target, *, service: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, target: Target, *, service: str, clock: Clock = SYSTEM_CLOCK, metadata: Metadata | None = None
+    ) -> None:
         """Prepare the connection; it is made with the first call.
 
         Args:
             target: whom to call.
             service: full name of the service.
             clock: measures how long calls take.
+            metadata: goes with every unary call.
 
         Raises:
             UserError: the address is malformed.
@@ -27,6 +31,7 @@ class Caller:
         self._service = service
         self._clock = clock
         self._connection = Connection(target, clock=clock)
+        self._metadata = metadata
 
     def unary(
         self,
@@ -47,7 +52,8 @@ class Caller:
             left = max(0.0, started + deadline_seconds - self._clock.monotonic())
             with self._connection.calling(method.name, started, awaited) as channel:
                 call = channel.unary_unary(f"/{self._service}/{method.name}", serialize, method.response.FromString)
-                return call(request, timeout=left)  # type: ignore[no-any-return]
+                metadata = None if self._metadata is None else self._metadata()
+                return call(request, timeout=left, metadata=metadata)  # type: ignore[no-any-return]
 
         return while_busy(attempt, until=started + deadline_seconds, clock=self._clock)
 

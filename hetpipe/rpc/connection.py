@@ -122,9 +122,13 @@ class Connection:
             return typed
         if target.tls is None:
             return PeerUnreachable(f"{typed}{_TLS_HINT}") if _hung_up(str(typed)) else typed
-        host, port = split_address(target.address)
-        said = diagnose(host, port, material=target.tls.material, server_name=target.server_name)
+        # Asked twice: a server that just ends hangs up like one that refuses, and then it is gone.
+        said = self._diagnosed(target.tls) and self._diagnosed(target.tls)
         return Unauthenticated(f"{target.role} at {target.address} refused {call}: {said}") if said else typed
+
+    def _diagnosed(self, tls: Tls) -> str:
+        host, port = split_address(self.target.address)
+        return diagnose(host, port, material=tls.material, server_name=self.target.server_name)
 
     def _closed_here(self, error: ValueError) -> PeerUnreachable:
         """What a call on a closed channel means; gRPC itself raises a ValueError."""

@@ -21,6 +21,7 @@ from hetpipe.spec.commands import (
     StageNews,
     StartStageCommand,
     StopJobCommand,
+    StopVirtualWorkerCommand,
 )
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import Measurement, ProfileStep
@@ -65,6 +66,7 @@ def member_info_to_proto(info: MemberInfo) -> pb.MemberInfo:
         devices=[device_to_proto(device) for device in info.devices],
         shard_index=info.shard_index,
         highest_term=info.highest_term,
+        stages=[stage_key_to_proto(stage) for stage in info.stages],
     )
 
 
@@ -83,6 +85,7 @@ def member_info_from_proto(message: pb.MemberInfo) -> MemberInfo:
         devices=tuple(device_from_proto(device) for device in message.devices),
         shard_index=ShardIndex(message.shard_index) if message.HasField("shard_index") else None,
         highest_term=Term(message.highest_term),
+        stages=tuple(stage_key_from_proto(stage) for stage in message.stages),
     )
 
 
@@ -115,6 +118,7 @@ def clocks_to_proto(clocks: ClockSnapshot) -> pb.ClockSnapshot:
         samples=clocks.samples,
         barrier=clocks.barrier,
         barrier_reason=clocks.barrier_reason,
+        waves=clocks.waves,
     )
 
 
@@ -123,7 +127,7 @@ def clocks_from_proto(message: pb.ClockSnapshot) -> ClockSnapshot:
     if len(message.local) > MAX_STAGES:
         raise ProtocolViolation(f"clocks of {len(message.local)} virtual workers; at most {MAX_STAGES} are told of")
     fields = (message.term, message.published, message.global_clock, message.max_distance, message.epoch)
-    counts = (message.minibatches, message.samples, message.barrier)
+    counts = (message.minibatches, message.samples, message.barrier, message.waves)
     check_counts("the clocks of a job", *fields, *counts, *message.local.values())
     return ClockSnapshot(
         term=Term(message.term),
@@ -136,6 +140,7 @@ def clocks_from_proto(message: pb.ClockSnapshot) -> ClockSnapshot:
         samples=message.samples,
         barrier=Clock(message.barrier),
         barrier_reason=cut(message.barrier_reason),
+        waves=message.waves,
     )
 
 
@@ -174,6 +179,9 @@ def command_to_proto(numbered: NumberedCommand) -> pb.WatchCommandsResponse:
             return pb.WatchCommandsResponse(sequence=sequence, start_stage=start)
         case StopJobCommand():
             return pb.WatchCommandsResponse(sequence=sequence, stop_job=pb.StopJobCommand(job_id=command.job_id))
+        case StopVirtualWorkerCommand():
+            stop = pb.StopVirtualWorkerCommand(job_id=command.job_id, vw=command.vw, incarnation=command.incarnation)
+            return pb.WatchCommandsResponse(sequence=sequence, stop_virtual_worker=stop)
 
 
 def command_from_proto(message: pb.WatchCommandsResponse) -> NumberedCommand:
@@ -195,6 +203,11 @@ def command_from_proto(message: pb.WatchCommandsResponse) -> NumberedCommand:
             command = StartStageCommand(JobId(start.job_id), from_json(StageConfig, start.config_json))
         case "stop_job":
             command = StopJobCommand(JobId(message.stop_job.job_id))
+        case "stop_virtual_worker":
+            stop = message.stop_virtual_worker
+            command = StopVirtualWorkerCommand(
+                JobId(stop.job_id), VirtualWorkerIndex(stop.vw), Incarnation(stop.incarnation)
+            )
         case _:
             raise ProtocolViolation(f"command {message.sequence} is of a kind this version does not know")
     return NumberedCommand(message.sequence, command)
@@ -226,6 +239,7 @@ def news_to_proto(news: AgentNews) -> pb.AgentNews:
                 pid=news.pid,
                 exit_code=news.exit_code,
                 last_output=news.last_output,
+                ordered=news.ordered,
             )
             return pb.AgentNews(exit=child_exit)
 
@@ -255,6 +269,7 @@ def news_from_proto(message: pb.AgentNews) -> AgentNews:
                 pid=message.exit.pid,
                 exit_code=message.exit.exit_code,
                 last_output=cut(message.exit.last_output),
+                ordered=message.exit.ordered,
             )
         case _:
             raise ProtocolViolation("the agent's news are of a kind this version does not know")

@@ -23,8 +23,12 @@ from hetpipe.spec.events import (
     Submission,
     VirtualWorkerRow,
     Waiting,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+    WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, DeviceId, JobId, LayerIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, VirtualWorkerIndex
 from hetpipe.spec.wire import revive
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
@@ -127,6 +131,7 @@ def progress_to_proto(table: ProgressTable) -> pb.ProgressTable:
         eta_seconds=table.eta_seconds,
         staleness=table.staleness,
         global_clock=table.global_clock,
+        straggler=table.straggler,
     )
 
 
@@ -158,10 +163,11 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
         eta_seconds=message.eta_seconds if message.HasField("eta_seconds") else None,
         staleness=message.staleness if message.HasField("staleness") else None,
         global_clock=Clock(message.global_clock),
+        straggler=VirtualWorkerIndex(message.straggler) if message.HasField("straggler") else None,
     )
 
 
-def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:
+def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: PLR0911 - one per kind of event
     """One event of a job."""
     sequence, event = numbered.sequence, numbered.event
     match event:
@@ -178,6 +184,15 @@ def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:
             return pb.WatchJobResponse(sequence=sequence, evaluated=evaluated)
         case ProgressTable():
             return pb.WatchJobResponse(sequence=sequence, progress=progress_to_proto(event))
+        case WorkerLost():
+            lost = pb.WorkerLost(vw=event.vw, incarnation=event.incarnation, sentence=event.sentence)
+            return pb.WatchJobResponse(sequence=sequence, worker_lost=lost)
+        case WorkerRejoined():
+            rejoined = pb.WorkerRejoined(vw=event.vw, incarnation=event.incarnation)
+            return pb.WatchJobResponse(sequence=sequence, worker_rejoined=rejoined)
+        case WorkerQuarantined():
+            quarantined = pb.WorkerQuarantined(vw=event.vw, sentence=event.sentence)
+            return pb.WatchJobResponse(sequence=sequence, worker_quarantined=quarantined)
         case JobEnded():
             ended = pb.JobEnded(
                 state=state_to_proto(event.state),
@@ -203,6 +218,15 @@ def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:
             event = Evaluated(Clock(evaluated.clock), evaluated.epoch, evaluated.samples, values)
         case "progress":
             event = progress_from_proto(message.progress)
+        case "worker_lost":
+            lost = message.worker_lost
+            event = WorkerLost(VirtualWorkerIndex(lost.vw), Incarnation(lost.incarnation), lost.sentence)
+        case "worker_rejoined":
+            rejoined = message.worker_rejoined
+            event = WorkerRejoined(VirtualWorkerIndex(rejoined.vw), Incarnation(rejoined.incarnation))
+        case "worker_quarantined":
+            quarantined = message.worker_quarantined
+            event = WorkerQuarantined(VirtualWorkerIndex(quarantined.vw), quarantined.sentence)
         case "ended":
             ended = message.ended
             event = JobEnded(
@@ -243,6 +267,16 @@ def process_from_proto(message: pb.Process) -> ProcessStatus:
     return process
 
 
+def worker_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
+    """One virtual worker of a job."""
+    return pb.WorkerStatus(vw=worker.vw, incarnation=worker.incarnation, deaths=worker.deaths, state=worker.state)
+
+
+def worker_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
+    """One virtual worker of a job."""
+    return WorkerStatus(VirtualWorkerIndex(message.vw), Incarnation(message.incarnation), message.deaths, message.state)
+
+
 def status_to_proto(status: JobStatus) -> pb.JobStatus:
     """One job's status."""
     return pb.JobStatus(
@@ -254,6 +288,7 @@ def status_to_proto(status: JobStatus) -> pb.JobStatus:
         processes=[process_to_proto(process) for process in status.processes],
         clocks=None if status.clocks is None else clocks_to_proto(status.clocks),
         progress=None if status.progress is None else progress_to_proto(status.progress),
+        workers=[worker_to_proto(worker) for worker in status.workers],
     )
 
 
@@ -269,6 +304,7 @@ def status_from_proto(message: pb.JobStatus) -> JobStatus:
         processes=tuple(process_from_proto(process) for process in message.processes),
         clocks=clocks_from_proto(message.clocks) if message.HasField("clocks") else None,
         progress=progress_from_proto(message.progress) if message.HasField("progress") else None,
+        workers=tuple(worker_from_proto(worker) for worker in message.workers),
     )
 
 

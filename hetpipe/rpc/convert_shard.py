@@ -12,9 +12,10 @@ from hetpipe.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
-    JoinRecord,
     PublishRecord,
     Record,
+    SegmentMember,
+    SegmentRecord,
     TermRecord,
 )
 
@@ -119,10 +120,8 @@ def record_to_proto(record: Record) -> pb.LogRecord:
     match record:
         case TermRecord():
             message.term.CopyFrom(pb.TermDecision(term=record.term))
-        case JoinRecord():
-            message.join.CopyFrom(pb.MemberDecision(vw=record.vw, incarnation=record.incarnation, clock=record.clock))
         case InitializeRecord():
-            message.initialize = record.clock
+            message.initialize.CopyFrom(_member_to_proto(record))
         case CommitRecord():
             message.commit.CopyFrom(
                 pb.CommitDecision(
@@ -130,11 +129,13 @@ def record_to_proto(record: Record) -> pb.LogRecord:
                 )
             )
         case EvictRecord():
-            message.evict.CopyFrom(pb.MemberDecision(vw=record.vw, incarnation=record.incarnation, clock=record.clock))
+            message.evict.CopyFrom(_member_to_proto(record))
         case BarrierRecord():
             message.barrier.CopyFrom(pb.BarrierDecision(clock=record.clock, reason=record.reason, epoch=record.epoch))
         case PublishRecord():
             message.publish.CopyFrom(pb.PublishDecision(clock=record.clock, retained=record.retained))
+        case SegmentRecord():
+            message.segment.CopyFrom(_segment_to_proto(record))
     return message
 
 
@@ -148,10 +149,9 @@ def record_from_proto(message: pb.LogRecord) -> Record:  # noqa: PLR0911 - one p
     match message.WhichOneof("decision"):
         case "term":
             return TermRecord(index, Term(message.term.term))
-        case "join":
-            return JoinRecord(index, *_member(message.join))
         case "initialize":
-            return InitializeRecord(index, Clock(message.initialize))
+            vw, incarnation, clock = _member(message.initialize)
+            return InitializeRecord(index, clock, vw, incarnation)
         case "commit":
             commit = message.commit
             vw, incarnation = VirtualWorkerIndex(commit.vw), Incarnation(commit.incarnation)
@@ -163,8 +163,34 @@ def record_from_proto(message: pb.LogRecord) -> Record:  # noqa: PLR0911 - one p
         case "publish":
             retained = tuple(Clock(clock) for clock in message.publish.retained)
             return PublishRecord(index, Clock(message.publish.clock), retained)
+        case "segment":
+            return _segment(index, message.segment)
         case other:
             raise ProtocolViolation(f"record {index} of the decision log is of unknown kind {other}")
+
+
+def _member_to_proto(record: InitializeRecord | EvictRecord) -> pb.MemberDecision:
+    return pb.MemberDecision(vw=record.vw, incarnation=record.incarnation, clock=record.clock)
+
+
+def _segment_to_proto(record: SegmentRecord) -> pb.SegmentDecision:
+    members, left = (
+        [pb.SegmentMember(vw=m.vw, incarnation=m.incarnation, num_stages=m.num_stages, joined=m.joined) for m in group]
+        for group in (record.members, record.left)
+    )
+    return pb.SegmentDecision(
+        start=record.start, reasons=record.reasons, epoch=record.epoch, members=members, left=left
+    )
+
+
+def _segment(index: int, message: pb.SegmentDecision) -> SegmentRecord:
+    members, left = (
+        tuple(
+            SegmentMember(VirtualWorkerIndex(m.vw), Incarnation(m.incarnation), m.num_stages, m.joined) for m in group
+        )
+        for group in (message.members, message.left)
+    )
+    return SegmentRecord(index, Clock(message.start), tuple(message.reasons), message.epoch, members, left)
 
 
 def _member(message: pb.MemberDecision) -> tuple[VirtualWorkerIndex, Incarnation, Clock]:

@@ -5,21 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.connection import Connection, Target
+from hetpipe.rpc.fencing import fence_metadata
 from hetpipe.rpc.method import parse
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec import wire
 from hetpipe.spec.identity import Role, server_name
 from hetpipe.spec.ids import Clock as ClockValue
-from hetpipe.spec.ids import JobId, ShardIndex, StageIndex, Term, Wave
+from hetpipe.spec.ids import Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
 from hetpipe.spec.run import ClockSnapshot, ShardConfig
 from hetpipe.spec.sync import Progress
@@ -91,14 +93,16 @@ class GrpcShard:
         """See `ShardTransport.push`."""
         seconds = _bulk_seconds(sum(s.stop - s.start for s in header.slices))
         raw = convert.push_header_to_proto(header).SerializeToString()
-        response = self._bulk.send(methods.PUSH, raw, chunks, seconds=seconds)
+        failpoints.reach("push.before_send")
+        response = self._bulk.send(methods.PUSH, raw, failpoints.passing("push", chunks), seconds=seconds)
+        failpoints.reach("push.after_reply")
         return parse(pb.PushAcknowledgement, response).duplicate
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
         """See `ShardTransport.pull`."""
         seconds = _bulk_seconds(sum(s.stop - s.start for s in header.slices))
         raw = convert.pull_header_to_proto(header).SerializeToString()
-        return self._bulk.receive(methods.PULL, raw, seconds=seconds)
+        yield from failpoints.passing("pull", self._bulk.receive(methods.PULL, raw, seconds=seconds))
 
     def close(self) -> None:
         """End all calls."""
@@ -135,29 +139,34 @@ class GrpcClock:
         self._term = term
         self._follower = None if requester is None else convert.requester_to_proto(requester)
 
-    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
         """See `ClockTransport.join`."""
         request = pb.JoinRequest(
             requester=convert.requester_to_proto(requester),
             link_address=link_address,
             replicas_address=replicas_address,
+            only_meets=not ready,
         )
         response = self._caller.unary(methods.JOIN, request, deadline_seconds=CONTROL_SECONDS)
         joined = tuple(StageIndex(stage) for stage in response.joined)
-        return Meeting(response.link_address, response.replicas_address, joined)
+        return Meeting(response.link_address, response.replicas_address, joined, response.makes_weights)
 
     def initialized(self, requester: Requester) -> None:
         """See `ClockTransport.initialized`."""
         request = pb.ReportInitializedRequest(requester=convert.requester_to_proto(requester))
         self._caller.unary(methods.REPORT_INITIALIZED, request, deadline_seconds=CONTROL_SECONDS)
 
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: ClockValue) -> None:
         """See `ClockTransport.staged`."""
         request = pb.ReportStagedRequest(
             requester=convert.requester_to_proto(requester),
             wave=wave,
             blocks=[pb.Block(indices=block) for block in blocks or ()],
+            segment=segment,
         )
+        failpoints.reach("commit.before_propose")
         self._caller.unary(methods.REPORT_STAGED, request, deadline_seconds=CONTROL_SECONDS)
 
     def hold(self, requester: Requester, switch: int) -> tuple[ClockValue, ClockValue]:
@@ -181,19 +190,31 @@ class GrpcClock:
         for response in stream:
             yield tuple(convert.record_from_proto(record) for record in response.records)
 
-    def acknowledge(self, shard: ShardIndex, num_records: int) -> None:
+    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
         """See `ClockTransport.acknowledge`."""
-        request = pb.AcknowledgeRequest(job_id=self._job_id, term=self._term, shard=shard, num_records=num_records)
+        request = pb.AcknowledgeRequest(
+            job_id=self._job_id, term=self._term, shard=shard, num_records=num_records, durable=durable
+        )
         self._caller.unary(methods.ACKNOWLEDGE, request, deadline_seconds=CONTROL_SECONDS)
 
-    def report_checkpoint(self, requester: Requester, clock: ClockValue, files: Sequence[CheckpointFile]) -> bool:
+    def report_checkpoint(
+        self, requester: Requester, clock: ClockValue, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
         """See `ClockTransport.report_checkpoint`."""
         request = pb.ReportCheckpointRequest(
-            requester=convert.requester_to_proto(requester),
-            clock=clock,
-            files=[pb.CheckpointFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files],
+            requester=convert.requester_to_proto(requester), clock=clock, files=_files(files), failure=failure
         )
         return self._caller.unary(methods.REPORT_CHECKPOINT, request, deadline_seconds=CONTROL_SECONDS).complete
+
+    def report_shard_checkpoint(
+        self, shard: ShardIndex, clock: ClockValue, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
+        """See `ClockTransport.report_shard_checkpoint`."""
+        request = pb.ReportShardCheckpointRequest(
+            job_id=self._job_id, term=self._term, shard=shard, clock=clock, files=_files(files), failure=failure
+        )
+        response = self._caller.unary(methods.REPORT_SHARD_CHECKPOINT, request, deadline_seconds=CONTROL_SECONDS)
+        return response.complete
 
     def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
         """See `ClockTransport.push_buffers`."""
@@ -211,11 +232,26 @@ class GrpcClock:
         self._bulk.close()
 
 
+def _files(files: Sequence[CheckpointFile]) -> list[pb.CheckpointFile]:
+    return [pb.CheckpointFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files]
+
+
 class ShardControl:
     """What the coordinator asks of a shard. Thread-safe."""
 
-    def __init__(self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._caller = Caller(_target(address, "parameter server", tls), service=methods.SERVICE, clock=clock)
+    def __init__(
+        self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK, fence: Callable[[], int] = int
+    ) -> None:
+        """Connect on first use.
+
+        Args:
+            address: `HOST:PORT` of the shard.
+            tls: who the coordinator is; None: plaintext.
+            clock: measures how long calls take.
+            fence: the number of the coordinator's lead.
+        """
+        target = _target(address, "parameter server", tls)
+        self._caller = Caller(target, service=methods.SERVICE, clock=clock, metadata=fence_metadata(fence))
 
     def configure(self, config: ShardConfig) -> None:
         """Have the shard take over a job. Repeatable.
@@ -235,6 +271,35 @@ class ShardControl:
         request = pb.RequestBarrierRequest(job_id=job_id, term=term, reason=reason)
         response = self._caller.unary(methods.REQUEST_BARRIER, request, deadline_seconds=CONTROL_SECONDS)
         return ClockValue(response.clock)
+
+    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A life of a virtual worker is over (clock shard). Repeatable.
+
+        Raises:
+            StaleIncarnation: it never had such a life.
+        """
+        request = pb.EvictRequest(job_id=job_id, term=term, vw=vw, incarnation=incarnation)
+        self._caller.unary(methods.EVICT, request, deadline_seconds=CONTROL_SECONDS)
+
+    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A life of a virtual worker is to leave at the next barrier (clock shard). Repeatable.
+
+        Raises:
+            StaleIncarnation: it never had such a life.
+        """
+        request = pb.DrainRequest(job_id=job_id, term=term, vw=vw, incarnation=incarnation)
+        self._caller.unary(methods.DRAIN, request, deadline_seconds=CONTROL_SECONDS)
+
+    def admit(
+        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
+    ) -> None:
+        """A new life of a virtual worker, with that many stages, will come (clock shard). Repeatable.
+
+        Raises:
+            StaleIncarnation: it had a newer life already.
+        """
+        request = pb.AdmitRequest(job_id=job_id, term=term, vw=vw, incarnation=incarnation, num_stages=num_stages)
+        self._caller.unary(methods.ADMIT, request, deadline_seconds=CONTROL_SECONDS)
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job (clock shard)."""

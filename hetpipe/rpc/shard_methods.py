@@ -21,11 +21,17 @@ REPORT_INITIALIZED = Unary("ReportInitialized", pb.ReportInitializedRequest, pb.
 REPORT_STAGED = Unary("ReportStaged", pb.ReportStagedRequest, pb.ReportStagedResponse)
 HOLD_CLOCK = Unary("HoldClock", pb.HoldClockRequest, pb.HoldClockResponse)
 REQUEST_BARRIER = Unary("RequestBarrier", pb.RequestBarrierRequest, pb.RequestBarrierResponse)
+EVICT = Unary("Evict", pb.EvictRequest, pb.EvictResponse)
+DRAIN = Unary("Drain", pb.DrainRequest, pb.DrainResponse)
+ADMIT = Unary("Admit", pb.AdmitRequest, pb.AdmitResponse)
 GET_SHARD_CLOCKS = Unary("GetShardClocks", pb.GetShardClocksRequest, pb.GetShardClocksResponse)
 GET_PROGRESS = Unary("GetProgress", pb.GetProgressRequest, pb.GetProgressResponse)
 REPORT_CHECKPOINT = Unary("ReportCheckpoint", pb.ReportCheckpointRequest, pb.ReportCheckpointResponse)
 FOLLOW_LOG = Streaming("FollowLog", pb.FollowLogRequest, pb.FollowLogResponse)
 ACKNOWLEDGE = Unary("Acknowledge", pb.AcknowledgeRequest, pb.AcknowledgeResponse)
+REPORT_SHARD_CHECKPOINT = Unary(
+    "ReportShardCheckpoint", pb.ReportShardCheckpointRequest, pb.ReportShardCheckpointResponse
+)
 
 #: Every call of the control service; a test compares it with the descriptors.
 METHODS: Final[tuple[Method, ...]] = (
@@ -36,11 +42,15 @@ METHODS: Final[tuple[Method, ...]] = (
     REPORT_STAGED,
     HOLD_CLOCK,
     REQUEST_BARRIER,
+    EVICT,
+    DRAIN,
+    ADMIT,
     GET_SHARD_CLOCKS,
     GET_PROGRESS,
     REPORT_CHECKPOINT,
     FOLLOW_LOG,
     ACKNOWLEDGE,
+    REPORT_SHARD_CHECKPOINT,
 )
 
 #: Raw calls, by name.

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from hetpipe import failpoints
 from hetpipe.errors import MalformedChunk, ProtocolViolation
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc import shard_methods as methods
+from hetpipe.rpc.fencing import FenceGuard, fence_of
 from hetpipe.rpc.method import RequestT, parse, service_handler, streaming_handler, unary_handler
 from hetpipe.rpc.server import Server
 from hetpipe.spec import wire
-from hetpipe.spec.ids import Clock, JobId, ShardIndex, Term, Wave
+from hetpipe.spec.bounds import cut
+from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.plan import DTYPE_BYTES
 from hetpipe.spec.requests import (
     Blocks,
@@ -42,6 +45,11 @@ InFlight = Callable[[grpc.ServicerContext, int], AbstractContextManager[None]]
 class ShardHandler(Protocol):
     """What a shard does. Thread-safe; raises hetpipe's typed errors."""
 
+    @property
+    def fence(self) -> FenceGuard:
+        """Which coordinator may give orders."""
+        ...
+
     def configure(self, config: ShardConfig) -> None:
         """Take over a job."""
         ...
@@ -58,7 +66,9 @@ class ShardHandler(Protocol):
         """The chunks of published slices."""
         ...
 
-    def join(self, requester: Requester, link_address: str = "", replicas_address: str = "") -> Meeting:
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
         """A stage is there."""
         ...
 
@@ -66,7 +76,7 @@ class ShardHandler(Protocol):
         """A stage's first weights are on every shard."""
         ...
 
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None) -> None:
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
         """A stage's part of a wave is on every shard."""
         ...
 
@@ -78,6 +88,20 @@ class ShardHandler(Protocol):
         """Set an unplanned barrier."""
         ...
 
+    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A life of a virtual worker is over."""
+        ...
+
+    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A life of a virtual worker is to leave at the next barrier."""
+        ...
+
+    def admit(
+        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
+    ) -> None:
+        """A new life of a virtual worker will come."""
+        ...
+
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job."""
         ...
@@ -86,8 +110,23 @@ class ShardHandler(Protocol):
         """The progress at the start of the segment under way."""
         ...
 
-    def report_checkpoint(self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile]) -> bool:
-        """A stage's part of a checkpoint is on disk."""
+    def report_checkpoint(
+        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
+        """A stage's part of a checkpoint is on disk, or why not."""
+        ...
+
+    def report_shard_checkpoint(
+        self,
+        job_id: JobId,
+        term: Term,
+        shard: ShardIndex,
+        clock: Clock,
+        files: Sequence[CheckpointFile],
+        *,
+        failure: str = "",
+    ) -> bool:
+        """A shard's part of a checkpoint is on disk, or why not."""
         ...
 
     def follow(
@@ -96,7 +135,9 @@ class ShardHandler(Protocol):
         """The decision log from a record on, as it grows."""
         ...
 
-    def acknowledge(self, job_id: JobId, term: Term, shard: ShardIndex, num_records: int) -> None:
+    def acknowledge(
+        self, job_id: JobId, term: Term, shard: ShardIndex, num_records: int, durable: int | None = None
+    ) -> None:
         """A shard has carried out records."""
         ...
 
@@ -117,17 +158,15 @@ def add_shard_service(server: Server, handler: ShardHandler) -> None:
 
 
 def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
-    def configure(request: pb.ConfigureRequest, _: grpc.ServicerContext) -> pb.ConfigureResponse:
+    def configure(request: pb.ConfigureRequest, context: grpc.ServicerContext) -> pb.ConfigureResponse:
+        handler.fence.check(fence_of(context))
         handler.configure(wire.from_json(ShardConfig, request.config))
         return pb.ConfigureResponse()
 
-    def release(request: pb.ReleaseRequest, _: grpc.ServicerContext) -> pb.ReleaseResponse:
+    def release(request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseResponse:
+        handler.fence.check(fence_of(context))
         handler.release(JobId(request.job_id))
         return pb.ReleaseResponse()
-
-    def request_barrier(request: pb.RequestBarrierRequest, _: grpc.ServicerContext) -> pb.RequestBarrierResponse:
-        clock = handler.request_barrier(JobId(request.job_id), Term(request.term), request.reason)
-        return pb.RequestBarrierResponse(clock=clock)
 
     def clocks(request: pb.GetShardClocksRequest, _: grpc.ServicerContext) -> pb.GetShardClocksResponse:
         snapshot = handler.clocks(JobId(request.job_id))
@@ -139,17 +178,59 @@ def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
             yield pb.FollowLogResponse(records=[convert.record_to_proto(record) for record in records])
 
     def acknowledge(request: pb.AcknowledgeRequest, _: grpc.ServicerContext) -> pb.AcknowledgeResponse:
-        shard = ShardIndex(request.shard)
-        handler.acknowledge(JobId(request.job_id), Term(request.term), shard, request.num_records)
+        job_id, term, shard = JobId(request.job_id), Term(request.term), ShardIndex(request.shard)
+        durable = request.durable if request.HasField("durable") else None
+        handler.acknowledge(job_id, term, shard, request.num_records, durable)
         return pb.AcknowledgeResponse()
+
+    def report_part(
+        request: pb.ReportShardCheckpointRequest, _: grpc.ServicerContext
+    ) -> pb.ReportShardCheckpointResponse:
+        job_id, term, shard = JobId(request.job_id), Term(request.term), ShardIndex(request.shard)
+        files, failure = _files(request.files), cut(request.failure)
+        complete = handler.report_shard_checkpoint(job_id, term, shard, Clock(request.clock), files, failure=failure)
+        return pb.ReportShardCheckpointResponse(complete=complete)
 
     yield unary_handler(methods.CONFIGURE, configure)
     yield unary_handler(methods.RELEASE, release)
-    yield unary_handler(methods.REQUEST_BARRIER, request_barrier)
     yield unary_handler(methods.GET_SHARD_CLOCKS, clocks)
     yield streaming_handler(methods.FOLLOW_LOG, follow)
     yield unary_handler(methods.ACKNOWLEDGE, acknowledge)
+    yield unary_handler(methods.REPORT_SHARD_CHECKPOINT, report_part)
+    yield from _order_handlers(handler)
     yield from _stage_handlers(handler)
+
+
+def _order_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
+    """What the coordinator wants of the decision log."""
+
+    def request_barrier(request: pb.RequestBarrierRequest, context: grpc.ServicerContext) -> pb.RequestBarrierResponse:
+        handler.fence.check(fence_of(context))
+        clock = handler.request_barrier(JobId(request.job_id), Term(request.term), request.reason)
+        return pb.RequestBarrierResponse(clock=clock)
+
+    def evict(request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictResponse:
+        handler.fence.check(fence_of(context))
+        vw, incarnation = VirtualWorkerIndex(request.vw), Incarnation(request.incarnation)
+        handler.evict(JobId(request.job_id), Term(request.term), vw, incarnation)
+        return pb.EvictResponse()
+
+    def drain(request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
+        handler.fence.check(fence_of(context))
+        vw, incarnation = VirtualWorkerIndex(request.vw), Incarnation(request.incarnation)
+        handler.drain(JobId(request.job_id), Term(request.term), vw, incarnation)
+        return pb.DrainResponse()
+
+    def admit(request: pb.AdmitRequest, context: grpc.ServicerContext) -> pb.AdmitResponse:
+        handler.fence.check(fence_of(context))
+        vw, incarnation = VirtualWorkerIndex(request.vw), Incarnation(request.incarnation)
+        handler.admit(JobId(request.job_id), Term(request.term), vw, incarnation, request.num_stages)
+        return pb.AdmitResponse()
+
+    yield unary_handler(methods.REQUEST_BARRIER, request_barrier)
+    yield unary_handler(methods.EVICT, evict)
+    yield unary_handler(methods.DRAIN, drain)
+    yield unary_handler(methods.ADMIT, admit)
 
 
 def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
@@ -157,8 +238,13 @@ def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
 
     def join(request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinResponse:
         requester = convert.requester_from_proto(request.requester)
-        meeting = handler.join(requester, request.link_address, request.replicas_address)
-        return pb.JoinResponse(link_address=meeting.link, replicas_address=meeting.replicas, joined=meeting.joined)
+        meeting = handler.join(requester, request.link_address, request.replicas_address, ready=not request.only_meets)
+        return pb.JoinResponse(
+            link_address=meeting.link,
+            replicas_address=meeting.replicas,
+            joined=meeting.joined,
+            makes_weights=meeting.makes_weights,
+        )
 
     def initialized(request: pb.ReportInitializedRequest, _: grpc.ServicerContext) -> pb.ReportInitializedResponse:
         handler.initialized(convert.requester_from_proto(request.requester))
@@ -167,7 +253,7 @@ def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
     def staged(request: pb.ReportStagedRequest, _: grpc.ServicerContext) -> pb.ReportStagedResponse:
         requester = convert.requester_from_proto(request.requester)
         blocks = tuple(tuple(block.indices) for block in request.blocks) if requester.stage == 0 else None
-        handler.staged(requester, Wave(request.wave), blocks)
+        handler.staged(requester, Wave(request.wave), blocks, segment=Clock(request.segment))
         return pb.ReportStagedResponse()
 
     def hold(request: pb.HoldClockRequest, _: grpc.ServicerContext) -> pb.HoldClockResponse:
@@ -179,8 +265,8 @@ def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
 
     def report_checkpoint(request: pb.ReportCheckpointRequest, _: grpc.ServicerContext) -> pb.ReportCheckpointResponse:
         requester = convert.requester_from_proto(request.requester)
-        files = [CheckpointFile(file.name, file.sha256, file.num_bytes) for file in request.files]
-        complete = handler.report_checkpoint(requester, Clock(request.clock), files)
+        files, failure = _files(request.files), cut(request.failure)
+        complete = handler.report_checkpoint(requester, Clock(request.clock), files, failure=failure)
         return pb.ReportCheckpointResponse(complete=complete)
 
     yield unary_handler(methods.JOIN, join)
@@ -191,11 +277,16 @@ def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
     yield unary_handler(methods.REPORT_CHECKPOINT, report_checkpoint)
 
 
+def _files(files: Iterable[pb.CheckpointFile]) -> list[CheckpointFile]:
+    return [CheckpointFile(file.name, file.sha256, file.num_bytes) for file in files]
+
+
 def _tensor_handlers(handler: ShardHandler, in_flight: InFlight) -> dict[str, Handler]:
     def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         header = convert.push_header_from_proto(_first(messages, pb.PushHeader))
         with in_flight(context, _announced_bytes(header.slices)):
             duplicate = handler.push(header, messages)
+        context.add_callback(lambda: failpoints.reach("push.after_reply"))
         return pb.PushAcknowledgement(duplicate=duplicate).SerializeToString()
 
     def pull(message: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:

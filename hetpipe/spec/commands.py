@@ -68,7 +68,20 @@ class StopJobCommand:
     job_id: JobId
 
 
-Command = InspectCommand | StartStageCommand | StopJobCommand
+@dataclass(frozen=True, slots=True)
+class StopVirtualWorkerCommand:
+    """End the processes of one virtual worker, up to and with the life `incarnation`: SIGKILL, for nothing counts."""
+
+    job_id: JobId
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+
+    def means(self, key: StageKey) -> bool:
+        """Whether the process of `key` is to end."""
+        return (key.job_id, key.vw) == (self.job_id, self.vw) and key.incarnation <= self.incarnation
+
+
+Command = InspectCommand | StartStageCommand | StopJobCommand | StopVirtualWorkerCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +136,8 @@ class ChildExit:
     """Exit status, or minus the number of the signal that ended it."""
     last_output: str = ""
     """The last line it wrote to its log, for the error message."""
+    ordered: bool = False
+    """Whether the agent ended it on `StopVirtualWorkerCommand`."""
 
     @property
     def job_id(self) -> JobId:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from hetpipe.spec.ids import Clock, DeviceId, JobId, LayerIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, VirtualWorkerIndex
 from hetpipe.spec.run import ClockSnapshot
 
 
@@ -85,6 +85,38 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A life of a virtual worker has ended before the run: the others go on, and it is started anew."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    """The life that ended, 0 for the first."""
+    sentence: str
+    """Why."""
+    kind: Literal["worker_lost"] = "worker_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRejoined:
+    """A virtual worker has been started anew: its stages are ready, and it counts again from the next barrier on."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    """The new life."""
+    kind: Literal["worker_rejoined"] = "worker_rejoined"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerQuarantined:
+    """A virtual worker is not started anew any more; the others go on without it."""
+
+    vw: VirtualWorkerIndex
+    sentence: str
+    """Why."""
+    kind: Literal["worker_quarantined"] = "worker_quarantined"
+
+
+@dataclass(frozen=True, slots=True)
 class StageRow:
     """One stage of one row of the progress table: layers [first_layer, last_layer) on `device`."""
 
@@ -129,6 +161,8 @@ class ProgressTable:
     staleness: int | None
     """D: the distance stays at or below D + 1; None for `asp`."""
     global_clock: Clock
+    straggler: VirtualWorkerIndex | None = None
+    """Whom the others spend most of their time waiting for; None while nobody holds them up."""
     kind: Literal["progress"] = "progress"
 
 
@@ -148,7 +182,9 @@ class JobEnded:
     kind: Literal["ended"] = "ended"
 
 
-JobEvent = StateChanged | Waiting | Evaluated | ProgressTable | JobEnded
+JobEvent = (
+    StateChanged | Waiting | Evaluated | ProgressTable | WorkerLost | WorkerRejoined | WorkerQuarantined | JobEnded
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +212,19 @@ class ProcessStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One virtual worker of a job."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    """Its newest life, 0 for the first."""
+    deaths: int
+    """Lives that ended before the run."""
+    state: str
+    """`starting`, `ready`, `done`, `ending`, `awaiting`, `admitting` or `out`."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job's status."""
 
@@ -190,3 +239,5 @@ class JobStatus:
     """None before the clock shard told any."""
     progress: ProgressTable | None = None
     """The newest picture; None before training began."""
+    workers: tuple[WorkerStatus, ...] = ()
+    """In index order; empty before they were started."""

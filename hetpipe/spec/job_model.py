@@ -38,6 +38,7 @@ from hetpipe.spec.job_sections import (
     SyncSection,
     WorkersSection,
 )
+from hetpipe.spec.job_survive import SurviveSection
 from hetpipe.spec.job_training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
 from hetpipe.spec.policies import LinkKind, Schedule, WeightPolicy, schedule_of
 from hetpipe.spec.run import DeviceConfig
@@ -104,6 +105,7 @@ class Job(Section):
     """What carries activations and gradients between stages; `auto` is `grpc` between nodes with TLS on, else `gloo`,
     which is not encrypted."""
     cluster: ClusterSection = ClusterSection()
+    survive: SurviveSection = SurviveSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
 
     def __init__(self, **values: Any) -> None:

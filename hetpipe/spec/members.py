@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from hetpipe.spec.commands import StageKey
 from hetpipe.spec.ids import AgentId, JobId, ShardIndex, Term
 from hetpipe.spec.run import AgentDevice, AgentInfo
 
@@ -56,6 +57,8 @@ class MemberInfo:
     """Wanted position among the shards, or None for "by order of registration". Shards only."""
     highest_term: Term = NO_TERM
     """Highest term it has seen; new terms are above it, even if the store has forgotten them."""
+    stages: tuple[StageKey, ...] = ()
+    """Stages whose processes it has when it registers: one that registers again keeps them. Agents only."""
 
     @property
     def agent_info(self) -> AgentInfo:

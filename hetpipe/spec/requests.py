@@ -35,6 +35,8 @@ class Meeting(NamedTuple):
     """`HOST:PORT` of the same stage of virtual worker 0."""
     joined: tuple[StageIndex, ...]
     """Stages of its virtual worker that are there."""
+    makes_weights: bool = False
+    """Its virtual worker shall make the first weights: there are none, and none with a lower index is to come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,8 @@ class ClockSnapshot:
     barrier: Clock
     """The next barrier."""
     barrier_reason: str
+    waves: int
+    """Waves committed since this run began, over all virtual workers and all their lives."""
 
 
 @dataclass(frozen=True, slots=True)

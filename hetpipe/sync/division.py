@@ -62,13 +62,11 @@ def with_used(bitmap: bytes, samples: Sequence[int]) -> bytes:
     return bytes(marked)
 
 
-def blocks_of_evaluation(
-    num_samples: int, batch_size: int, *, vw: VirtualWorkerIndex, num_workers: int
-) -> tuple[Block, ...]:
-    """The evaluation minibatches of one virtual worker: blocks in index order, dealt round-robin.
+def blocks_of_evaluation(num_samples: int, batch_size: int, *, place: int, num_members: int) -> tuple[Block, ...]:
+    """The evaluation minibatches of the member at `place`: blocks in index order, dealt round-robin.
 
-    >>> blocks_of_evaluation(5, 2, vw=0, num_workers=2)
+    >>> blocks_of_evaluation(5, 2, place=0, num_members=2)
     ((0, 1), (4,))
     """
     blocks = [tuple(range(i, min(i + batch_size, num_samples))) for i in range(0, num_samples, batch_size)]
-    return tuple(blocks[vw::num_workers])
+    return tuple(blocks[place::num_members])

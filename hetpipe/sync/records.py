@@ -6,6 +6,7 @@ The clock shard appends them; every shard and every stage follows them in order 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hetpipe.spec.ids import Clock, Incarnation, Term, VirtualWorkerIndex, Wave
 
@@ -16,24 +17,18 @@ class TermRecord:
 
     index: int
     term: Term
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRecord:
-    """A virtual worker's stages are all there; it counts from `clock` on."""
-
-    index: int
-    vw: VirtualWorkerIndex
-    incarnation: Incarnation
-    clock: Clock
+    kind: Literal["term"] = "term"
 
 
 @dataclass(frozen=True, slots=True)
 class InitializeRecord:
-    """The first weights are staged on all shards and become w^(clock)."""
+    """The first weights, staged on all shards by this life of a virtual worker, become w^(clock)."""
 
     index: int
     clock: Clock
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    kind: Literal["initialize"] = "initialize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +40,7 @@ class CommitRecord:
     incarnation: Incarnation
     wave: Wave
     samples: int
+    kind: Literal["commit"] = "commit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,7 @@ class EvictRecord:
     vw: VirtualWorkerIndex
     incarnation: Incarnation
     clock: Clock
+    kind: Literal["evict"] = "evict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,7 @@ class BarrierRecord:
     reason: str
     epoch: int
     """The epoch of the segment that the barrier ends."""
+    kind: Literal["barrier"] = "barrier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,39 @@ class PublishRecord:
     index: int
     clock: Clock
     retained: tuple[Clock, ...]
+    kind: Literal["publish"] = "publish"
 
 
-Record = TermRecord | JoinRecord | InitializeRecord | CommitRecord | EvictRecord | BarrierRecord | PublishRecord
+@dataclass(frozen=True, slots=True)
+class SegmentMember:
+    """One virtual worker of a segment."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    num_stages: int
+    joined: bool
+    """It is new in this segment: it starts from w^(start), with whatever its process brought along."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """A barrier is passed, and these virtual workers share what comes next, all of them with `start` waves committed.
+
+    The first one says that w_0 is published. Nobody joins anywhere else. Whoever knows this record needs no earlier
+    one: newcomers begin to follow the log here.
+    """
+
+    index: int
+    start: Clock
+    reasons: tuple[str, ...]
+    """Of the barrier that is passed; none at the start of the job."""
+    epoch: int
+    """The epoch of the segment that the barrier ended."""
+    members: tuple[SegmentMember, ...]
+    """In order of their indices."""
+    left: tuple[SegmentMember, ...] = ()
+    """Who was drained: members of the segment before, which do their part of the barrier's work and end."""
+    kind: Literal["segment"] = "segment"
+
+
+Record = TermRecord | InitializeRecord | CommitRecord | EvictRecord | BarrierRecord | PublishRecord | SegmentRecord

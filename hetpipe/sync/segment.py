@@ -18,6 +18,12 @@ EPOCH = "epoch"
 END = "end"
 STOP = "stop"
 EVICT = "evict"
+JOIN = "join"
+DRAIN = "drain"
+
+#: Reasons at whose barrier a checkpoint is written, and those that end the run.
+CHECKPOINTS = frozenset({CHECKPOINT, EPOCH, END, STOP})
+ENDS = frozenset({END, STOP})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ same order: w^(W+1) = ((w^(W) + ũ_0) + ũ_1) + … (`wsp.md` §3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from hetpipe.errors import ClockFreed, ClockNotPublished, SliceMismatch, StaleIncarnation, StaleTerm, WaveOutOfOrder
@@ -19,9 +19,9 @@ from hetpipe.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
-    JoinRecord,
     PublishRecord,
     Record,
+    SegmentRecord,
     TermRecord,
 )
 
@@ -88,9 +88,41 @@ Instruction = Initialize | Apply | Close | Drop | Free
 
 
 @dataclass(slots=True)
-class _Worker:
+class Worker:
+    """A member, as a shard knows it."""
+
     incarnation: Incarnation
+    start: Clock
+    """The clock at which it became one."""
     committed: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedWave:
+    """A wave that counts and is not added yet."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    wave: Wave
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedState:
+    """A shard's state at the moment at which the weights of `built` were complete, and nothing of the next clock added.
+
+    With w^(built), the pushes that were staged, and the decision log from record `followed` on, a shard continues.
+    """
+
+    built: Clock
+    followed: int
+    workers: dict[VirtualWorkerIndex, Worker]
+    lives: dict[VirtualWorkerIndex, Incarnation]
+    order: tuple[VirtualWorkerIndex, ...]
+    num_members: int
+    barrier: Clock
+    published: Clock
+    committed: tuple[CommittedWave, ...]
 
 
 @dataclass(slots=True)
@@ -113,7 +145,7 @@ class ShardState:
         job_id: str,
         term: Term,
         slices: tuple[SlicePlan, ...],
-        members: tuple[VirtualWorkerIndex, ...],
+        founders: tuple[VirtualWorkerIndex, ...],
         start: Clock,
         staleness: int | None,
     ) -> None:
@@ -123,13 +155,17 @@ class ShardState:
         self._index = {(s.parameter.name, s.start, s.stop): i for i, s in enumerate(slices)}
         self._names = {s.parameter.name for s in slices}
         self._staleness = staleness
-        self._start = start
-        self._workers = {vw: _Worker(Incarnation(0), start) for vw in members}
+        #: Who may make the first weights.
+        self._founders = founders
+        #: The members; none before the first segment.
+        self._workers: dict[VirtualWorkerIndex, Worker] = {}
+        #: The newest life of every virtual worker that was ever a member.
+        self._lives: dict[VirtualWorkerIndex, Incarnation] = {}
         #: What is staged and not applied yet.
         self.staged: dict[StageKey, _Staged] = {}
         #: Members whose waves the clock being built still lacks, in order.
-        self._order: list[VirtualWorkerIndex] = list(members)
-        self._num_members = len(members)
+        self._order: list[VirtualWorkerIndex] = []
+        self._num_members = 0
         self._barrier = start
         #: Newest clock whose weights are complete here.
         self.built = Clock(start - 1)
@@ -138,6 +174,8 @@ class ShardState:
         self.alive: set[Clock] = set()
         #: Waves committed but not yet added.
         self._committed: dict[StageKey, bool] = {}
+        #: clock → the state when it was complete; of the clocks that are alive.
+        self._closed: dict[Clock, ClosedState] = {}
         #: Records followed.
         self.followed = 0
 
@@ -146,15 +184,25 @@ class ShardState:
 
         Raises:
             StaleTerm, StaleIncarnation: as named.
+            ClockNotPublished: it may be a member of which this shard has yet to read; ask again.
         """
+        self._check_term(requester)
+        self._check_life(requester)
+
+    def _check_term(self, requester: Requester) -> None:
         if requester.job_id != self.job_id or requester.term != self.term:
             raise StaleTerm(
                 f"request for job {requester.job_id} term {requester.term}; this shard serves job {self.job_id} "
                 f"term {self.term}"
             )
+
+    def _check_life(self, requester: Requester) -> None:
         worker = self._workers.get(requester.vw)
+        newest = self._lives.get(requester.vw, Incarnation(-1))
+        if requester.incarnation > newest:
+            raise ClockNotPublished(f"{requester} is no member here yet: this shard has yet to read that it joined")
         if worker is None or worker.incarnation != requester.incarnation:
-            present = "no member" if worker is None else f"in incarnation {worker.incarnation}"
+            present = "no member any more" if worker is None else f"in incarnation {worker.incarnation}"
             raise StaleIncarnation(f"request of {requester}, whose virtual worker is {present}")
 
     def slice_indices(self, headers: tuple[SliceHeader, ...]) -> tuple[int, ...]:
@@ -188,7 +236,11 @@ class ShardState:
             ClockNotPublished: D = ∞, and this shard has yet to apply earlier waves; ask again.
         """
         requester = header.requester
-        self.check_request(requester)
+        self._check_term(requester)
+        if header.wave is None:
+            self._check_maker(requester)
+        else:
+            self._check_life(requester)
         indices = self.slice_indices(header.slices)
         key = stage_key(header)
         if self._already_counted(header):
@@ -224,33 +276,94 @@ class ShardState:
         """Take the next record of the decision log; returns what to do with the tensors, in order."""
         assert record.index == self.followed, f"record {record.index} after {self.followed - 1}"
         self.followed += 1
+        instructions: list[Instruction] = []
         match record:
             case InitializeRecord():
-                first = next(iter(self._workers))
-                return self._initialize(record.clock, (first, self._workers[first].incarnation, None))
+                instructions = self._initialize(record.clock, (record.vw, record.incarnation, None))
             case CommitRecord():
-                return self._commit(record)
+                instructions = self._commit(record)
             case EvictRecord():
-                return self._evict(record)
+                instructions = self._evict(record)
             case PublishRecord():
-                self.published = record.clock
-                if record.clock == self._barrier:
-                    self._num_members = len(self._workers)
-                gone = sorted(c for c in self.alive if c <= record.clock and c not in record.retained)
-                self.alive.difference_update(gone)
-                return [Free(c) for c in gone]
+                instructions = self._publish(record)
             case BarrierRecord():
                 self._barrier = record.clock
-                return self._drop([k for k in self.staged if k[2] is not None and k[2] >= record.clock])
-            case JoinRecord() | TermRecord():
-                return []
+                # Only empty waves lie beyond it, and those are not pushed.
+                instructions = self._add_what_is_due()
+            case SegmentRecord():
+                self._enter(record)
+            case TermRecord():
+                pass
+        return instructions
+
+    # -- watermarks (`reliability.md` P2) ----------------------------------------------------------------------------
+
+    @property
+    def committed_clock(self) -> Clock:
+        """Every member's waves below it count."""
+        return min((worker.committed for worker in self._workers.values()), default=self.built)
+
+    @property
+    def staged_clock(self) -> Clock:
+        """Every member's waves below it are here whole, or count. Empty waves are here once they count."""
+        return min((self._staged_through(vw, worker) for vw, worker in self._workers.items()), default=self.built)
+
+    def _staged_through(self, vw: VirtualWorkerIndex, worker: Worker) -> Clock:
+        clock = worker.committed
+        while (staged := self.staged.get((vw, worker.incarnation, Wave(clock)))) is not None and len(
+            set().union(*staged.by_stage.values())
+        ) == len(self.slices):
+            clock = Clock(clock + 1)
+        return clock
+
+    # -- after a restart ---------------------------------------------------------------------------------------------
+
+    def closed(self, clock: Clock) -> ClosedState:
+        """The state when the weights of `clock`, which is alive, were complete."""
+        return self._closed[clock]
+
+    def restore(self, closed: ClosedState) -> None:
+        """Go back to `closed`, in a state that is fresh. Then `restage` what was staged, and `resume`."""
+        self._workers = {vw: replace(worker) for vw, worker in closed.workers.items()}
+        self._lives = dict(closed.lives)
+        self._order = list(closed.order)
+        self._num_members = closed.num_members
+        self._barrier = closed.barrier
+        self.built = closed.built
+        self.published = closed.published
+        self.alive = {closed.built}
+        self._committed = {(wave.vw, wave.incarnation, wave.wave): wave.is_empty for wave in closed.committed}
+        self._closed = {closed.built: closed}
+        self.followed = closed.followed
+
+    def restage(self, header: PushHeader, indices: tuple[int, ...]) -> bool:
+        """A push that was staged before the restart; whether its bytes are still needed."""
+        key = stage_key(header)
+        vw, incarnation, wave = key
+        if key in self._committed:
+            return True
+        worker = self._workers.get(vw)
+        if incarnation > self._lives.get(vw, Incarnation(-1)):
+            wanted = wave is not None or not self.alive
+        elif worker is None or worker.incarnation != incarnation or wave is None:
+            wanted = False
+        else:
+            wanted = wave >= worker.committed
+        if wanted:
+            self.staged_by(header, indices)
+        return wanted
+
+    def resume(self) -> list[Instruction]:
+        """What is due at once after `restore` and `restage`."""
+        return self._add_what_is_due()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _already_counted(self, header: PushHeader) -> bool:
         if header.wave is None:
             return bool(self.alive)
-        return self._start <= header.wave < self._workers[header.requester.vw].committed
+        worker = self._workers[header.requester.vw]
+        return worker.start <= header.wave < worker.committed
 
     def _check_wave(self, vw: VirtualWorkerIndex, wave: Wave) -> None:
         committed = self._workers[vw].committed
@@ -262,12 +375,57 @@ class ShardState:
         if not committed <= wave <= furthest:
             raise WaveOutOfOrder(f"wave {wave} of virtual worker {vw}, which has committed {committed} waves here")
 
+    def _publish(self, record: PublishRecord) -> list[Instruction]:
+        self.published = record.clock
+        gone = sorted(c for c in self.alive if c <= record.clock and c not in record.retained)
+        self.alive.difference_update(gone)
+        for clock in gone:
+            del self._closed[clock]
+        return [Free(c) for c in gone]
+
+    def _check_maker(self, requester: Requester) -> None:
+        """First weights come from founders, and from one life of each at a time."""
+        if requester.vw not in self._founders:
+            raise StaleIncarnation(f"first weights of {requester}, whose virtual worker is none of this run")
+        lives = [key[1] for key in self.staged if key[0] == requester.vw]
+        newest = max(lives, default=self._lives.get(requester.vw, Incarnation(0)))
+        if requester.incarnation < newest:
+            raise StaleIncarnation(f"first weights of {requester}, whose virtual worker is in incarnation {newest}")
+
+    def _enter(self, record: SegmentRecord) -> None:
+        """A segment begins: its members are those that count."""
+        began = {vw: worker.start for vw, worker in self._workers.items()}
+        self._workers = {
+            m.vw: Worker(m.incarnation, record.start if m.joined else began[m.vw], record.start) for m in record.members
+        }
+        self._lives.update({m.vw: m.incarnation for m in record.members})
+        self._num_members = len(self._workers)
+        self._order = sorted(self._workers)
+
     def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
         staged = self.staged.pop(key, _Staged())
         self._assert_complete(staged, f"first weights for clock {clock}")
+        self._complete(clock)
+        return [Initialize(clock, key), *self._drop([k for k in self.staged if k[2] is None])]
+
+    def _complete(self, clock: Clock) -> None:
         self.built = clock
         self.alive.add(clock)
-        return [Initialize(clock, key), *self._drop([k for k in self.staged if k[2] is None])]
+        self._closed[clock] = ClosedState(
+            built=clock,
+            followed=self.followed,
+            workers={vw: replace(worker) for vw, worker in self._workers.items()},
+            lives=dict(self._lives),
+            order=tuple(self._order),
+            num_members=self._num_members,
+            barrier=self._barrier,
+            published=self.published,
+            committed=tuple(
+                CommittedWave(vw, life, wave, empty)
+                for (vw, life, wave), empty in self._committed.items()
+                if wave is not None
+            ),
+        )
 
     def _commit(self, record: CommitRecord) -> list[Instruction]:
         key: StageKey = (record.vw, record.incarnation, record.wave)
@@ -285,35 +443,39 @@ class ShardState:
 
     def _add_what_is_due(self) -> list[Instruction]:
         instructions: list[Instruction] = []
-        while self._order:
-            key = self._committed_key(self._order[0])
-            if key is None:
-                break
-            self._order.pop(0)
-            clock = Clock(self.built + 1)
-            instructions.append(Apply(clock, key, self._committed.pop(key), self._num_members))
-            if not self._order:
-                instructions.append(self._close())
-        return instructions
+        while True:
+            while self._order and (key := self._committed_key(self._order[0])) is not None:
+                self._order.pop(0)
+                empty = self._committed.pop(key)
+                instructions.append(Apply(Clock(self.built + 1), key, empty, self._num_members))
+            if self._order or not self._goes_on():
+                return instructions
+            instructions.append(self._close())
+
+    def _goes_on(self) -> bool:
+        """Whether the clock being built is complete once nobody's wave is missing.
+
+        With no members, clocks are completed up to the barrier at which somebody may join.
+        """
+        return bool(self.alive) and (bool(self._workers) or self.built < self._barrier)
 
     def _committed_key(self, vw: VirtualWorkerIndex) -> StageKey | None:
         wave = Wave(self.built)
         return next((key for key in self._committed if key[0] == vw and key[2] == wave), None)
 
     def _close(self) -> Close:
-        self.built = Clock(self.built + 1)
-        self.alive.add(self.built)
-        wave = Wave(self.built)
-        self._order = sorted({*self._workers, *(key[0] for key in self._committed if key[2] == wave)})
-        return Close(self.built)
+        clock = Clock(self.built + 1)
+        self._order = sorted({*self._workers, *(key[0] for key in self._committed if key[2] == Wave(clock))})
+        self._complete(clock)
+        return Close(clock)
 
     def _evict(self, record: EvictRecord) -> list[Instruction]:
         instructions = self._drop([k for k in self.staged if k[0] == record.vw and k[1] == record.incarnation])
         self._workers.pop(record.vw, None)
         if record.vw in self._order and self._committed_key(record.vw) is None:
             self._order.remove(record.vw)
-            if not self._order and self._workers:
-                instructions.append(self._close())
+        if not self._workers:
+            self._barrier = self.built  # the next record says how far to go
         return instructions + self._add_what_is_due()
 
     def _drop(self, keys: list[StageKey]) -> list[Instruction]:

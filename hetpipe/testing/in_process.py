@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from unittest.mock import patch
 
 from hetpipe.agent.inspection import inspect_job
@@ -21,11 +24,13 @@ from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.pipeline.replicas import Replicas
+from hetpipe.pipeline.runner import StageRunner
 from hetpipe.planner.partition import plan_job
+from hetpipe.ps.client import ShardClient
 from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
-from hetpipe.ps.manifest import read_manifest
+from hetpipe.ps.manifest import newest_complete, read_manifest
 from hetpipe.ps.transport import ShardTransport
 from hetpipe.schedule.policy import Kind
 from hetpipe.spec import wire
@@ -40,10 +45,12 @@ from hetpipe.spec.run import (
     DeviceConfig,
     ShardConfig,
     StageConfig,
+    StageEvaluation,
     StageReport,
 )
 from hetpipe.spec.sync import DataSpec, Membership
 from hetpipe.sync.segment import first_progress
+from hetpipe.testing.lives import Death, Life, MortalHistory, mortal_clock, mortal_shard
 from hetpipe.testing.replicas import InProcessReplicas, ReplicaMeeting
 
 
@@ -102,6 +109,8 @@ class InProcessRun:
     stall_seconds: float = 60.0
     stop_when: Callable[[ClockSnapshot], bool] | None = None
     """Asks for a stop barrier as soon as this holds, before anything else can be decided."""
+    deaths: tuple[Death, ...] = ()
+    """Each at most once. Who dies is evicted at once, and comes back in a new life unless the death says otherwise."""
 
 
 @dataclass(slots=True)
@@ -116,6 +125,9 @@ class InProcessResult:
     """Weight buffers that a stage had on its device, at most at once."""
     peak_buffers_at_rest: dict[tuple[VirtualWorkerIndex, StageIndex], int] = field(default_factory=dict)
     """The same between two actions, by the account of the version store."""
+    ended: list[tuple[VirtualWorkerIndex, Incarnation, StageIndex, Exception]] = field(default_factory=list)
+    """What the stages of lives that ended early ended with."""
+    num_lives: int = 0
 
 
 def run_in_process(run: InProcessRun) -> InProcessResult:
@@ -127,13 +139,15 @@ def run_in_process(run: InProcessRun) -> InProcessResult:
     return result
 
 
-def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[[ClockShard, ShardIndex, int], None]:
+def _stopping(
+    stop_when: Callable[[ClockSnapshot], bool],
+) -> Callable[[ClockShard, ShardIndex, int, int | None], None]:
     """`ClockShard.acknowledge`, after which clocks are published, with a stop barrier once `stop_when` holds."""
     acknowledge = ClockShard.acknowledge
 
-    def and_stop(own: ClockShard, shard: ShardIndex, num_records: int) -> None:
+    def and_stop(own: ClockShard, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
         with own.bell:
-            acknowledge(own, shard, num_records)
+            acknowledge(own, shard, num_records, durable)
             if stop_when(own.snapshot()):
                 own.request_barrier("stop")
 
@@ -150,6 +164,7 @@ class _Cluster:
         self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
         self.result = InProcessResult(self.plan)
         self._guard = threading.RLock()
+        self._threads: list[threading.Thread] = []
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
         run.run_dir.mkdir(parents=True, exist_ok=True)
@@ -158,6 +173,8 @@ class _Cluster:
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
         self._clock = InProcessClock(self._shards[0])
         self._meetings: dict[StageIndex, ReplicaMeeting] = {}
+        self._lives: dict[VirtualWorkerIndex, Life] = {}
+        self._over: SimpleQueue[tuple[Life, Death]] = SimpleQueue()
 
     def run(self) -> InProcessResult:
         if self._run.stop_when is None:
@@ -168,18 +185,58 @@ class _Cluster:
     def _run_to_the_end(self) -> InProcessResult:
         for shard in self._shards:
             shard.start(None if shard is self._shards[0] else InProcessClock(self._shards[0]))
-        threads = [thread for vw in self.plan.virtual_workers for thread in self._worker(vw.index)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive() and not self.result.errors:
-                thread.join(0.01)
-        for thread in threads:
+        for vw in self.plan.virtual_workers:
+            self._begin(vw.index, Incarnation(0))
+        for life in self._lives.values():
+            for thread in life.threads:
+                thread.start()
+        while any(thread.is_alive() for thread in self._threads) and not self.result.errors:
+            with suppress(Empty):
+                self._replace(*self._over.get(timeout=0.01))
+        for thread in self._threads:
             thread.join(0.1 if self.result.errors else None)
         self.result.snapshot = self._shards[0].clock_shard.snapshot()
         for shard in self._shards:
             shard.stop()
         return self.result
+
+    # -- lives -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Life:
+        """A new life, whose threads have yet to start."""
+        life = Life(vw, incarnation, self._run.deaths, self._end)
+        life.threads.extend(self._worker(life))
+        self._lives[vw] = life
+        self._threads.extend(life.threads)
+        self.result.num_lives += 1
+        return life
+
+    def _end(self, life: Life, death: Death) -> None:
+        """A death happens, on the thread of a stage."""
+        others = (self._lives[VirtualWorkerIndex(vw)] for vw in death.also)
+        for each in (life, *(other for other in others if other.end())):
+            if death.how == "killed":
+                each.kill()
+            self._over.put((each, death))
+
+    def _replace(self, life: Life, death: Death) -> None:
+        """What a coordinator does when a life is over."""
+        log = self._shards[0].clock_shard
+        following = Incarnation(life.incarnation + 1)
+        with log.bell:  # nothing is decided in between, so that a run may depend on nothing but its deaths
+            log.evict(life.vw, life.incarnation)
+            if not death.comes_back:
+                return
+            log.admit(life.vw, following, len(self.plan.virtual_workers[life.vw].stages))
+        for thread in self._begin(life.vw, following).threads:
+            thread.start()
+
+    def _restored(self, incarnation: Incarnation) -> Path | None:
+        """The checkpoint that a life starts from."""
+        newest = newest_complete(self._run.run_dir) if incarnation > 0 else None
+        return newest or self._run.restore
+
+    # -- parts -------------------------------------------------------------------------------------------------------
 
     def _write_facts(self, report: ModelReport) -> None:
         import json
@@ -227,8 +284,10 @@ class _Cluster:
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
 
-    def _worker(self, vw: VirtualWorkerIndex) -> Iterator[threading.Thread]:
+    def _worker(self, life: Life) -> Iterator[threading.Thread]:
+        vw = life.vw
         stages = self.plan.virtual_workers[vw].stages
+        restored = self._restored(life.incarnation)
         upstream: Link | None = None
         for index in range(len(stages)):
             stage = StageIndex(index)
@@ -236,37 +295,27 @@ class _Cluster:
             following: Link | None = None
             if index + 1 < len(stages):
                 downstream, following = in_process_pair(f"stage {index} of {vw}", f"stage {index + 1} of {vw}")
-            yield self._stage(vw, stage, upstream, downstream)
+                life.links += [downstream, following]
+            yield self._stage(life, stage, upstream, downstream, restored)
             upstream = following
 
     def _stage(
-        self, vw: VirtualWorkerIndex, stage: StageIndex, upstream: Link | None, downstream: Link | None
+        self, life: Life, stage: StageIndex, upstream: Link | None, downstream: Link | None, restored: Path | None
     ) -> threading.Thread:
-        run = self._run
-        config = StageConfig(
-            job=run.job.model_dump(mode="json"),
-            plan=self.plan,
-            vw=vw,
-            stage=stage,
-            incarnation=Incarnation(0),
-            device=DeviceConfig("cpu"),
-            shard_addresses=(),
-            run_dir=str(run.run_dir),
-            import_path=str(run.import_path),
-            host="127.0.0.1",
-            restore=None if run.restore is None else str(run.restore),
-        )
+        run, vw = self._run, life.vw
+        config = self._config(life, stage, restored)
         seed = hash((run.delay_seed, vw, stage))
         shards: list[ShardTransport] = [
-            DelayedShard(InProcessShard(shard), seed + i, run.delay_seconds) for i, shard in enumerate(self._shards)
+            mortal_shard(DelayedShard(InProcessShard(shard), seed + i, run.delay_seconds), life, stage)
+            for i, shard in enumerate(self._shards)
         ]
         wiring = Wiring(
             shards=shards,
-            clock_shard=self._clock,
+            clock_shard=mortal_clock(self._clock, life, stage),
             upstream=upstream,
             downstream=downstream,
-            history=self._history(f"vw-{vw}-stage-{stage}", "stage"),
-            report=lambda report: self.result.reports.append((vw, stage, report)),
+            history=MortalHistory(self._history(f"vw-{vw}-stage-{stage}", "stage"), life, stage),
+            report=partial(self._hear, life, stage),
             guard=self._guard,
             replicas=self._replicas(vw, stage),
             emulator=RandomDelays(seed, run.delay_seconds),
@@ -274,16 +323,47 @@ class _Cluster:
         )
         with self._guard:
             code = load_user_code(config)
-
-        def body() -> None:
-            try:
-                runner, client, start = assemble(config, code, wiring)
-                self._clock.join(client.requester, "")
-                self.result.reports.append((vw, stage, runner.run(start)))
-                self.result.peak_buffers[vw, stage] = runner.peak_buffers
-                self.result.peak_buffers_at_rest[vw, stage] = runner.peak_buffers_at_rest
-                client.close()
-            except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
-                self.result.errors.append(error)
-
+        own = [link for link in (upstream, downstream) if link is not None]
+        body = partial(self._live, life, stage, own, partial(assemble, config, code, wiring))
         return threading.Thread(target=body, name=f"vw-{vw}-stage-{stage}", daemon=True)
+
+    def _config(self, life: Life, stage: StageIndex, restored: Path | None) -> StageConfig:
+        return StageConfig(
+            job=self._run.job.model_dump(mode="json"),
+            plan=self.plan,
+            vw=life.vw,
+            stage=stage,
+            incarnation=life.incarnation,
+            device=DeviceConfig("cpu"),
+            shard_addresses=(),
+            run_dir=str(self._run.run_dir),
+            import_path=str(self._run.import_path),
+            host="127.0.0.1",
+            restore=None if restored is None else str(restored),
+        )
+
+    def _hear(self, life: Life, stage: StageIndex, report: StageReport) -> None:
+        if isinstance(report, StageEvaluation):
+            life.reach("before evaluation", report.clock, stage)
+        self.result.reports.append((life.vw, stage, report))
+
+    def _live(
+        self, life: Life, stage: StageIndex, own: Sequence[Link], begin: Callable[[], tuple[StageRunner, ShardClient]]
+    ) -> None:
+        """A stage's thread; `own` are its links."""
+        client: ShardClient | None = None
+        try:
+            runner, client = begin()
+            self.result.reports.append((life.vw, stage, runner.run()))
+            self.result.peak_buffers[life.vw, stage] = runner.peak_buffers
+            self.result.peak_buffers_at_rest[life.vw, stage] = runner.peak_buffers_at_rest
+        except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
+            if life.is_over:
+                self.result.ended.append((life.vw, life.incarnation, stage, error))
+            else:
+                self.result.errors.append(error)
+        finally:
+            if client is not None:
+                client.close()
+            for link in own if life.is_over else ():
+                link.close()

@@ -169,6 +169,15 @@ class StageOptimizer:
         """Of the next update, in the group of parameters that no pattern matches; None without parameters."""
         return float(self._upcoming.of(-1)["lr"]) if self._parameters else None
 
+    def go_to(self, num_updates: int) -> None:
+        """Make the next update with the options that it has after `num_updates`; what the steps keep stays.
+
+        Raises:
+            JobError: the schedule has no rate for it.
+        """
+        self._upcoming.go_to(num_updates)
+        self._take_options()
+
     def rebind(self, target: FlatBuffer) -> None:
         """Step on `target` from now on."""
         self._target = target

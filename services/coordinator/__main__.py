@@ -13,12 +13,13 @@ from typing import NoReturn
 
 from hetpipe.certs.files import CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.coordinator import candidate
+from hetpipe.coordinator import candidate, patience
 from hetpipe.coordinator.candidate import Candidate
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.readings import readings
 from hetpipe.coordinator.redis_access import RedisAccess
 from hetpipe.coordinator.servicer import NUM_THREADS, CoordinatorServicer
+from hetpipe.coordinator.store import FenceSource
 from hetpipe.coordinator.stores import open_store
 from hetpipe.coordinator.tasks import Certify, ShardPort, Tools
 from hetpipe.observe.log import get_logger
@@ -51,11 +52,11 @@ _SHORTEST_LEASE_SECONDS = 1.0
 _LONGEST_LEASE_SECONDS = 3_600.0
 
 
-def open_shard(address: str, *, tls: Tls | None) -> ShardPort:
+def open_shard(address: str, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
     """The control connection to a shard."""
     from hetpipe.ps.control import ShardControl
 
-    return ShardControl(address, tls=tls)
+    return ShardControl(address, tls=tls, fence=fence)
 
 
 def stage_signer(tls: Tls | None) -> Certify | None:
@@ -78,6 +79,14 @@ def read_progress(folder: str) -> Progress:
     from hetpipe.ps.manifest import read_manifest
 
     return read_manifest(Path(folder)).progress
+
+
+def newest_checkpoint(run_dir: str) -> str | None:
+    """The folder of the newest complete checkpoint of a run, if it has one."""
+    from hetpipe.ps.manifest import newest_complete
+
+    folder = newest_complete(Path(run_dir))
+    return None if folder is None else str(folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,6 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="S",
         help="seconds without the store after which this coordinator ends and one that stands by leads (%(default)s)",
     )
+    parser.add_argument(
+        "--lease",
+        type=_lease,
+        default=patience.LEASE_SECONDS,
+        metavar="S",
+        help="seconds without a heartbeat after which an agent or a parameter server counts as gone (%(default)s)",
+    )
     options = parser.parse_args(arguments)
     return run_service("coordinator", options, lambda shutdown: _serve(options, shutdown))
 
@@ -126,13 +142,24 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     )
     try:
         server.stand_by()
-        lead = election.run_for(shutdown.asked)
-        if lead is None:
+        if not election.run_for(shutdown.asked):
             server.stop()
             return
-        tools = Tools(open_shard=partial(open_shard, tls=tls), read_progress=read_progress, certify=certify)
-        store = open_store(options.store, access=access, fence=lead.fence)
-        _act(options, shutdown, server, Coordinator(store, tools, clock=SYSTEM_CLOCK))
+        tools = Tools(
+            open_shard=partial(open_shard, tls=tls, fence=lambda: election.fence),
+            read_progress=read_progress,
+            newest_checkpoint=newest_checkpoint,
+            certify=certify,
+        )
+        store = open_store(options.store, access=access, fence=lambda: election.fence)
+        coordinator = Coordinator(
+            store,
+            tools,
+            clock=SYSTEM_CLOCK,
+            patience=patience.patience_for(options.lease),
+            lease_seconds=options.lease,
+        )
+        _act(options, shutdown, server, coordinator)
     finally:
         election.end()
 

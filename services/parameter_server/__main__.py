@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -16,6 +18,7 @@ from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import MemberReplaced
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.ps.job_state import StateOptions
 from hetpipe.ps.readings import readings
 from hetpipe.ps.server import MAX_FOLLOWERS, HistoryFactory, ShardServer, file_history, machine_memory_bytes
 from hetpipe.rpc.channel import join_address, split_address
@@ -55,8 +58,10 @@ _START_SECONDS = 30.0
 class DelayedShardServer(ShardServer):
     """Emulates a slow network: pushes and pulls begin after a random time."""
 
-    def __init__(self, history: HistoryFactory, longest_seconds: float, *, seed: int, tls: Tls | None) -> None:
-        super().__init__(history, tls=tls)
+    def __init__(
+        self, history: HistoryFactory, longest_seconds: float, *, seed: int, tls: Tls | None, state: StateOptions
+    ) -> None:
+        super().__init__(history, tls=tls, state=state)
         self._longest_seconds = longest_seconds
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
 
@@ -87,6 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="begin each push and pull after a random time up to this, to emulate a slow network (%(default)s)",
     )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="keep pushes, weights and decisions in this folder, and go on with what is there: it is for this process "
+        "and its successors alone (default: state/shard-I in the folder of each run, where no other one looks for it)",
+    )
+    parser.add_argument(
+        "--fsync",
+        action="store_true",
+        help="acknowledge nothing before it is on the disk, so that it outlives the machine and not this process only",
+    )
     options = parser.parse_args(arguments)
     return run_service("parameter_server", options, lambda shutdown: _serve(options, shutdown))
 
@@ -99,10 +116,13 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     name = own_name(options, tls, Role.PARAMETER_SERVER, option="--index", given=index)
     host = advertised_host(options.host, options.advertise)
     history = file_history(host, os.getpid())
+    state = StateOptions(root=options.state, fsync=options.fsync)
     if options.emulate_delay:
-        shards: ShardServer = DelayedShardServer(history, options.emulate_delay, seed=options.index or 0, tls=tls)
+        seed = options.index or 0
+        shards: ShardServer = DelayedShardServer(history, options.emulate_delay, seed=seed, tls=tls, state=state)
     else:
-        shards = ShardServer(history, tls=tls)
+        shards = ShardServer(history, tls=tls, state=state)
+    shards.recover()
     num_threads = CALL_THREADS + MAX_FOLLOWERS
     limits = Limits(bytes_in_total=int(_UPLOAD_SHARE * machine_memory_bytes()))
     config = server_config(options, tls, num_threads=num_threads, max_concurrent_calls=2 * num_threads)
@@ -118,7 +138,8 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         shutdown.on_ask(membership.cancel_start)
         sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
         with metrics_endpoint(options.host, options.metrics_port, "parameter_server", *sources):
-            membership.start(wait_seconds=_START_SECONDS)
+            # Whoever has jobs already serves them, whether there is a coordinator or not.
+            membership.start(wait_seconds=math.inf if shards.jobs() else _START_SECONDS)
             announce_ready("parameter_server", address)
             shutdown.wait()
             membership.close()

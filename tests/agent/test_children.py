@@ -30,9 +30,10 @@ from hetpipe.spec.commands import (
     StageKey,
     StageNews,
     StartStageCommand,
+    StopVirtualWorkerCommand,
 )
 from hetpipe.spec.identity import StagePeer
-from hetpipe.spec.ids import Term
+from hetpipe.spec.ids import Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
 from tests.agent.programs import ends, environment, fake_programs
@@ -175,6 +176,52 @@ class TestEnding:
 
         assert bench.next_exit().exit_code == -signal.SIGKILL
         assert 1.5 <= SYSTEM_CLOCK.monotonic() - started < 5.0
+
+    def test_a_virtual_worker_is_killed_though_its_processes_were_stopped(self, bench: Bench) -> None:
+        commands = [bench.start("hang", stage=stage) for stage in range(3)]
+        pids = [bench.next_ready_pid() for _ in commands]
+        victims = {command.key for command in commands if command.config.vw == 0}
+        assert 0 < len(victims) < len(commands)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(3)))
+        exits = [bench.next_exit() for _ in victims]
+
+        assert {news.key for news in exits} == victims
+        assert {(news.exit_code, news.ordered) for news in exits} == {(-signal.SIGKILL, True)}
+        assert bench.children.counts.running["stage"] == len(commands) - len(victims)
+
+    def test_one_that_was_dead_already_did_not_die_of_it(self, tmp_path: Path) -> None:
+        listener = Listener(on_line=lambda _: None, on_exit=lambda _code, _words: None)
+        script = ("import os; os.read(0, 1); os.kill(os.getpid(), 9)", "import signal; signal.pause()")
+        children = [
+            Child(
+                ChildSpec(
+                    name="child",
+                    command=(sys.executable, "-S", "-c", source),
+                    first_line="{}",
+                    environment=environment(),
+                    log_path=tmp_path / "child.out",
+                ),
+                listener,
+            )
+            for source in script
+        ]
+        with children[0]._lock:  # nobody takes note of its end
+            os.waitid(os.P_PID, children[0].pid, os.WEXITED | os.WNOWAIT)
+        # Whether it was taken note of meanwhile or not.
+        assert [child.send_signal(signal.SIGKILL) for child in children] == [False, True]
+        assert all(child.exited.wait(10.0) for child in children)
+
+    def test_a_later_life_is_not_meant(self, bench: Bench) -> None:
+        bench.start("hang")
+        pid = bench.next_ready_pid()
+        bench.children.kill_worker(StopVirtualWorkerCommand(JobId("other"), VirtualWorkerIndex(0), Incarnation(0)))
+        bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(-1)))
+        os.kill(pid, signal.SIGKILL)
+        news = bench.next_exit()
+
+        assert (news.exit_code, news.ordered) == (-signal.SIGKILL, False)
 
     def test_stopping_what_is_not_there_is_nothing(self, bench: Bench) -> None:
         bench.children.stop_job(JOB_ID)

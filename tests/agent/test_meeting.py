@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 
 from hetpipe.agent import meeting
 from hetpipe.agent.meeting import Neighbours, meet
-from hetpipe.errors import DeadlineExceeded, UserError
+from hetpipe.agent.stage_assembly import requester_of
+from hetpipe.errors import DeadlineExceeded, StaleIncarnation, UserError
 from hetpipe.link.gloo import GlooLink
 from hetpipe.link.grpc_link import GrpcLink
 from hetpipe.link.policy import Frame, FrameKind, Link
@@ -155,12 +157,39 @@ def test_with_tls_replicas_on_one_node_meet_on_loopback() -> None:
 def test_a_stage_that_never_joins_is_named() -> None:
     clock = FakeClock(auto_advance=True)
     _, config = configs([["n0/0", "n0/1"]])
-    with pytest.raises(DeadlineExceeded, match=r"stage 1 .* waited 120 s for stage 0 to join; .* joined: \[1\]"):
+    with pytest.raises(DeadlineExceeded, match=r"stage 1 .* waited 120 s for stage 0 to come; .* are there: \[1\]"):
         meet(config, clock_shard([["n0/0", "n0/1"]]), clock=clock)
+
+
+def test_a_stage_hears_that_its_life_is_over_while_it_waits_for_the_next_one() -> None:
+    job = JobShard(shard_config((), stages=[2]), NullHistory())
+    config, _ = configs([["n0/0", "n0/1"]])
+
+    class Evicting(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            del seconds
+            job.clock_shard.evict(Vw(0), Incarnation(0))
+
+    with pytest.raises(StaleIncarnation, match="is evicted"):
+        meet(config, InProcessClock(job), clock=Evicting())
+
+
+def test_stages_of_a_new_life_find_each_other_and_nobody_of_the_old_one() -> None:
+    job = JobShard(shard_config((), stages=[2]), NullHistory())
+    old, _ = configs([["n0/0", "n0/1"]])
+    InProcessClock(job).join(requester_of(old), "127.0.0.1:1")
+    job.clock_shard.admit(Vw(0), Incarnation(1), 2)
+    new = [replace(config, incarnation=Incarnation(1)) for config in configs([["n0/0", "n0/1"]])]
+    with ThreadPoolExecutor(2) as threads:
+        first, last = threads.map(lambda config: meet(config, InProcessClock(job)), new)
+    carry(first.downstream, last.upstream)
+    leave([first, last])
 
 
 def test_a_neighbour_that_does_not_come_leaves_no_door_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
-    config, _ = configs([["n0/0", "n0/1"]], link="grpc")
+    config, absent = configs([["n0/0", "n0/1"]], link="grpc")
+    shard = clock_shard([["n0/0", "n0/1"]])
+    shard.join(requester_of(absent))
     with pytest.raises(DeadlineExceeded, match=r"waited 0\.1 s for stage 1 of virtual worker 0"):
-        meet(config, clock_shard([["n0/0", "n0/1"]]))
+        meet(config, shard)

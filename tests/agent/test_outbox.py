@@ -105,16 +105,17 @@ def test_a_batch_is_the_same_until_it_is_confirmed(outbox: Outbox) -> None:
     assert outbox.take(timeout_seconds=0.0) is second
 
 
-def test_a_new_registration_begins_anew(outbox: Outbox) -> None:
+def test_a_new_registration_takes_along_what_is_not_confirmed(outbox: Outbox) -> None:
     outbox.put(news(StageReady(1)))
     outbox.take(timeout_seconds=0.0)
     outbox.put(news(StageReady(2)))
     outbox.restart(Registration("newer"))
-    assert outbox.take(timeout_seconds=0.0) is None
-    outbox.put(news(StageReady(3)))
     batch = outbox.take(timeout_seconds=0.0)
     assert batch is not None
-    assert (batch.registration, batch.number, batch.news) == ("newer", 1, (news(StageReady(3)),))
+    assert (batch.registration, batch.number, batch.news) == ("newer", 1, (news(StageReady(1)), news(StageReady(2))))
+    outbox.confirm(batch)
+    outbox.restart(Registration("newest"))
+    assert outbox.take(timeout_seconds=0.0) is None
 
 
 def test_batches_and_the_outbox_are_bounded(outbox: Outbox) -> None:

@@ -25,7 +25,7 @@ from tests.agent.programs import environment
 from tests.agent.test_children import Bench
 from tests.coordinator.builders import progress
 
-IDENTITY = StageIdentity(VirtualWorkerIndex(1), StageIndex(2), Incarnation(0), 3, 2)
+IDENTITY = StageIdentity(VirtualWorkerIndex(1), StageIndex(2), Incarnation(0), 3)
 
 
 def stage(identity: StageIdentity = IDENTITY) -> StageReadings:

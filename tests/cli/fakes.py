@@ -51,6 +51,7 @@ RESULT: dict[str, Any] = {
     "bytes": {"pushed": 9152, "pulled": 7744},
     "waiting_seconds": {"0": 0.1, "1": 0.2},
     "idle_seconds": {"0": 0.0, "1": 0.1},
+    "deaths": {"0": 0, "1": 0},
     "stages": [
         {
             "vw": vw,
@@ -129,6 +130,7 @@ def snapshot(*clocks: int) -> ClockSnapshot:
         samples=80,
         barrier=Clock(9),
         barrier_reason="epoch",
+        waves=sum(clocks),
     )
 
 

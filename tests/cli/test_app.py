@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from hetpipe.errors import JobError, PeerUnreachable
 from hetpipe.spec.events import JobEnded, JobState, JobStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import load_job
+from hetpipe.spec.run import ClockSnapshot
 from tests.check.corruptions import corrupted_lines
 from tests.check.scenario import Scenario, write_run
 from tests.check.simulator import as_lines, simulate
-from tests.cli.fakes import RESULT, FakeCoordinator, running_status, shell_with, small_job
-from tests.cli.test_export import write_checkpoint
+from tests.checkpoints import write_checkpoint
+from tests.cli.fakes import RESULT, FakeCoordinator, running_status, shell_with, small_job, snapshot
 
 CLUSTER = ("--coordinator", "127.0.0.1:7300")
 
@@ -149,6 +151,23 @@ def test_resume_begins_with_the_newest_checkpoint() -> None:
     assert last_line(refused)["errors"][0].startswith("seed: is 4 here and 0 in the run to resume")
 
 
+def test_resume_says_what_it_passes_over() -> None:
+    assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
+    old = newest()
+    write_checkpoint(old.path, 6)
+    (old.path / "facts.json").write_text(json.dumps({"num_samples": 46}))
+    torn = write_checkpoint(old.path, 8) / "vw-0-stage-0.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    (write_checkpoint(old.path, 9) / "manifest.json").unlink()
+    coordinator = FakeCoordinator()
+    result = invoke("train", "--resume", "runs/latest", *CLUSTER, "--set", "epochs=9", coordinator=coordinator)
+    assert result.exit_code == 0, result.output
+    (submission,) = coordinator.submissions
+    assert submission.restore == str(old.path / "checkpoints" / "clock-00000006")
+    assert "clock-00000009 was never finished; going on from clock-00000006" in result.output
+    assert f"{torn} has " in result.output
+
+
 @pytest.mark.parametrize(
     ("content", "words"), [(None, "has no complete checkpoint"), ("{}", "so the size of the training set is not known")]
 )
@@ -166,7 +185,8 @@ def test_what_cannot_be_resumed(content: str | None, words: str) -> None:
 def test_status_of_the_newest_run() -> None:
     assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
     status = invoke("status", "--json", coordinator=FakeCoordinator(status=running_status("x")))
-    assert list(last_line(status)) == ["run_dir", "state", "processes", "clocks", "global_clock"]
+    keys = ["run_dir", "state", "processes", "clocks", "global_clock", "workers", "straggler"]
+    assert list(last_line(status)) == keys
     for_people = invoke("status", coordinator=FakeCoordinator(status=running_status("x")))
     assert for_people.stdout.startswith("small: running (x)\n")
     assert invoke("status", *CLUSTER, "--json").stdout.startswith('{"run_dir": "", "state": "no job"')
@@ -207,6 +227,36 @@ def test_watched_clocks_are_one_line_per_change() -> None:
     assert invoke("clocks", "--watch", *CLUSTER).stdout.splitlines() == expected
     as_json = invoke("clocks", "--watch", "--json").stdout.splitlines()
     assert [json.loads(line)["clocks"] for line in as_json] == [{"0": 1, "1": 1}, {"0": 2, "1": 1}]
+
+
+def test_watched_clocks_wait_for_a_coordinator_that_goes_away() -> None:
+    class Returning(FakeCoordinator):
+        num_watches = 0
+
+        def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
+            self.num_watches += 1
+            if self.num_watches == 1:
+                yield snapshot(1, 1)
+            if self.num_watches < 4:
+                raise PeerUnreachable("gone")
+            yield snapshot(2, 1)
+
+    result = invoke("clocks", "--watch", *CLUSTER, coordinator=Returning())
+    assert [line.split()[2:] for line in result.stdout.splitlines()] == [
+        ["vw0.clock=1", "vw1.clock=1"],
+        ["vw0.clock=2", "vw1.clock=1"],
+    ]
+    assert result.stderr.splitlines() == [
+        "the coordinator does not answer; trying again until it is there",
+        "the coordinator is there again after 2 s",
+    ]
+    nobody = invoke("clocks", "--watch", *CLUSTER, coordinator=Away())
+    assert (nobody.exit_code, nobody.stderr) == (1, "error: gone\n")
+
+
+class Away(FakeCoordinator):
+    def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
+        raise PeerUnreachable("gone")
 
 
 def test_clocks_of_an_ended_run() -> None:

@@ -15,7 +15,8 @@ from hetpipe.cli.compare_progress import (
     remaining_seconds,
 )
 from hetpipe.cli.compare_record import TrialState
-from hetpipe.spec.events import JobEnded, JobState, StateChanged, Waiting
+from hetpipe.spec.events import JobEnded, JobState, StateChanged, Waiting, WorkerLost
+from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.comparisons import diverged, record, trials
 from tests.cli.fakes import evaluated, table
@@ -44,6 +45,7 @@ def run_two(progress: CompareProgress, clock: FakeClock, folder: Path) -> None:
         progress.show(evaluated())
         clock.advance(10.0)
         progress.show(Waiting("stage 0 waits for stage 1", 5.0))
+        progress.show(WorkerLost(VirtualWorkerIndex(1), Incarnation(0), "it was killed"))
         progress.show(JobEnded(JobState.FINISHED))
         progress.close()
         progress.end(record("wave", 3), is_used_again=False)
@@ -55,6 +57,7 @@ def run_two(progress: CompareProgress, clock: FakeClock, folder: Path) -> None:
 LINES = [
     "starting 1 coordinator",
     "run 1 of 3: wave, seed 3: waiting for 5.0 s: stage 0 waits for stage 1",
+    "run 1 of 3: wave, seed 3: virtual worker 1 is lost (life 1): it was killed",
     ("run 1 of 3: wave, seed 3: finished after 2.0 s: loss 0.5000, accuracy 0.5000, 184 samples/s; about 20 s left"),
 ]
 
@@ -63,10 +66,10 @@ def test_a_line_for_every_run(tmp_path: Path) -> None:
     clock, stream = FakeClock(), io.StringIO()
     run_two(CompareLines(stream, clock), clock, tmp_path)
     shown = stream.getvalue().splitlines()
-    assert shown[:3] == LINES
-    assert shown[3].startswith("run 2 of 3: flush, seed 3: trained before, diverged: stage 1")
-    assert shown[3].endswith("; about 10 s left")
-    assert len(shown) == 4
+    assert shown[:4] == LINES
+    assert shown[4].startswith("run 2 of 3: flush, seed 3: trained before, diverged: stage 1")
+    assert shown[4].endswith("; about 10 s left")
+    assert len(shown) == 5
 
 
 def test_the_run_under_way_is_told_on_a_terminal(tmp_path: Path) -> None:

@@ -11,44 +11,48 @@ from safetensors.torch import load_file
 
 from hetpipe.cli.export import export_weights
 from hetpipe.errors import CheckpointError, UserError
-from hetpipe.pipeline.checkpoint import file_name, save_part
-from hetpipe.ps.manifest import Manifest, checkpoint_dir, file_digest, write_durably
-from hetpipe.spec import wire
-from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.sync import Progress
+from hetpipe.pipeline.checkpoint import save_slices
+from hetpipe.ps.manifest import MANIFEST, VERSION, Manifest, checkpoint_dir, file_digest, manifest_bytes
+from hetpipe.spec.checkpoint import PartLabel, StoredSlice
+from hetpipe.spec.ids import Clock, VirtualWorkerIndex
+from tests.checkpoints import JOB, progress_at, stage_part
 from tests.models import dropout_batch_norm
 
 
-def write_checkpoint(run_dir: Path, clock: int) -> dict[str, torch.Tensor]:
-    """A checkpoint of two stages and two virtual workers; the model's state in it."""
+def write_state(run_dir: Path, clock: int) -> dict[str, torch.Tensor]:
+    """A checkpoint of two shards, two virtual workers and two stages each; the model's state in it.
+
+    The first shard has half of the first weight, the second one all else.
+    """
     torch.manual_seed(clock)
     model = dropout_batch_norm()
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    parameters = {name for name, _ in model.named_parameters()}
+    whole = {name: tuple(p.shape) for name, p in model.named_parameters()}
     folder = checkpoint_dir(run_dir, Clock(clock))
-    paths = []
+    pieces: list[list[tuple[StoredSlice, torch.Tensor]]] = [[], []]
+    for index, (name, shape) in enumerate(whole.items()):
+        flat = state[name].flatten()
+        half = len(flat) // 2 if index == 0 else 0
+        if half:
+            pieces[0].append((StoredSlice(name, 0, half, shape), flat[:half]))
+        pieces[1].append((StoredSlice(name, half, len(flat), shape), flat[half:]))
+    files = [
+        file_digest(save_slices(folder, PartLabel(JOB, Clock(clock), f"shard-{shard}.safetensors"), pieces[shard]))
+        for shard in range(2)
+    ]
     for vw in range(2):
         for stage, layers in enumerate((("0.",), ("1.", "2.", "3."))):
-            of_stage = {name: value for name, value in state.items() if name.startswith(layers) and vw == 0}
-            paths.append(
-                save_part(
-                    folder,
-                    file_name(VirtualWorkerIndex(vw), StageIndex(stage)),
-                    weights={name: value for name, value in of_stage.items() if name in parameters},
-                    buffers={name: value for name, value in of_stage.items() if name not in parameters},
-                    optimizer={"0.0.weight": {"momentum_buffer": torch.ones(8, 5), "step": 3}} if stage == 0 else {},
-                )
-            )
-    progress = Progress(clock=Clock(clock), epoch=0, used=b"", minibatches=1, samples=1)
+            own = {name: value for name, value in state.items() if name.startswith(layers) and name not in whole}
+            files.append(stage_part(run_dir, clock, vw, stage, buffers=own))
     stages = {VirtualWorkerIndex(0): 2, VirtualWorkerIndex(1): 2}
-    manifest = Manifest(1, "small-1", progress, stages, tuple(file_digest(path) for path in paths))
-    write_durably(folder / "manifest.json", wire.to_json(Manifest, manifest).encode())
+    manifest = Manifest(VERSION, JOB, progress_at(clock), stages, tuple(files), 2)
+    (folder / MANIFEST).write_bytes(manifest_bytes(manifest))
     return state
 
 
 def test_the_newest_checkpoint_becomes_a_file_that_the_model_loads(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 3)
-    state = write_checkpoint(tmp_path, 6)
+    write_state(tmp_path, 3)
+    state = write_state(tmp_path, 6)
     out = tmp_path / "out.safetensors"
     exported = export_weights(tmp_path, out)
     assert (exported.clock, exported.num_tensors) == (6, len(state))
@@ -63,8 +67,8 @@ def test_the_newest_checkpoint_becomes_a_file_that_the_model_loads(tmp_path: Pat
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 3)
-    part = next(tmp_path.glob("checkpoints/*/vw-0-stage-1.safetensors"))
+    write_state(tmp_path, 3)
+    part = next(tmp_path.glob("checkpoints/*/shard-1.safetensors"))
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     part.write_bytes(content)
@@ -79,8 +83,16 @@ def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 3)
+    write_state(tmp_path, 3)
     with pytest.raises(UserError, match=r"is a folder; name the file to write, for example .*model.safetensors"):
         export_weights(tmp_path, tmp_path)
     with pytest.raises(UserError, match="cannot write"):
         export_weights(tmp_path, tmp_path / "nowhere" / "out.safetensors")
+
+
+def test_the_one_before_a_damaged_one_is_exported(tmp_path: Path) -> None:
+    state = write_state(tmp_path, 3)
+    write_state(tmp_path, 6)
+    checkpoint_dir(tmp_path, Clock(6)).joinpath("vw-1-stage-0.safetensors").write_bytes(b"torn")
+    assert export_weights(tmp_path, tmp_path / "out.safetensors").clock == 3
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["0.0.weight"], state["0.0.weight"])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.cli.follow import (
-    MEND_SECONDS,
     CoordinatorLost,
     Ending,
     Follower,
     Heard,
     Inbox,
     Interrupted,
+    Remark,
     RunningJob,
     StopRefused,
 )
+from hetpipe.cli.mending import MEND_SECONDS
 from hetpipe.cli.service import ServiceDeath
+from hetpipe.cli.supervisor import ServiceRestart
 from hetpipe.errors import PeerUnreachable, UnknownJob
 from hetpipe.spec.events import JobEnded, JobState, StateChanged, StopMode
 from hetpipe.testing.fake_clock import FakeClock
@@ -77,6 +79,15 @@ def test_a_death_is_the_cause_of_all_that_follows() -> None:
     ending = case.follower.run()
     assert ending.sentences == ("parameter server 1 (pid 123) was killed by SIGKILL",)
     assert ending.error == "JobFailed"
+
+
+def test_a_service_that_was_started_again_is_told() -> None:
+    case = Case()
+    case.follower.handle(ServiceRestart("parameter-server-1", DEATH, 124))
+    assert case.view.remarks == [
+        "parameter server 1 (pid 123) was killed by SIGKILL; it was started again (pid 124)",
+    ]
+    assert case.follower.ending is None
 
 
 def test_the_first_interrupt_asks_for_a_checkpoint() -> None:
@@ -165,13 +176,25 @@ def watched(coordinator: FakeCoordinator, *, when_lost: str = "") -> Inbox:
 def test_a_broken_stream_is_mended() -> None:
     gone = PeerUnreachable("gone")
     inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), gone, gone, JobEnded(JobState.FINISHED)]))
-    heard = [inbox.get(timeout=10.0) for _ in range(2)]
-    assert heard == [Heard(StateChanged(JobState.RUNNING)), Heard(JobEnded(JobState.FINISHED))]
+    heard = [inbox.get(timeout=10.0) for _ in range(4)]
+    assert heard == [
+        Heard(StateChanged(JobState.RUNNING)),
+        Remark("the coordinator does not answer; trying again until it is there"),
+        Remark("the coordinator is there again after 1 s"),
+        Heard(JobEnded(JobState.FINISHED)),
+    ]
+
+
+def test_remarks_are_shown() -> None:
+    case = Case()
+    case.follower.handle(Remark("the coordinator is there again after 1 s"))
+    assert case.view.remarks == ["the coordinator is there again after 1 s"]
 
 
 def test_a_stream_that_stays_broken_is_given_up() -> None:
-    attempts = int(MEND_SECONDS / 0.3) + 2
+    attempts = int(MEND_SECONDS / 0.5) + 1
     inbox = watched(FakeCoordinator([PeerUnreachable("gone")] * attempts), when_lost="look elsewhere")
+    assert isinstance(inbox.get(timeout=10.0), Remark)
     assert inbox.get(timeout=10.0) == CoordinatorLost("PeerUnreachable", "gone; look elsewhere")
 
 

@@ -75,6 +75,7 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "bytes",
         "waiting_seconds",
         "idle_seconds",
+        "deaths",
         "stages",
     ]
     assert result.clocks == {0: 6, 1: 6}

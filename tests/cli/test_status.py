@@ -16,11 +16,12 @@ import pytest
 from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.status import RunStatus, is_service, status_of_coordinator, status_of_run
 from hetpipe.errors import PeerUnreachable, UnknownJob
-from hetpipe.spec.events import JobStatus
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.events import JobStatus, WorkerStatus
+from hetpipe.spec.ids import Incarnation, JobId
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.testing.fake_clock import FakeClock
-from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with
-from tests.cli.test_training import write_checkpoint
+from tests.checkpoints import write_checkpoint
+from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with, table
 from tests.polling import wait_until
 
 #: More than any process id.
@@ -79,6 +80,8 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         ],
         "clocks": {"0": 4, "1": 3},
         "global_clock": 3,
+        "workers": [],
+        "straggler": None,
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",
@@ -91,6 +94,26 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "stage                 0   0  127.0.0.1   14  ready",
         "stage                 0   1  127.0.0.1    -  starting",
     ]
+
+
+def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    workers = (
+        WorkerStatus(Vw(0), Incarnation(0), 0, "ready"),
+        WorkerStatus(Vw(1), Incarnation(1), 1, "ready"),
+        WorkerStatus(Vw(2), Incarnation(4), 5, "out"),
+    )
+    running = replace(
+        running_status(str(folder.path)), workers=workers, progress=replace(table(4, 3), straggler=Vw(1)), processes=()
+    )
+    status = ask(folder, FakeCoordinator(status=running))
+    assert status.lines(folder.path.parent)[2:] == [
+        "virtual worker 1: life 2, lost 1 time",
+        "virtual worker 2: life 5, lost 5 times, out",
+        "the others mostly wait for virtual worker 1, which is the slowest",
+    ]
+    assert status.to_json()["workers"][1] == {"vw": 1, "incarnation": 1, "deaths": 1, "state": "ready"}
+    assert status.to_json()["straggler"] == 1
 
 
 def test_an_ended_run_tells_its_result(folder: RunFolder) -> None:
@@ -114,7 +137,7 @@ def test_a_run_whose_processes_are_gone_has_died(folder: RunFolder, coordinator:
         ("parameter_server", "gone"),
         ("agent", "gone"),
     ]
-    write_checkpoint(folder.path)
+    write_checkpoint(folder.path, 3)
     assert ask(folder, coordinator).remark.endswith("resume with: hetpipe train --resume run")
 
 

@@ -6,12 +6,14 @@ import os
 import queue
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hetpipe.cli.restarts import RestartRules
 from hetpipe.cli.service import Service, ServiceDeath, ServiceSpec, end_services
-from hetpipe.cli.supervisor import Programs, Services, Supervisor
+from hetpipe.cli.supervisor import Programs, ServiceRestart, Services, Supervisor
 from hetpipe.errors import DeadlineExceeded, JobFailed
 from tests.polling import wait_until
 
@@ -31,10 +33,15 @@ signal.signal(signal.SIGTERM, end)
 """
 
 Deaths = queue.SimpleQueue[ServiceDeath]
+Restarts = queue.SimpleQueue[ServiceRestart]
 
 
 def program(code: str) -> tuple[str, ...]:
     return (sys.executable, "-S", "-c", code)
+
+
+#: No test waits long; the third death is one too many.
+QUICK = RestartRules(first_pause_seconds=0.01, longest_pause_seconds=0.02, most_deaths=3)
 
 
 def start(logs: Path, code: str, deaths: Deaths | None = None) -> Service:
@@ -91,7 +98,15 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 def services(logs: Path, *, agent: str = NOTES_ITS_END + UNTIL_INPUT_ENDS) -> Services:
     stand_in = NOTES_ITS_END + READY + UNTIL_INPUT_ENDS
     programs = Programs(coordinator=program(stand_in), parameter_server=program(stand_in), agent=program(agent))
-    return Services(num_shards=2, num_cpu_devices=4, logs=logs, programs=programs)
+    return Services(
+        num_shards=2, num_cpu_devices=4, logs=logs, state=logs / "state", programs=programs, restart_rules=QUICK
+    )
+
+
+def supervisor_of(given: Services, *, deaths: Deaths | None = None, restarts: Restarts | None = None) -> Supervisor:
+    return Supervisor(
+        given, environment=os.environ, on_death=(deaths or Deaths()).put, on_restart=(restarts or Restarts()).put
+    )
 
 
 def command_line(pid: int) -> list[str]:
@@ -102,13 +117,14 @@ def command_line(pid: int) -> list[str]:
 
 
 def test_what_is_started(tmp_path: Path) -> None:
-    with Supervisor(services(tmp_path), environment=dict(os.environ), on_death=Deaths().put) as supervisor:
+    with supervisor_of(services(tmp_path)) as supervisor:
         assert supervisor.start() == "h:1"
         pids = supervisor.pids
         assert set(pids) == {"coordinator", "parameter-server-0", "parameter-server-1", "agent"}
         log = ["--log", str(tmp_path / "agent.log"), "--exit-with-parent", ""]
         assert command_line(pids["agent"])[4:] == ["--coordinator", "h:1", "--cpu-devices", "4", *log]
-        assert command_line(pids["parameter-server-1"])[4:8] == ["--coordinator", "h:1", "--index", "1"]
+        state = ["--state", str(tmp_path / "state" / "shard-1")]
+        assert command_line(pids["parameter-server-1"])[4:10] == ["--coordinator", "h:1", "--index", "1", *state]
         assert command_line(pids["coordinator"])[4:6] == ["--store", "memory"]
         environment = Path(f"/proc/{pids['agent']}/environ").read_text().split("\0")
         assert {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1", "PYTHONSAFEPATH=1"} <= set(environment)
@@ -125,7 +141,7 @@ def test_the_real_programs_are_modules_of_the_services() -> None:
 
 def test_they_end_in_the_stated_order(tmp_path: Path) -> None:
     ready = NOTES_ITS_END + "open(next(a for a in sys.argv if a.endswith('.log')) + '.up', 'w')\n" + UNTIL_INPUT_ENDS
-    with Supervisor(services(tmp_path, agent=ready), environment={}, on_death=Deaths().put) as supervisor:
+    with supervisor_of(services(tmp_path, agent=ready)) as supervisor:
         supervisor.start()
         wait_until((tmp_path / "agent.log.up").exists, timeout_seconds=10.0, what="agent")
     order = (tmp_path / "order").read_text().split()
@@ -133,21 +149,66 @@ def test_they_end_in_the_stated_order(tmp_path: Path) -> None:
     assert order[-1] == "coordinator.log"
 
 
-def test_one_that_dies_during_the_run_is_told(tmp_path: Path) -> None:
-    deaths: Deaths = Deaths()
+def test_one_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    deaths, restarts = Deaths(), Restarts()
     agent = "import sys\nsys.exit('no devices')\n"
-    with Supervisor(services(tmp_path, agent=agent), environment={}, on_death=deaths.put) as supervisor:
+    with supervisor_of(services(tmp_path, agent=agent), deaths=deaths, restarts=restarts) as supervisor:
         supervisor.start()
         death = deaths.get(timeout=10.0)
-    assert (death.title, death.exit_code, death.last_words) == ("the agent", 1, "no devices")
+    reason = "no devices; it is not started again, as it has died 3 times within 60 s"
+    assert str(death) == f"the agent (pid {death.pid}) ended with exit code 1: {reason}"
     assert deaths.empty()
+    assert restarts.qsize() == 2
+
+
+def test_one_that_dies_is_started_again_where_others_look_for_it(tmp_path: Path) -> None:
+    deaths, restarts = Deaths(), Restarts()
+    given = services(tmp_path)
+    serves = READY.replace("h:1", "h:7301") + UNTIL_INPUT_ENDS
+    given = replace(given, programs=replace(given.programs, parameter_server=program(serves)))
+    with supervisor_of(given, deaths=deaths, restarts=restarts) as supervisor:
+        supervisor.start()
+        before = supervisor.pids
+        key = "parameter-server-1"
+        kept = supervisor._kept[key]
+        for _ in range(2):
+            kept.service.wait_ready(deadline_seconds=10.0)
+            os.kill(kept.service.pid, signal.SIGKILL)
+            restart = restarts.get(timeout=10.0)
+        after = supervisor.pids
+        assert after == {**before, key: restart.pid}
+        state = ["--state", str(tmp_path / "state" / "shard-1")]
+        arguments = ["--coordinator", "h:1", "--index", "1", *state, "--port", "7301"]
+        assert command_line(restart.pid)[4 : 4 + len(arguments)] == arguments
+        assert str(restart).endswith(f"was killed by SIGKILL; it was started again (pid {restart.pid})")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in after.values())
+    assert deaths.empty()
+
+
+def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
+    (tmp_path / "stand-in-0.out").write_text("what an earlier life said\n")
+    deaths: Deaths = Deaths()
+    service = start(tmp_path, READY + UNTIL_INPUT_ENDS, deaths)
+    service.wait_ready(deadline_seconds=10.0)
+    service._process.kill()
+    assert deaths.get(timeout=10.0).last_words == ""
+    assert (tmp_path / "stand-in-0.out").exists()
+
+
+def test_a_coordinator_that_dies_ends_the_run(tmp_path: Path) -> None:
+    deaths: Deaths = Deaths()
+    with supervisor_of(services(tmp_path), deaths=deaths) as supervisor:
+        supervisor.start()
+        pid = supervisor.pids["coordinator"]
+        os.kill(pid, signal.SIGKILL)
+        assert str(deaths.get(timeout=10.0)) == f"the coordinator (pid {pid}) was killed by SIGKILL"
 
 
 def test_a_coordinator_that_fails_starts_nothing_else(tmp_path: Path) -> None:
     broken = Programs(coordinator=program("import sys\nsys.exit('no port')"))
-    given = Services(num_shards=1, num_cpu_devices=1, logs=tmp_path, programs=broken)
+    given = Services(num_shards=1, num_cpu_devices=1, logs=tmp_path, state=tmp_path, programs=broken)
     with (
-        Supervisor(given, environment={}, on_death=Deaths().put) as supervisor,
+        supervisor_of(given) as supervisor,
         pytest.raises(JobFailed, match=r"the coordinator \(pid \d+\) ended with exit code 1: no port"),
     ):
         supervisor.start()

@@ -101,7 +101,7 @@ def test_a_local_run_knows_no_certificates(monkeypatch: pytest.MonkeyPatch) -> N
     class NoServices:
         pids: Mapping[str, int] = {}
 
-        def __init__(self, _services: object, *, environment: Mapping[str, str], on_death: object) -> None:
+        def __init__(self, _services: object, *, environment: Mapping[str, str], **_: object) -> None:
             environments.append(environment)
 
         def __enter__(self) -> Self:

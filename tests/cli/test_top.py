@@ -175,8 +175,28 @@ def test_a_local_coordinator_ends_with_its_run() -> None:
 
 def test_a_coordinator_that_is_away_is_one_sentence() -> None:
     folder = folder_of_a_run()
-    result = invoke(Changing([running()], PeerUnreachable("the coordinator cannot be reached")), str(folder.path))
+    result = invoke(Changing([], PeerUnreachable("the coordinator cannot be reached")), str(folder.path))
     assert (result.exit_code, result.stderr) == (1, "error: the coordinator cannot be reached\n")
+
+
+def test_a_coordinator_that_goes_away_is_waited_for() -> None:
+    class Returning(Changing):
+        def status(self, job_id: JobId | None = None) -> JobStatus:
+            self.looks += 1
+            if self.looks in {2, 3}:
+                raise PeerUnreachable("gone")
+            return super().status(job_id)
+
+        looks = 0
+
+    output = Output(people=io.StringIO(), complaints=io.StringIO(), machine=None)
+    coordinator = Returning([running(), running()], KeyboardInterrupt)
+    assert top(Which(coordinator=ADDRESS), output, shell_for(coordinator), once=False) is ExitStatus.OK
+    assert isinstance(output.complaints, io.StringIO)
+    assert output.complaints.getvalue().splitlines() == [
+        "the coordinator does not answer; trying again until it is there",
+        "the coordinator is there again after 1 s",
+    ]
 
 
 def test_a_run_whose_services_are_coming_up() -> None:

@@ -17,13 +17,10 @@ from hetpipe.cli.run_folder import RunFolder
 from hetpipe.cli.summary import summary_lines
 from hetpipe.cli.training import RunEnd, RunRequest, Training, choose_devices, planning_remark
 from hetpipe.errors import CallableError, HetpipeError, JobFailed, PeerUnreachable
-from hetpipe.ps.manifest import Manifest, write_durably
-from hetpipe.spec import wire
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
-from hetpipe.spec.ids import Clock
 from hetpipe.spec.job import Job, load_job
-from hetpipe.spec.sync import Progress
 from hetpipe.testing.fake_clock import FakeClock
+from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import FINISHES, RESULT, FakeCoordinator, RecordingView, shell_with, small_job
 from tests.spec.test_job_cluster import CLUSTER, PROFILE
 
@@ -32,15 +29,6 @@ from tests.spec.test_job_cluster import CLUSTER, PROFILE
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.chdir(tmp_path)
     return RunFolder.create(None, name="small", clock=FakeClock())
-
-
-def write_checkpoint(run_dir: Path) -> Path:
-    checkpoint = run_dir / "checkpoints" / "clock-00000003"
-    checkpoint.mkdir(parents=True)
-    progress = Progress(clock=Clock(3), epoch=1, used=bytes(6), minibatches=12, samples=46)
-    manifest = Manifest(1, "small-1", progress, {}, ())
-    write_durably(checkpoint / "manifest.json", wire.to_json(Manifest, manifest).encode())
-    return checkpoint
 
 
 def run(
@@ -87,7 +75,7 @@ def test_what_is_handed_in(folder: RunFolder, tmp_path: Path) -> None:
 
 
 def test_a_run_that_breaks_off_says_how_to_resume(folder: RunFolder) -> None:
-    write_checkpoint(folder.path)
+    write_checkpoint(folder.path, 3)
     end, _ = run(folder, failing("stage 1 of virtual worker 0 was killed by SIGKILL"))
     assert end.exit_status is ExitStatus.FAILED
     hint = f"resume with: hetpipe train --resume runs/{folder.path.name}"
@@ -105,7 +93,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(folder: RunFolder) -> N
 
 
 def test_the_users_mistake_is_not_to_be_resumed(folder: RunFolder) -> None:
-    write_checkpoint(folder.path)
+    write_checkpoint(folder.path, 3)
     end, _ = run(folder, failing("model: there is no module `nope`", "CallableError"))
     assert end.sentences == ("model: there is no module `nope`",)
     assert end.exit_status is ExitStatus.USAGE
@@ -113,7 +101,7 @@ def test_the_users_mistake_is_not_to_be_resumed(folder: RunFolder) -> None:
 
 
 def test_a_run_stopped_by_ctrl_c(folder: RunFolder) -> None:
-    write_checkpoint(folder.path)
+    write_checkpoint(folder.path, 3)
     end, _ = run(folder, FakeCoordinator([JobEnded(JobState.STOPPED, result=RESULT)]), interrupts=1)
     assert end.exit_status is ExitStatus.INTERRUPTED
     assert end.to_json() == RESULT
@@ -187,7 +175,7 @@ def test_a_mistake_of_ours_is_written_down_too(folder: RunFolder) -> None:
 
 
 def test_the_summary_says_what_came_of_it_and_what_to_do_next(folder: RunFolder, tmp_path: Path) -> None:
-    write_checkpoint(folder.path)
+    write_checkpoint(folder.path, 3)
     end, _ = run(folder, FakeCoordinator())
     where = f"runs/{folder.path.name}"
     assert summary_lines(end, current=tmp_path) == [
@@ -199,6 +187,13 @@ def test_the_summary_says_what_came_of_it_and_what_to_do_next(folder: RunFolder,
         f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)",
         f"export:  hetpipe export {where} model.safetensors",
     ]
+
+
+def test_the_summary_tells_what_was_survived(tmp_path: Path) -> None:
+    end = RunEnd(run_dir=tmp_path / "runs" / "a", state=JobState.FINISHED)
+    result = replace(small_result(0), deaths={0: 1, 1: 0, 2: 3})
+    told = summary_lines(replace(end, result=result), current=tmp_path)
+    assert "survived: virtual worker 0 died 1 time, virtual worker 2 died 3 times, and the run went on" in told
 
 
 @pytest.mark.parametrize(

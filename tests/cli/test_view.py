@@ -8,9 +8,26 @@ import pytest
 
 from hetpipe.cli.live import LiveView
 from hetpipe.cli.view import EVALUATION_SECONDS, LINE_SECONDS, CallbackView, LineView, SilentView
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Waiting
+from hetpipe.spec.events import (
+    JobEnded,
+    JobEvent,
+    JobState,
+    StateChanged,
+    Waiting,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+)
+from hetpipe.spec.ids import Incarnation
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import evaluated, table
+
+LIVES: tuple[JobEvent, ...] = (
+    WorkerLost(Vw(1), Incarnation(0), "its agent is gone"),
+    WorkerRejoined(Vw(1), Incarnation(1)),
+    WorkerQuarantined(Vw(1), "it died too often"),
+)
 
 
 def lines_of(stream: io.StringIO) -> list[str]:
@@ -25,11 +42,16 @@ def test_lines_tell_states_waits_and_remarks_at_once() -> None:
     view.show(StateChanged(JobState.INSPECTING))
     view.show(Waiting("stage 0 waits for stage 1", 5.04))
     view.show(StateChanged(JobState.RUNNING, "links between stages: gloo"))
+    for event in LIVES:
+        view.show(event)
     assert lines_of(stream) == [
         't=0.0 event=note sentence="the run\'s folder is runs/a"',
         "t=1.2 state=inspecting",
         't=1.2 event=waiting seconds=5 sentence="stage 0 waits for stage 1"',
         't=1.2 state=running sentence="links between stages: gloo"',
+        't=1.2 event=worker_lost vw=1 life=1 sentence="its agent is gone"',
+        "t=1.2 event=worker_rejoined vw=1 life=2",
+        't=1.2 event=worker_quarantined vw=1 sentence="it died too often"',
     ]
 
 
@@ -109,6 +131,8 @@ def test_the_live_table() -> None:
     view.show(evaluated())
     view.show(Waiting("virtual worker 0 waits for virtual worker 1", 6.0))
     view.say("a remark")
+    for event in LIVES:
+        view.show(event)
     clock.advance(61.0)
     view.show(JobEnded(JobState.FINISHED))
     view.close()
@@ -120,5 +144,8 @@ def test_the_live_table() -> None:
     assert "accuracy 0.9634" in last_frame
     assert "waiting for 6.0 s: virtual worker 0 waits for virtual worker 1" in terminal.getvalue()
     assert "a remark" in terminal.getvalue()
+    assert "virtual worker 1 is lost (life 1): its agent is gone" in terminal.getvalue()
+    assert "virtual worker 1 is back (life 2); it joins at the next barrier" in terminal.getvalue()
+    assert "it died too often" in terminal.getvalue()
     view.say("afterwards")
     assert terminal.getvalue().endswith("afterwards\n")

@@ -81,14 +81,14 @@ def agent_member(name: str = "n0", *, devices: int = 4, pid: int = 100) -> Membe
     return MemberInfo(MemberRole.AGENT, MemberId(name), info.host, pid, devices=info.devices)
 
 
-def shard_member(index: int, *, term: int = 0) -> MemberInfo:
+def shard_member(index: int, *, term: int = 0, port: int = 7000) -> MemberInfo:
     """A shard that wants to be number `index`."""
     return MemberInfo(
         MemberRole.PARAMETER_SERVER,
         MemberId(f"ps{index}"),
         "shards.host",
         200 + index,
-        address=f"shards.host:{7000 + index}",
+        address=f"shards.host:{port + index}",
         shard_index=ShardIndex(index),
         highest_term=Term(term),
     )
@@ -107,6 +107,7 @@ def clocks(*local: int, samples: int = 0, minibatches: int = 0, max_distance: in
         samples=samples,
         barrier=Clock(10),
         barrier_reason="epoch",
+        waves=sum(local),
     )
 
 

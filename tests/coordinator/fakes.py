@@ -12,7 +12,7 @@ from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.tasks import Tools
-from hetpipe.errors import CheckpointError, PeerUnreachable, StoreUnavailable
+from hetpipe.errors import CheckpointError, HetpipeError, PeerUnreachable, StoreUnavailable
 from hetpipe.spec.commands import (
     ChildExit,
     Command,
@@ -21,8 +21,9 @@ from hetpipe.spec.commands import (
     StageNews,
     StartStageCommand,
     StopJobCommand,
+    StopVirtualWorkerCommand,
 )
-from hetpipe.spec.ids import AgentId, Clock, JobId, Term
+from hetpipe.spec.ids import AgentId, Clock, Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import ClockSnapshot, ShardConfig, StageDone, StageReady
 from hetpipe.spec.sync import Progress
@@ -38,6 +39,9 @@ class FakeShards:
         self.dead: set[str] = set()
         self.last_clocks = clocks(6, 6, samples=80, minibatches=20)
         self.progress: dict[str, Progress] = {}
+        self.newest_checkpoint: str | None = None
+        #: What evictions and admissions are refused with.
+        self.refusals: dict[str, HetpipeError] = {}
 
     def open(self, address: str) -> FakeShard:
         return FakeShard(self, address)
@@ -49,7 +53,9 @@ class FakeShards:
 
     @property
     def tools(self) -> Tools:
-        return Tools(open_shard=self.open, read_progress=self.read_progress)
+        return Tools(
+            open_shard=self.open, read_progress=self.read_progress, newest_checkpoint=lambda _: self.newest_checkpoint
+        )
 
     def asked(self, call: str) -> list[tuple[str, Any]]:
         return [(address, argument) for address, name, argument in self.calls if name == call]
@@ -66,6 +72,8 @@ class FakeShard:
         self._shards.calls.append((self._address, call, argument))
         if self._address in self._shards.dead:
             raise PeerUnreachable(f"parameter server at {self._address} cannot be reached: {call}")
+        if call in self._shards.refusals:
+            raise self._shards.refusals[call]
 
     def configure(self, config: ShardConfig) -> None:
         self._note("configure", config)
@@ -73,6 +81,14 @@ class FakeShard:
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
         self._note("request_barrier", (job_id, term, reason))
         return Clock(7)
+
+    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        self._note("evict", (job_id, term, vw, incarnation))
+
+    def admit(
+        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
+    ) -> None:
+        self._note("admit", (job_id, term, vw, incarnation, num_stages))
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         self._note("clocks", job_id)
@@ -188,6 +204,9 @@ class Cluster:
                         self.tell(agent, StageNews(command.key, StageReady(pid=1)))
                     case StopJobCommand(job_id=job_id):
                         self.end_stages(agent, job_id, code=-15)
+                    case StopVirtualWorkerCommand(job_id=job_id):
+                        for key in filter(command.means, self.stages(agent, job_id)):
+                            self.tell(agent, ChildExit(key, 1, -9, ordered=True))
         return obeyed
 
     def train(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from hetpipe.coordinator.configs import data_of, fresh_progress
 from hetpipe.coordinator.exchange import (
+    Admitted,
     Announce,
+    ClocksTold,
     ClusterSeen,
+    Evicted,
     Input,
     Instruction,
     Prepare,
@@ -21,6 +25,7 @@ from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.requirements import ClusterView
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.planner.partition import plan_job
 from hetpipe.spec.commands import (
     ChildExit,
@@ -30,14 +35,14 @@ from hetpipe.spec.commands import (
     StageNews,
     StartStageCommand,
     StopJobCommand,
+    StopVirtualWorkerCommand,
 )
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Waiting
-from hetpipe.spec.ids import Clock, StageIndex, Term
+from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Waiting, WorkerLost
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.run import ClockSnapshot, StageDone, StageFailed, StageReady, StageReport
 from tests.coordinator.builders import (
-    FIRST_LIFE,
     JOB_ID,
     STAGES,
     agent_info,
@@ -56,6 +61,8 @@ SHARDS = (shard_member(0), shard_member(1))
 
 class Driver:
     """One machine, its clock, and everything it has said."""
+
+    TERM = Term(1)
 
     def __init__(self, of: Job | None = None, patience: Patience | None = None) -> None:
         self.now = 0.0
@@ -86,14 +93,16 @@ class Driver:
         return self.feed(InspectionResult(JOB_ID, model()))
 
     def prepare(self) -> list[Instruction]:
-        plan = plan_job(self.job, model(), self.machine.agents, Term(1), JOB_ID)
+        plan = plan_job(self.job, model(), self.machine.agents, self.TERM, JOB_ID)
         return self.feed(Prepared(PlannedRun(self.job, plan), data_of(self.job, model()), fresh_progress(40)))
 
-    def report(self, vw: int, stage: int, report: StageReport) -> list[Instruction]:
-        return self.feed(StageNews(self.key(vw, stage), report))
+    def report(self, vw: int, stage: int, report: StageReport, *, life: int = 0) -> list[Instruction]:
+        return self.feed(StageNews(self.key(vw, stage, life), report))
 
-    def exit(self, vw: int, stage: int, code: int, words: str = "") -> list[Instruction]:
-        return self.feed(ChildExit(self.key(vw, stage), 1000 + 10 * vw + stage, code, words))
+    def exit(
+        self, vw: int, stage: int, code: int, words: str = "", *, life: int = 0, ordered: bool = False
+    ) -> list[Instruction]:
+        return self.feed(ChildExit(self.key(vw, stage, life), 1000 + 10 * vw + stage, code, words, ordered=ordered))
 
     def ready(self) -> None:
         for vw, stage in STAGES:
@@ -125,10 +134,34 @@ class Driver:
         error = "LinkClosed" if secondary else "NonFiniteUpdate"
         self.report(vw, stage, StageFailed(error, sentence, secondary))
 
+    # -- lives
+
+    def end_life(self, vw: int, *, life: int = 0) -> None:
+        """Stage 1 of a virtual worker is killed, and all that was asked for because of it is done."""
+        self.exit(vw, 1, -9, life=life)
+        self.exit(vw, 0, -9, life=life, ordered=True)
+        self.feed(Evicted(Vw(vw), Incarnation(life)))
+
+    def begin_life(self, vw: int, life: int, *, restore: str | None = None) -> None:
+        """The clock shard expects a virtual worker, and its stages get ready."""
+        self.feed(Admitted(Vw(vw), Incarnation(life), restore))
+        for stage in (0, 1):
+            self.report(vw, stage, StageReady(pid=2000 + 10 * vw + stage), life=life)
+
+    def commit(self, vw: int) -> None:
+        """The clock shard tells that a virtual worker has committed two waves, one after the other."""
+        for clock in (8, 9):
+            told = clocks(9, 9)
+            self.feed(ClocksTold(replace(told, local={Vw(vw): Clock(clock)})))
+
+    def worker(self, vw: int) -> WorkerLife:
+        assert self.machine._training is not None
+        return next(worker for worker in self.machine._training.lives if worker.vw == vw)
+
     # -- what was said
 
-    def key(self, vw: int, stage: int) -> StageKey:
-        return StageKey(JOB_ID, Vw(vw), StageIndex(stage), FIRST_LIFE)
+    def key(self, vw: int, stage: int, life: int = 0) -> StageKey:
+        return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life))
 
     def tasks(self, kind: type[T]) -> list[T]:
         return [item for item in self.said if isinstance(item, kind)]
@@ -138,6 +171,10 @@ class Driver:
 
     def announced(self) -> list[JobEvent]:
         return [item.event for item in self.said if isinstance(item, Announce)]
+
+    @property
+    def lost(self) -> list[WorkerLost]:
+        return self.events(WorkerLost)
 
     def states(self) -> list[str]:
         return [event.state.value for event in self.events(StateChanged)]
@@ -152,6 +189,11 @@ class Driver:
         assert self.machine.ended is not None
         assert self.announced()[-1] == self.machine.ended
         return self.machine.ended
+
+    @property
+    def kill_commands(self) -> list[tuple[str, int, int]]:
+        found = [(item.agent, item.command) for item in self.commands(StopVirtualWorkerCommand)]
+        return [(a, c.vw, c.incarnation) for a, c in found if isinstance(c, StopVirtualWorkerCommand)]
 
     @property
     def stop_commands(self) -> list[str]:

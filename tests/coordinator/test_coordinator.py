@@ -5,16 +5,33 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from hetpipe.coordinator.coordinator import MAX_ENDED_JOBS
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.planning import PLANNER, options_of
-from hetpipe.errors import JobError, MemberReplaced, ProtocolViolation, StoreUnavailable, UnknownJob, UnknownMember
+from hetpipe.errors import (
+    JobError,
+    MemberReplaced,
+    ProtocolViolation,
+    StaleIncarnation,
+    StoreUnavailable,
+    UnknownJob,
+    UnknownMember,
+)
 from hetpipe.spec.commands import ChildExit, InspectCommand, InspectionResult, StageNews, StartStageCommand
 from hetpipe.spec.document import read_document
-from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
+from hetpipe.spec.events import (
+    JobEnded,
+    JobState,
+    NumberedEvent,
+    StopMode,
+    Submission,
+    WorkerLost,
+    WorkerRejoined,
+)
 from hetpipe.spec.fit import read_fitting
 from hetpipe.spec.ids import AgentId, Clock, JobId
 from hetpipe.spec.job import Job
@@ -27,6 +44,8 @@ from hetpipe.spec.wire import revive
 from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, model, shard_member, submission
 from tests.coordinator.fakes import Cluster, FlakyStore
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -47,6 +66,12 @@ def state(cluster: Cluster, job_id: JobId = JOB_ID) -> JobState:
 
 def failure(cluster: Cluster, job_id: JobId = JOB_ID) -> str:
     return cluster.coordinator.record(job_id).failure
+
+
+def events(cluster: Cluster, kind: type[T]) -> list[T]:
+    host = cluster.coordinator.host(JOB_ID)
+    assert host is not None
+    return [numbered.event for numbered in host.events if isinstance(numbered.event, kind)]
 
 
 class TestMembers:
@@ -316,35 +341,38 @@ class TestFailures:
         assert [address for address, _ in cluster.shards.asked("release")] == ["shards.host:7000", "shards.host:7001"]
 
     def test_a_shard_that_stops_answering_ends_the_run_in_time(self, cluster: Cluster) -> None:
-        submit(cluster)
+        submit(cluster, "survive.absence=10s")
         cluster.train()
         start = cluster.clock.monotonic()
         cluster.shards.dead.add("shards.host:7001")
-        for key in cluster.stages("n0", JOB_ID):
-            cluster.tell("n0", StageNews(key, StageFailed("PeerUnreachable", "ps1 is away", secondary=True)))
         while not state(cluster).is_terminal:
             cluster.wait(0.5, silent=("ps1",))
 
-        assert cluster.clock.monotonic() - start <= 10.0
+        assert cluster.clock.monotonic() - start <= 17.0
         assert failure(cluster) == (
-            "parameter server ps1 (pid 201 on shards.host:7001) stopped answering: no heartbeat for 5.0 s"
+            "parameter server ps1 (pid 201 on shards.host:7001) stopped answering: no heartbeat for 5.0 s; it did not "
+            "come back at shards.host:7001 within 10 s"
         )
 
-    def test_a_killed_agent_ends_the_run(self, cluster: Cluster) -> None:
+    def test_one_that_comes_back_in_time_does_not(self, cluster: Cluster) -> None:
+        submit(cluster, "survive.absence=10s")
+        cluster.train()
+        cluster.wait(12.0, silent=("ps1",))
+        cluster.join(shard_member(1))
+        cluster.wait(20.0)
+
+        assert state(cluster) is JobState.RUNNING
+
+    def test_a_coordinator_that_was_stopped_itself_evicts_nobody(self, cluster: Cluster) -> None:
         submit(cluster)
         cluster.train()
-        cluster.wait(7.0, silent=("n1",))
+        cluster.clock.advance(300.0)
+        cluster.coordinator.tick()
+        cluster.wait(4.5, silent=("n1",))
+        assert len(cluster.coordinator.members()) == 4
+        cluster.wait(0.5, silent=("n1",))
 
-        assert failure(cluster) == "agent n1 (pid 100 on n1.host) stopped answering: no heartbeat for 5.0 s"
-        assert any(command for command in cluster.take("n0"))
-
-    def test_an_agent_started_again_under_its_name_ends_the_run(self, cluster: Cluster) -> None:
-        submit(cluster)
-        cluster.train()
-        cluster.join(agent_member("n1", devices=2, pid=777))
-        cluster.wait(1.0)
-
-        assert failure(cluster) == "agent n1 (pid 100 on n1.host) was replaced by pid 777 on n1.host"
+        assert len(cluster.coordinator.members()) == 3
 
     def test_a_batch_that_comes_twice_counts_once(self, cluster: Cluster) -> None:
         submit(cluster)
@@ -357,7 +385,7 @@ class TestFailures:
         cluster.coordinator.report("n0", registration, 49, (ChildExit(key, 1, -11),))  # type: ignore[arg-type]
         cluster.wait(1.5)
 
-        assert failure(cluster).endswith("was killed by SIGKILL")
+        assert [lost.sentence[-17:] for lost in events(cluster, WorkerLost)] == ["killed by SIGKILL"]
 
     def test_news_of_unknown_jobs_are_ignored(self, cluster: Cluster) -> None:
         cluster.tell("n0", InspectionResult(JobId("unknown"), model()))
@@ -365,13 +393,97 @@ class TestFailures:
     def test_after_a_failure_the_devices_are_free_again(self, cluster: Cluster) -> None:
         submit(cluster)
         cluster.train()
-        cluster.tell("n0", ChildExit(cluster.stages("n0", JOB_ID)[0], 1, -9))
+        cluster.tell("n0", StageNews(cluster.stages("n0", JOB_ID)[0], StageFailed("CallableError", "it is wrong")))
         cluster.wait(1.5)
         cluster.train()
         second = submit(cluster, request_id="another-request")
         cluster.train()
 
         assert state(cluster, second) is JobState.RUNNING
+
+
+class TestLives:
+    """One stage of virtual worker 1, on agent n1, is killed; a job of two virtual workers with two stages each."""
+
+    @pytest.fixture
+    def cluster(self, tmp_path: Path) -> Cluster:
+        cluster = Cluster(tmp_path / "run").usual()
+        submit(cluster)
+        cluster.train()
+        return cluster
+
+    def kill(self, cluster: Cluster) -> None:
+        cluster.tell("n1", ChildExit(cluster.stages("n1", JOB_ID)[0], 1, -9))
+
+    def test_it_is_evicted_and_admitted_again_with_the_newest_checkpoint(self, cluster: Cluster) -> None:
+        cluster.shards.newest_checkpoint = "/run/checkpoints/clock-00000004"
+        self.kill(cluster)
+        cluster.obey()
+        commands = cluster.obey()
+
+        assert cluster.shards.asked("evict") == [("shards.host:7000", (JOB_ID, 1, 1, 0))]
+        assert cluster.shards.asked("admit") == [("shards.host:7000", (JOB_ID, 1, 1, 1, 2))]
+        configs = [command.config for command in commands if isinstance(command, StartStageCommand)]
+        assert [(c.vw, c.stage, c.incarnation, c.host) for c in configs] == [
+            (1, 0, 1, "n1.host"),
+            (1, 1, 1, "n1.host"),
+        ]
+        assert {c.restore for c in configs} == {"/run/checkpoints/clock-00000004"}
+        assert [event.incarnation for event in events(cluster, WorkerRejoined)] == [1]
+        assert state(cluster) is JobState.RUNNING
+
+    def test_a_clock_shard_that_is_away_is_asked_until_it_answers(self, cluster: Cluster) -> None:
+        cluster.shards.dead.add("shards.host:7000")
+        self.kill(cluster)
+        cluster.obey()
+        cluster.wait(3.0)
+        assert len(cluster.shards.asked("evict")) == 4
+        cluster.shards.dead.clear()
+        cluster.wait(1.5)
+        cluster.train()
+
+        assert len(cluster.shards.asked("evict")) == 5
+        assert len(cluster.shards.asked("admit")) == 1
+        assert len(events(cluster, WorkerRejoined)) == 1
+
+    def test_a_life_that_the_clock_shard_never_heard_of_is_evicted(self, cluster: Cluster) -> None:
+        cluster.shards.refusals["evict"] = StaleIncarnation("virtual worker 1 had no incarnation 0")
+        self.kill(cluster)
+        cluster.train()
+
+        assert len(events(cluster, WorkerRejoined)) == 1
+
+    def test_a_mistake_of_our_own_does_not_lose_it(self, cluster: Cluster) -> None:
+        cluster.shards.refusals["admit"] = ZeroDivisionError()  # type: ignore[assignment]
+        self.kill(cluster)
+        cluster.train()
+        assert events(cluster, WorkerRejoined) == []
+        del cluster.shards.refusals["admit"]
+        cluster.wait(1.5)
+        cluster.train()
+
+        assert len(events(cluster, WorkerRejoined)) == 1
+
+    def test_a_killed_agent_that_is_started_again_starts_it_again(self, cluster: Cluster) -> None:
+        cluster.wait(6.0, silent=("n1",))
+        assert [event.sentence for event in events(cluster, WorkerLost)] == [
+            "agent n1 (pid 100 on n1.host) stopped answering: no heartbeat for 5.0 s"
+        ]
+        cluster.join(agent_member("n1", devices=2, pid=777))
+        cluster.executor.run_all()
+        cluster.train()
+
+        assert len(events(cluster, WorkerRejoined)) == 1
+
+    def test_one_that_takes_the_name_of_another_starts_it_again_at_once(self, cluster: Cluster) -> None:
+        cluster.join(agent_member("n1", devices=2, pid=777))
+        cluster.executor.run_all()
+        cluster.train()
+
+        assert [event.sentence for event in events(cluster, WorkerLost)] == [
+            "agent n1 (pid 100 on n1.host) was replaced by pid 777 on n1.host"
+        ]
+        assert len(events(cluster, WorkerRejoined)) == 1
 
 
 class TestStops:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, StopAsked, TaskFailed, WrappedUp
+from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, Evict, StopAsked, TaskFailed, WrappedUp
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.spec.commands import InspectCommand, InspectionResult, InspectionStep, StageKey, StageNews
@@ -14,7 +14,7 @@ from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageDone, StageEvaluation, StageReady, StageWaiting
-from tests.coordinator.builders import BASE, JOB_ID, agent_info, clocks, measured, model, progress, shard_member
+from tests.coordinator.builders import BASE, JOB_ID, STAGES, agent_info, clocks, measured, model, progress, shard_member
 from tests.coordinator.machine_driver import AGENTS, SHARDS, Driver
 from tests.coordinator.test_agents_cluster import agent, t4
 
@@ -100,14 +100,14 @@ class TestTheUsualWay:
         driver = Driver().to(JobState.RUNNING)
         driver.report(0, 1, StageEvaluation(Clock(3), 0, 1, {"loss": 1.0}))
         assert driver.events(Evaluated) == []
-        driver.report(1, 1, StageEvaluation(Clock(3), 0, 3, {"loss": 1.0}))
+        driver.report(1, 1, StageEvaluation(Clock(3), 0, 9, {"loss": 1.0}))
         driver.all_done()
         driver.wrap_up()
 
-        assert [event.values for event in driver.events(Evaluated)] == [{"loss": 0.5}]
+        assert [event.values for event in driver.events(Evaluated)] == [{"loss": 0.2}]
         result = driver.ended().result
         assert result is not None
-        assert result["eval"]["loss"] == 0.5
+        assert result["eval"]["loss"] == 0.2
 
     def test_long_waits_of_stages_are_passed_on(self) -> None:
         driver = Driver().to(JobState.RUNNING)
@@ -337,9 +337,13 @@ class TestWaits:
 
     def test_running_has_no_limit(self) -> None:
         driver = Driver().to(JobState.RUNNING)
-        driver.wait(2_000.0)
+        for _ in range(40):
+            driver.wait(50.0)
+            for vw, stage in STAGES:
+                driver.report(vw, stage, progress())
 
         assert driver.machine.state is JobState.RUNNING
+        assert driver.tasks(Evict) == []
 
 
 class TestSettling:

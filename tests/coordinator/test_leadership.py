@@ -125,14 +125,13 @@ class TestCandidates:
     def test_the_second_leads_once_the_first_has_ended(self) -> None:
         both = Coordinators()
         first, second = both.candidate("a"), both.candidate("b")
-        lead = first.run_for(threading.Event())
-        assert lead is not None
+        assert first.run_for(threading.Event())
+        fence = first.fence
         assert second.ask().reason == "a has the lead"
         first.end()
 
         assert second.ask().standing is Standing.LEADING
-        assert second._lead is not None
-        assert second._lead.fence > lead.fence
+        assert second.fence > fence
         assert both.lost == []
         second.end()
 
@@ -143,7 +142,7 @@ class TestCandidates:
         give_up = threading.Event()
         give_up.set()
 
-        assert second.run_for(give_up) is None
+        assert not second.run_for(give_up)
         second.end()
         assert first.ask().standing is Standing.LEADING
         first.end()
@@ -159,6 +158,33 @@ class TestCandidates:
         store.away = False
         assert candidate.ask().standing is Standing.LEADING
         candidate.end()
+
+    def test_whoever_has_seen_a_later_one_is_outbid(self) -> None:
+        """The store has forgotten how high the number was; the members have not."""
+        both = Coordinators()
+        leader, second = both.candidate("a"), both.candidate("b")
+        assert leader.run_for(threading.Event())
+        leader.outbid(0)
+        assert leader.fence == 1, "it is above that already"
+        leader.outbid(7)
+        assert leader.fence == 8
+        assert leader.ask().standing is Standing.LEADING
+        assert second.ask().reason == "a has the lead"
+        assert both.lost == []
+        leader.end()
+
+    def test_who_leads_no_more_outbids_nobody(self) -> None:
+        both = Coordinators()
+        first, second = both.candidate("a"), both.candidate("b")
+        first.ask()
+        both.clock.advance(6.0)
+        assert second.ask().standing is Standing.LEADING
+        with pytest.raises(NotLeader, match="b has the lead"):
+            first.outbid(7)
+        assert first.ask().standing is Standing.STEPPED_DOWN
+        first.end()
+        assert second.ask().standing is Standing.LEADING
+        second.end()
 
     def test_the_loss_is_told_once(self) -> None:
         both = Coordinators()
@@ -305,16 +331,14 @@ class TestOverRedis:
         first, second = (
             Candidate(RedisStore(server.url), name, clock=clock, on_lost=lost.append) for name in ("first", "second")
         )
-        lead = first.run_for(threading.Event())
-        assert lead is not None
-        own = RedisStore(server.url, fence=lead.fence)
+        assert first.run_for(threading.Event())
+        own = RedisStore(server.url, fence=lambda: first.fence)
         assert own.next_term(above=Term(0)) == 1
         assert second.ask().reason == "first has the lead"
 
         first.end()
-        lead = second.run_for(threading.Event())
+        assert second.run_for(threading.Event())
 
-        assert lead is not None
         with pytest.raises(NotLeader):
             own.next_term(above=Term(0))
         own.close()

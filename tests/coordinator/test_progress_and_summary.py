@@ -11,14 +11,22 @@ from hetpipe.coordinator.configs import data_of, fresh_progress
 from hetpipe.coordinator.progress import ProgressBoard
 from hetpipe.coordinator.summary import RunRecord, clocks_from_reports, result_object
 from hetpipe.planner.partition import plan_job
+from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import Evaluated
-from hetpipe.spec.ids import Clock, StageIndex, Term
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.sync import Progress
 from tests.coordinator.builders import JOB_ID, STAGES, agent_info, clocks, job, model, progress
 
 PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
 START = fresh_progress(40)
+
+
+BOTH = {Vw(0), Vw(1)}
+
+
+def key(vw: int, stage: int, life: int = 0) -> StageKey:
+    return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life))
 
 
 @pytest.fixture
@@ -28,7 +36,7 @@ def board() -> ProgressBoard:
 
 class TestProgressBoard:
     def test_an_empty_table_has_all_rows(self, board: ProgressBoard) -> None:
-        table = board.table(None, now=100.0)
+        table = board.table(None, up=BOTH, now=100.0)
 
         assert [row.vw for row in table.rows] == [0, 1]
         assert [(s.first_layer, s.last_layer, s.device) for s in table.rows[1].stages] == [
@@ -40,52 +48,79 @@ class TestProgressBoard:
         assert table.staleness == 1
 
     def test_clocks_come_from_the_clock_shard(self, board: ProgressBoard) -> None:
-        table = board.table(clocks(5, 3, samples=16), now=101.0)
+        table = board.table(clocks(5, 3, samples=16), up=BOTH, now=101.0)
 
         assert [(row.clock, row.distance) for row in table.rows] == [(5, 2), (3, 0)]
         assert (table.global_clock, table.samples) == (3, 16)
 
     def test_without_it_from_the_first_stages(self, board: ProgressBoard) -> None:
-        board.add(Vw(0), StageIndex(0), progress(clock=4), now=101.0)
+        board.add(key(0, 0), progress(clock=4), now=101.0)
 
-        assert [row.clock for row in board.table(None, now=101.0).rows] == [4, 0]
+        assert [row.clock for row in board.table(None, up=BOTH, now=101.0).rows] == [4, 0]
 
     def test_rates_come_from_the_last_stage_over_the_last_seconds(self, board: ProgressBoard) -> None:
         for second in range(1, 31):
             samples = 10 * second if second <= 15 else 150 + 20 * (second - 15)
-            board.add(Vw(0), StageIndex(1), progress(samples=samples, loss=0.5), now=100.0 + second)
-            board.add(Vw(0), StageIndex(0), progress(samples=9_999), now=100.0 + second)
+            board.add(key(0, 1), progress(samples=samples, loss=0.5), now=100.0 + second)
+            board.add(key(0, 0), progress(samples=9_999), now=100.0 + second)
 
-        row = board.table(clocks(1, 1, samples=40), now=130.0).rows[0]
+        row = board.table(clocks(1, 1, samples=40), up=BOTH, now=130.0).rows[0]
 
         assert row.samples_per_second == pytest.approx(20.0)
         assert row.loss == 0.5
 
     def test_a_rate_falls_when_nothing_is_heard(self, board: ProgressBoard) -> None:
-        board.add(Vw(0), StageIndex(1), progress(samples=40), now=102.0)
+        board.add(key(0, 1), progress(samples=40), now=102.0)
 
-        rates = [board.table(None, now=now).rows[0].samples_per_second for now in (102.0, 105.0, 110.0, 140.0)]
+        rates = [board.table(None, up=BOTH, now=now).rows[0].samples_per_second for now in (102.0, 105.0, 110.0, 140.0)]
 
         assert rates == [20.0, 20.0, 4.0, 1.0]
 
     def test_time_left_is_what_is_left_at_the_rate(self, board: ProgressBoard) -> None:
-        board.add(Vw(0), StageIndex(1), progress(samples=10), now=102.0)
-        board.add(Vw(1), StageIndex(1), progress(samples=30), now=102.0)
+        board.add(key(0, 1), progress(samples=10), now=102.0)
+        board.add(key(1, 1), progress(samples=30), now=102.0)
 
-        table = board.table(clocks(1, 1, samples=40), now=102.0)
+        table = board.table(clocks(1, 1, samples=40), up=BOTH, now=102.0)
 
         assert table.samples_per_second == pytest.approx(20.0)
         assert table.eta_seconds == pytest.approx(2.0)
 
     def test_waiting_is_a_share_of_the_running_time(self, board: ProgressBoard) -> None:
-        board.add(Vw(1), StageIndex(0), progress(waiting_seconds=2.5), now=110.0)
+        board.add(key(1, 0), progress(waiting_seconds=2.5), now=110.0)
 
-        assert board.table(None, now=110.0).rows[1].waiting_share == pytest.approx(0.25)
+        assert board.table(None, up=BOTH, now=110.0).rows[1].waiting_share == pytest.approx(0.25)
 
     def test_memory_is_summed_over_the_stages(self, board: ProgressBoard) -> None:
         for stage in range(2):
-            board.add(Vw(1), StageIndex(stage), progress(weight_bytes=300, activation_bytes=20), now=101.0)
-        assert [row.memory_bytes for row in board.table(None, now=101.0).rows] == [0, 640]
+            board.add(key(1, stage), progress(weight_bytes=300, activation_bytes=20), now=101.0)
+        assert [row.memory_bytes for row in board.table(None, up=BOTH, now=101.0).rows] == [0, 640]
+
+    def test_counts_go_on_over_lives(self, board: ProgressBoard) -> None:
+        first = progress(clock=3, samples=40, pushed_bytes=100, loss=2.0, first_loss=5.0, weight_bytes=30)
+        board.add(key(1, 1), first, now=101.0)
+        for samples in (4, 8):
+            later = progress(clock=9, samples=samples, pushed_bytes=samples, first_loss=1.0, weight_bytes=20)
+            board.add(key(1, 1, life=1), later, now=102.0)
+
+        report = board.reports[Vw(1), StageIndex(1)]
+        assert (report.clock, report.samples, report.pushed_bytes) == (9, 48, 108)
+        assert (report.first_loss, report.loss, report.weight_bytes) == (5.0, 2.0, 30)
+
+    def test_distances_are_from_the_slowest_that_is_there(self, board: ProgressBoard) -> None:
+        table = board.table(clocks(7, 3), up={Vw(0)}, now=101.0)
+
+        assert [(row.clock, row.distance) for row in table.rows] == [(7, 0), (3, 0)]
+        assert table.global_clock == 7
+
+    @pytest.mark.parametrize(("waits", "straggler"), [((9.0, 0.0), 1), ((4.0, 0.0), None), ((9.0, 6.0), None)])
+    def test_who_holds_the_others_up_is_named(
+        self, board: ProgressBoard, waits: tuple[float, float], straggler: int | None
+    ) -> None:
+        for vw, seconds in enumerate(waits):
+            board.add(key(vw, 0), progress(waiting_seconds=seconds), now=110.0)
+
+        assert board.table(clocks(4, 2), up=BOTH, now=110.0).straggler == straggler
+        assert board.table(clocks(4, 2), up={Vw(1)}, now=110.0).straggler is None
 
 
 def record(**values: Any) -> RunRecord:
@@ -108,11 +143,12 @@ def record(**values: Any) -> RunRecord:
         "run_dir": "/runs/digits",
         "plan": PLAN,
         "start": START,
-        "clocks": clocks(6, 5, samples=80, minibatches=20, max_distance=2),
+        "told_clocks": clocks(6, 5, samples=80, minibatches=20, max_distance=2),
         "reports": reports,
         "evaluation": Evaluated(Clock(6), 1, 10, {"accuracy": 0.9, "loss": 0.2}),
         "running_seconds": 4.0,
         "staleness": 1,
+        "deaths": {Vw(1): 2},
     }
     return RunRecord(**{**defaults, **values})
 
@@ -134,6 +170,7 @@ class TestResult:
             "bytes": {"pushed": 400, "pulled": 40},
             "waiting_seconds": {"0": 0.0, "1": 2.0},
             "idle_seconds": {"0": 5.0, "1": 25.0},
+            "deaths": {"0": 0, "1": 2},
             "stages": [
                 {
                     "vw": vw,
@@ -153,7 +190,7 @@ class TestResult:
 
         result = result_object(record(start=start))
 
-        assert (result["waves"], result["minibatches"], result["samples"]) == (3, 8, 32)
+        assert (result["waves"], result["minibatches"], result["samples"]) == (11, 8, 32)
         assert result["samples_per_second"] == 8.0
         assert result["clocks"] == {"0": 6, "1": 5}
 

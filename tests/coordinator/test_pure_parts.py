@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetpipe.coordinator.configs import (
@@ -9,6 +11,7 @@ from hetpipe.coordinator.configs import (
     check_progress,
     data_of,
     fresh_progress,
+    later_life,
     shard_configs,
     stage_commands,
 )
@@ -16,7 +19,7 @@ from hetpipe.coordinator.evaluations import Evaluations
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.planner.partition import plan_job
-from hetpipe.spec.ids import Clock, Term
+from hetpipe.spec.ids import Clock, Incarnation, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.run import StageEvaluation
@@ -88,6 +91,17 @@ class TestConfigs:
         assert Job.model_validate(config.job) == job()
         assert {c.config.device.torch_device for c in commands} == {"cpu"}
 
+    @pytest.mark.parametrize(("newest", "restore"), [("/run/c9", "/run/c9"), (None, "/old/c4")])
+    def test_a_later_life_begins_from_the_newest_checkpoint(self, newest: str | None, restore: str) -> None:
+        of = assignment(job())
+        resumed = replace(of, submission=replace(of.submission, restore="/old/c4"))
+        first = stage_commands(resumed)[2:]
+        later = later_life(resumed, Vw(1), Incarnation(3), newest)
+
+        assert [command.config for command in later] == [
+            replace(command.config, incarnation=Incarnation(3), restore=restore) for command in first
+        ]
+
     def test_emulated_devices_are_dealt_in_order(self) -> None:
         commands = stage_commands(assignment(job("cluster.devices=[{slowdown: 2.0}, {slowdown: 3.0, jitter: 0.5}]")))
 
@@ -119,7 +133,7 @@ def part(clock: int, samples: int, loss: float, **sums: float) -> StageEvaluatio
 
 class TestEvaluations:
     def test_parts_are_divided_once(self) -> None:
-        evaluations = Evaluations([Vw(0), Vw(1)])
+        evaluations = Evaluations(4)
 
         assert evaluations.add(Vw(1), part(4, 1, 4.0, accuracy=1.0)) is None
         whole = evaluations.add(Vw(0), part(4, 3, 2.0, accuracy=2.0))
@@ -129,14 +143,14 @@ class TestEvaluations:
         assert evaluations.latest == whole
 
     def test_a_part_that_comes_twice_counts_once(self) -> None:
-        evaluations = Evaluations([Vw(0), Vw(1)])
+        evaluations = Evaluations(4)
         for _ in range(2):
             assert evaluations.add(Vw(0), part(4, 2, 2.0)) is None
         assert evaluations.add(Vw(1), part(4, 2, 4.0)) is not None
         assert evaluations.add(Vw(1), part(4, 2, 4.0)) is None
 
     def test_parts_are_added_in_index_order(self) -> None:
-        forth, back = Evaluations([Vw(0), Vw(1), Vw(2)]), Evaluations([Vw(0), Vw(1), Vw(2)])
+        forth, back = Evaluations(3), Evaluations(3)
         losses = [0.1, 0.2, 0.3]
         for vw in (0, 1, 2):
             forth.add(Vw(vw), part(1, 1, losses[vw]))
@@ -144,10 +158,39 @@ class TestEvaluations:
             back.add(Vw(vw), part(1, 1, losses[vw]))
         assert forth.latest == back.latest
 
-    def test_strangers_do_not_count(self) -> None:
-        assert Evaluations([Vw(0)]).add(Vw(5), part(1, 1, 1.0)) is None
+    def test_parts_that_will_not_come_are_not_waited_for(self) -> None:
+        evaluations = Evaluations(6)
+        evaluations.add(Vw(0), part(4, 2, 2.0))
+        assert evaluations.without([Vw(0), Vw(1), Vw(2)]) is None
+        evaluations.add(Vw(2), part(4, 2, 4.0))
+        whole = evaluations.without([Vw(0), Vw(2)])
+
+        assert whole is not None
+        assert (whole.samples, whole.values) == (4, {"loss": 1.5})
+        assert evaluations.without([Vw(0), Vw(2)]) is None
+
+    def test_a_later_part_says_that_an_earlier_one_will_not_come(self) -> None:
+        evaluations = Evaluations(4)
+        evaluations.add(Vw(0), part(4, 2, 2.0))
+        evaluations.add(Vw(1), part(7, 2, 2.0))
+        whole = evaluations.without([Vw(0), Vw(1)])
+
+        assert whole is not None
+        assert (whole.clock, whole.samples) == (4, 2)
+
+    def test_a_virtual_worker_without_a_share_is_not_waited_for(self) -> None:
+        assert Evaluations(2).add(Vw(0), part(1, 2, 1.0)) is not None
+
+    def test_without_their_number_everybody_is_waited_for(self) -> None:
+        evaluations = Evaluations(None)
+        assert evaluations.add(Vw(0), part(1, 2, 1.0)) is None
+        assert evaluations.without([Vw(0), Vw(1)]) is None
+        assert evaluations.add(Vw(1), part(1, 2, 1.0)) is None
+        whole = evaluations.without([Vw(0), Vw(1)])
+        assert whole is not None
+        assert whole.samples == 4
 
     def test_without_samples_there_are_no_values(self) -> None:
-        whole = Evaluations([Vw(0)]).add(Vw(0), part(1, 0, 0.0))
+        whole = Evaluations(0).add(Vw(0), part(1, 0, 0.0))
         assert whole is not None
         assert whole.values == {}

@@ -96,7 +96,7 @@ def test_every_write_is_tried_below() -> None:
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_who_led_before_writes_no_more(server: Server, store: Store, write: Callable[[Store], object]) -> None:
     lead = acquire(store, "a")
-    leader = open_store(server.url, fence=lead.fence)
+    leader = open_store(server.url, fence=lambda: lead.fence)
     leader.create_job(record())
     leader.put_member(agent_member(), FIRST, lease_seconds=50.0)
     server.advance(6.0)
@@ -113,7 +113,8 @@ def test_who_led_before_writes_no_more(server: Server, store: Store, write: Call
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_the_leader_writes(server: Server, store: Store, write: Callable[[Store], object]) -> None:
-    leader = open_store(server.url, fence=acquire(store, "a").fence)
+    lead = acquire(store, "a")
+    leader = open_store(server.url, fence=lambda: lead.fence)
     leader.create_job(record())
     leader.put_member(agent_member(), FIRST, lease_seconds=50.0)
 
@@ -125,7 +126,7 @@ def test_the_leader_writes(server: Server, store: Store, write: Callable[[Store]
 
 def test_a_store_that_lost_its_memory_takes_the_leader_back(server: Server, store: Store) -> None:
     lead = acquire(store, "a", above=6)
-    leader = open_store(server.url, fence=lead.fence)
+    leader = open_store(server.url, fence=lambda: lead.fence)
     server.redis.flushall()
     with pytest.raises(NotLeader):
         leader.next_term(above=Term(3))

@@ -9,10 +9,10 @@ import pytest
 
 from tests.deploy.rendered import K8S, NAMESPACE, OVERLAYS, Manifests, Workload, render, workloads_in
 
-WITH_MONITORING = "multi-node-heterogeneous, monitoring"
+WITH_MORE = "multi-node-heterogeneous, monitoring, durable-state"
 
 
-@pytest.fixture(scope="session", params=[*OVERLAYS, WITH_MONITORING])
+@pytest.fixture(scope="session", params=[*OVERLAYS, WITH_MORE])
 def overlay(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -20,13 +20,13 @@ def overlay(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def manifests(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
-    if overlay != WITH_MONITORING:
+    if overlay != WITH_MORE:
         return render(K8S / "overlays" / overlay)
-    folder = tmp_path_factory.mktemp("monitoring")
-    base, component = (
-        os.path.relpath(K8S / path, folder) for path in ("overlays/multi-node-heterogeneous", "components/monitoring")
-    )
-    kustomization = {"namespace": NAMESPACE, "resources": [base], "components": [component]}
+    folder = tmp_path_factory.mktemp("more")
+    base, *components = WITH_MORE.split(", ")
+    paths = [f"overlays/{base}", *(f"components/{component}" for component in components)]
+    resource, *added = (os.path.relpath(K8S / path, folder) for path in paths)
+    kustomization = {"namespace": NAMESPACE, "resources": [resource], "components": added}
     (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
     return render(folder)
 

@@ -34,6 +34,8 @@ class FakeContainer:
         self.stdout = b""
         self.stderr = b"line 1\nline 2\n"
         self.signals: list[str] = []
+        #: Empty: it stays ended.
+        self.restart_policy = ""
         #: Ends by itself when asked to.
         self.ends = True
         #: What `remove` answers with, once.
@@ -57,6 +59,9 @@ class FakeContainer:
         self._docker.on_start(self)
         if self.status == "created":
             self.status, self.stdout = "running", READY
+
+    def update(self, *, restart_policy: Mapping[str, str]) -> None:
+        self.restart_policy = restart_policy["Name"]
 
     def kill(self, signal: str) -> None:
         self.signals.append(signal)

@@ -9,7 +9,7 @@ import yaml
 
 from hetpipe.deploy.compose import compose_file
 from hetpipe.deploy.engine import create_options
-from hetpipe.deploy.topology import submission_of
+from hetpipe.deploy.topology import Store, submission_of
 from tests.deploy.deployments import ON_GPUS, WISHES, deployment
 
 
@@ -37,6 +37,12 @@ def test_every_service_is_contained() -> None:
         assert service["stop_grace_period"] == "60s"
         assert not {"privileged", "cap_add", "network_mode", "devices"} & set(service)
         assert [v["source"] for v in service["volumes"] if not v["read_only"]] in ([], [WISHES.folders.runs])
+
+
+def test_members_are_started_again_and_submit_is_not() -> None:
+    restarts = {name: service.get("restart") for name, service in parsed(store=Store.REDIS)["services"].items()}
+    assert restarts.pop("submit") is None
+    assert set(restarts.values()) == {"unless-stopped"}
 
 
 def test_ports_are_on_loopback_only() -> None:

@@ -42,6 +42,15 @@ def test_everything_starts_in_order() -> None:
     assert {container.labels[labels.PROJECT] for container in docker.made} == {"mine"}
 
 
+def test_what_ends_is_started_again_but_not_before_all_are_ready() -> None:
+    docker = FakeDocker()
+    before: list[str] = []
+    docker.on_start = lambda container: before.append(container.restart_policy)
+    started(docker)
+    assert set(before) == {""}
+    assert {container.restart_policy for container in docker.made} == {"unless-stopped"}
+
+
 def test_a_container_waits_for_whom_it_needs() -> None:
     docker = FakeDocker()
     clock = FakeClock(auto_advance=True)

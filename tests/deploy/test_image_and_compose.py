@@ -69,6 +69,18 @@ def test_containers_are_bounded(service: str) -> None:
     assert settings["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
 
 
+@each_service
+def test_members_are_started_again_and_nobody_else(service: str) -> None:
+    assert SERVICES[service].get("restart") == (None if service in ONE_SHOT else "unless-stopped")
+
+
+def test_shards_keep_their_state_on_volumes_of_their_own() -> None:
+    for index in range(2):
+        service = f"parameter-server-{index}"
+        assert mounts(service)["/state"] == f"{service}-state"
+        assert "--state /state " in SERVICES[service]["command"]
+
+
 @each_member
 def test_members_are_asked_how_they_are(service: str) -> None:
     assert SERVICES[service]["healthcheck"]["test"]
@@ -156,6 +168,11 @@ def test_a_new_volume_for_credentials_belongs_to_who_fills_it() -> None:
     (made,) = (line for line in STAGES["runtime"] if "/credentials/$name" in line)
     names = set(re.findall(r"for name in (.+?);", made)[0].split())
     assert {where.removeprefix("/credentials").lstrip("/") or "." for where in mounts("credentials")} <= names
+
+
+def test_a_new_volume_for_what_processes_write_belongs_to_them() -> None:
+    (made,) = (line for line in STAGES["runtime"] if "/credentials/$name" in line)
+    assert "install -d -o 10001 -g 10001 -m 0755 /runs /cache /state" in " ".join(made.split())
 
 
 def test_volumes_are_all_declared_and_used() -> None:

@@ -194,6 +194,23 @@ class TestPods:
             assert shm["emptyDir"]["medium"] == "Memory"
             assert {"name": "shm", "mountPath": "/dev/shm"} in workload.containers[0]["volumeMounts"]
 
+    def test_the_state_of_a_shard_outlives_its_container(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+        for workload in by_component(workloads, "parameter-server"):
+            (container,) = workload.containers
+            assert {"name": "state", "mountPath": "/state"} in container["volumeMounts"]
+            assert "--state=/state" in workload.command(container)
+            scratch = [volume["name"] for volume in workload.pod["volumes"] if "emptyDir" in volume]
+            claimed = [claim["metadata"]["name"] for claim in workload.spec.get("volumeClaimTemplates", ())]
+            is_durable = "durable-state" in overlay
+            assert ("state" in scratch, "state" in claimed) == (not is_durable, is_durable)
+
+    def test_shards_are_found_by_names_that_stay(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        (service,) = [s for s in of_kind(manifests, "Service") if s["metadata"]["name"] == "parameter-server"]
+        assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+        for workload in by_component(workloads, "parameter-server"):
+            assert workload.spec["serviceName"] == "parameter-server"
+            assert "--advertise=pod-x.parameter-server" in workload.command(workload.containers[0])
+
     def test_ends_have_time_for_a_checkpoint(self, workloads: tuple[Workload, ...]) -> None:
         for component in ("parameter-server", "agent"):
             assert all(

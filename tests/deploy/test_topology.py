@@ -125,6 +125,12 @@ def test_folders_keep_their_paths() -> None:
         assert all(m.source == m.target for m in container.mounts if m.target != TLS_FOLDER)
 
 
+def test_shards_keep_their_state_apart_and_outside_of_their_containers() -> None:
+    described = by_name(deployment())
+    states = [option(described[f"parameter-server-{index}"], "--state") for index in range(2)]
+    assert states == [f"{WISHES.folders.runs}/.state/mine/shard-{index}" for index in range(2)]
+
+
 def test_modules_that_stages_may_import() -> None:
     command = by_name(deployment())["agent-0"].command
     assert [command[i + 1] for i, word in enumerate(command) if word == "--allow-modules"] == ["model", "torch.*"]

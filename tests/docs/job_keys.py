@@ -12,6 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,6 +31,7 @@ from hetpipe.spec.job_sections import (
     SyncSection,
     WorkersSection,
 )
+from hetpipe.spec.job_survive import SurviveSection, duration_text
 from hetpipe.spec.job_training import (
     GradientsSection,
     LrScheduleSpec,
@@ -72,6 +74,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "parameter_servers": ParameterServersSection,
     "cluster": ClusterSection,
     "cluster.devices": DeviceEmulation,
+    "survive": SurviveSection,
     "checkpoint": CheckpointSection,
 }
 
@@ -152,6 +155,8 @@ def _value_text(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if isinstance(value, timedelta):
+        return f"`{duration_text(value)}`"
     return "none" if value in ((), {}) else f"`{value}`"
 
 
@@ -207,7 +212,13 @@ def _flat(metadata: typing.Iterable[object]) -> list[object]:
 def _plain_text(annotation: Any, bound: str) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
-    names: Mapping[Any, str] = {int: "integer", float: "number", bool: "true or false", str: "text"}
+    names: Mapping[Any, str] = {
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        str: "text",
+        timedelta: "duration",
+    }
     return names[annotation] + bound
 
 

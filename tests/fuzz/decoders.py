@@ -36,11 +36,11 @@ from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.ps.buffer_exchange import BufferExchange
+from hetpipe.ps.buffer_exchange import Attendance, BufferExchange
 from hetpipe.ps.chunks import ChunkReceiver, RunMap
 from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.config_check import check_config
-from hetpipe.ps.manifest import Manifest, parse_manifest
+from hetpipe.ps.manifest import VERSION, Manifest, check_files, manifest_bytes, parse_manifest
 from hetpipe.ps.shard import Shard
 from hetpipe.rpc import convert, convert_jobs, convert_shard
 from hetpipe.rpc.link_stream import hello_from_bytes
@@ -48,10 +48,27 @@ from hetpipe.rpc.method import parse
 from hetpipe.rpc.status import error_from_name, metadata_of, translate_rpc_error
 from hetpipe.spec import wire
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, InspectionResult, NumberedCommand, StageNews
+from hetpipe.spec.commands import (
+    AgentNews,
+    ChildExit,
+    InspectCommand,
+    InspectionResult,
+    NumberedCommand,
+    StageNews,
+    StopVirtualWorkerCommand,
+)
 from hetpipe.spec.document import Document, parse_document
-from hetpipe.spec.events import Evaluated, JobEnded, JobEvent, JobState, NumberedEvent, StateChanged, Waiting
-from hetpipe.spec.ids import Clock, JobId, VirtualWorkerIndex, Wave
+from hetpipe.spec.events import (
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    JobState,
+    NumberedEvent,
+    StateChanged,
+    Waiting,
+    WorkerLost,
+)
+from hetpipe.spec.ids import Clock, Incarnation, JobId, VirtualWorkerIndex, Wave
 from hetpipe.spec.job import load_job
 from hetpipe.spec.job_json import job_from_json
 from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
@@ -63,7 +80,15 @@ from hetpipe.spec.profile import Profile
 from hetpipe.spec.requests import BuffersHeader, CheckpointFile, PullHeader, SliceHeader
 from hetpipe.spec.run import ClockSnapshot, ShardConfig, StageConfig, StageReport
 from hetpipe.spec.sync import Progress
-from hetpipe.sync.records import BarrierRecord, CommitRecord, JoinRecord, PublishRecord, Record, TermRecord
+from hetpipe.sync.records import (
+    BarrierRecord,
+    CommitRecord,
+    PublishRecord,
+    Record,
+    SegmentMember,
+    SegmentRecord,
+    TermRecord,
+)
 from hetpipe.sync.shard_state import ShardState
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 from tests.coordinator.builders import (
@@ -77,7 +102,7 @@ from tests.coordinator.builders import (
     submission,
 )
 from tests.profiler.builders import layer, measurement
-from tests.ps.builders import headers_of, push_header, requester, shard_config, slices_of
+from tests.ps.builders import chunk_of, headers_of, push_header, requester, shard_config, slices_of
 from tests.rpc.test_convert import KEY, REPORTS, START
 from tests.spec.document_cases import CLUSTER, PLAN, PROFILE
 
@@ -118,7 +143,8 @@ def _values() -> Iterator[tuple[Any, list[Any]]]:
     yield ProfileAnswer, [ProfileAnswer((measurement("cpu"),), ())]
     yield MemberInfo, [agent_member(), shard_member(0)]
     yield JobRecord, [JobRecord(job_id=JOB_ID, name="a", state=JobState.RUNNING, run_dir="/r", submitted_wall=1.0)]
-    yield JobEvent, [StateChanged(JobState.RUNNING), Waiting("a", 1.0), Evaluated(Clock(1), 0, 1, {"loss": 0.5})]
+    events = [StateChanged(JobState.RUNNING), Waiting("a", 1.0), Evaluated(Clock(1), 0, 1, {"loss": 0.5})]
+    yield JobEvent, [*events, WorkerLost(VirtualWorkerIndex(1), Incarnation(2), "it was killed")]
 
 
 def _json_decoder(kind: Any) -> Decode:
@@ -132,11 +158,12 @@ def _configure(data: bytes) -> object:
 
 
 MANIFEST = Manifest(
-    1,
+    VERSION,
     "job",
     Progress(Clock(2), 0, b"\x03", 2, 4),
     {VirtualWorkerIndex(0): 1},
-    (CheckpointFile("vw-0-stage-0.safetensors", "00" * 32, 10),),
+    tuple(CheckpointFile(f"{part}.safetensors", "00" * 32, 10) for part in ("shard-0", "vw-0-stage-0")),
+    num_shards=1,
 )
 
 
@@ -145,7 +172,7 @@ def _json_decoders() -> Iterator[Decoder]:
         texts = tuple(wire.to_json(kind, example).encode() for example in examples)
         yield Decoder(f"json {getattr(kind, '__name__', 'union')} {len(texts)}", _json_decoder(kind), texts)
     yield Decoder("json ShardConfig", _configure, (wire.to_json(ShardConfig, SHARD_CONFIG).encode(),))
-    yield Decoder("checkpoint manifest", parse_manifest, (wire.to_json(Manifest, MANIFEST).encode(),))
+    yield Decoder("checkpoint manifest", parse_manifest, (manifest_bytes(MANIFEST),))
     yield Decoder("submitted job", job_from_json, (submission(job()).job_json.encode(),))
 
 
@@ -205,12 +232,17 @@ def _messages() -> Iterator[tuple[type[Message], Callable[[Any], object], list[M
     )
     yield pb.SubmitJobRequest, convert_jobs.submission_from_proto, [convert_jobs.submission_to_proto(submission(job()))]
     yield pb.StopJobRequest, lambda m: convert_jobs.stop_mode_from_proto(m.mode), [pb.StopJobRequest(mode=1)]  # type: ignore[arg-type]
-    commands = [NumberedCommand(1, START), NumberedCommand(2, InspectCommand(JOB_ID, "{}", "/", "/"))]
+    commands = [
+        NumberedCommand(1, START),
+        NumberedCommand(2, InspectCommand(JOB_ID, "{}", "/", "/")),
+        NumberedCommand(3, StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(1), Incarnation(2))),
+    ]
     yield pb.WatchCommandsResponse, convert.command_from_proto, [convert.command_to_proto(c) for c in commands]
     events: list[JobEvent] = [
         Evaluated(Clock(3), 1, 10, {"loss": 1.0}),
         JobEnded(JobState.FINISHED, result={"loss": {"last": None}}),
         StateChanged(JobState.RUNNING),
+        WorkerLost(VirtualWorkerIndex(1), Incarnation(2), "it was killed"),
     ]
     yield (
         pb.WatchJobResponse,
@@ -225,6 +257,12 @@ def _messages() -> Iterator[tuple[type[Message], Callable[[Any], object], list[M
     )
 
 
+_SEGMENT = SegmentRecord(
+    1, Clock(0), (), 0, (SegmentMember(VirtualWorkerIndex(0), requester().incarnation, 1, joined=True),)
+)
+_ATTENDANCE = Attendance(_SEGMENT, {VirtualWorkerIndex(0): requester().incarnation})
+
+
 def _shard_messages() -> Iterator[tuple[type[Message], Callable[[Any], object], list[Message]]]:
     headers = headers_of(SHARD_CONFIG.slices)
     push = convert_shard.push_header_to_proto(push_header(requester(), 0, headers))
@@ -234,12 +272,12 @@ def _shard_messages() -> Iterator[tuple[type[Message], Callable[[Any], object], 
     buffers = BuffersHeader(requester(), Clock(0), (SliceHeader("mean", 0, 5, "float32"),))
     yield (
         shard_pb.BuffersHeader,
-        lambda m: BufferExchange([VirtualWorkerIndex(0)]).check(convert_shard.buffers_header_from_proto(m)),
+        lambda m: BufferExchange(lambda: _ATTENDANCE).check(convert_shard.buffers_header_from_proto(m)),
         [convert_shard.buffers_header_to_proto(buffers)],
     )
     records: list[Record] = [
         TermRecord(0, SHARD_CONFIG.term),
-        JoinRecord(1, VirtualWorkerIndex(0), requester().incarnation, Clock(0)),
+        _SEGMENT,
         CommitRecord(2, VirtualWorkerIndex(0), requester().incarnation, Wave(0), 1),
         BarrierRecord(3, Clock(4), "epoch", 0),
         PublishRecord(4, Clock(1), (Clock(0), Clock(1))),
@@ -251,6 +289,12 @@ def _shard_messages() -> Iterator[tuple[type[Message], Callable[[Any], object], 
     )
     done = convert_shard.progress_to_proto(Progress(Clock(1), 0, b"\x01", 1, 1))
     yield shard_pb.GetProgressResponse, convert_shard.progress_from_proto, [done]
+    part = shard_pb.CheckpointFile(name="shard-1.safetensors", sha256="0f" * 32, num_bytes=10)
+    yield (
+        shard_pb.ReportShardCheckpointRequest,
+        lambda m: check_files([CheckpointFile(f.name, f.sha256, f.num_bytes) for f in m.files], "shard 1 reports"),
+        [shard_pb.ReportShardCheckpointRequest(job_id="job", term=1, shard=1, clock=3, files=[part])],
+    )
     hello = link_pb.LinkHello(requester=convert_shard.requester_to_proto(requester()), room=4)
     yield link_pb.LinkHello, _hello, [hello]
     yield shard_pb.PushAcknowledgement, lambda m: m.duplicate, [shard_pb.PushAcknowledgement(duplicate=True)]
@@ -261,14 +305,17 @@ def _hello(message: link_pb.LinkHello) -> object:
 
 
 def _state() -> ShardState:
-    return ShardState(
+    state = ShardState(
         job_id=JobId("job"),
         term=SHARD_CONFIG.term,
         slices=SHARD_CONFIG.slices,
-        members=SHARD_CONFIG.membership.members,
+        founders=SHARD_CONFIG.membership.members,
         start=Clock(0),
         staleness=1,
     )
+    state.follow(TermRecord(0, SHARD_CONFIG.term))
+    state.follow(_SEGMENT)
+    return state
 
 
 def _judge_pull(header: PullHeader) -> None:
@@ -308,7 +355,7 @@ def _chunks(data: bytes) -> object:
 def _chunk_example(*lengths: int) -> bytes:
     stream, offset = b"", 0
     for length in lengths:
-        chunk = offset.to_bytes(8, "little") + bytes(length)
+        chunk = chunk_of(offset, bytes(length))
         stream += len(chunk).to_bytes(_CHUNK_LENGTH_BYTES, "little") + chunk
         offset += length
     return stream

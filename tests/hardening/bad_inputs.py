@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,15 @@ TWO_GIB = 1 << 31
 #: Cases that are no mistakes, by call: a pattern of what is odd, and why it is taken.
 HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "Release": (("job_id = .*", "a job that is not there has been forgotten"),),
-    "Join": (("requester.vw = 1", "a member"), (".*_address = ''", "not every stage serves one")),
+    "Join": (
+        ("requester.vw = 1", "a member"),
+        (".*_address = ''", "not every stage serves one"),
+        ("only_meets = .*", "not ready yet"),
+    ),
+    "ReportInitialized": (("requester.vw = 1", "a member"),),
+    "Evict": (("vw = 1", "a member"),),
+    "Drain": (("vw = 1", "a member"),),
+    "Admit": (("vw = .*", "another one"), ("incarnation = .*", "a later life")),
     "ReportStaged": (
         ("without blocks", "an empty wave"),
         ("wave = 1", "the next wave"),
@@ -37,8 +46,9 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"(without )?requester.*", "only compared with the certificate of who asks"),
         ("gathered = True", "how stages ask"),
         ("start = 1", "a record that is there"),
+        ("start = -1", "from the newest segment on"),
     ),
-    "Acknowledge": (("num_records = 0", "none yet"),),
+    "Acknowledge": (("num_records = 0", "none yet"), ("durable = .*", "as many as it has carried out")),
     "Push": (
         ("wave = [01]", "staged already, or a wave ahead"),
         (r"requester\.(stage|vw) = .*", "another stage that is there"),
@@ -55,7 +65,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"member\.(pid|shard_index|highest_term|devices\.memory_bytes) = .*", "what the process says of itself"),
         ("member.devices.type = .*", "whatever the driver calls it"),
         ("member.(without devices|address = '')", "not every member has them"),
-        (r"member\.(id|host|address) = '[a-z0-9.:\[\]]+'", "a name"),
+        (r"member\.(id|host|address|stages\.job_id) = '[a-z0-9.:\[\]]+'", "a name"),
     ),
     "Heartbeat": (("job_ids = .*", "a job that is not known has ended"), ("without clocks", "none to tell")),
     "Leave": ((".*", "whoever is no member has left"),),
@@ -185,7 +195,8 @@ def _varint(number: int) -> bytes:
 
 def chunk(offset: int, payload: bytes) -> bytes:
     """As `ps.chunks` has it."""
-    return struct.pack("<Q", offset) + payload
+    start = struct.pack("<Q", offset)
+    return start + struct.pack("<I", zlib.crc32(start + payload)) + payload
 
 
 def push_cases(call: str, header: Message, num_bytes: int) -> Iterator[BadInput]:
@@ -205,6 +216,7 @@ def push_cases(call: str, header: Message, num_bytes: int) -> Iterator[BadInput]
         "a chunk that ends inside an alignment unit": (good, chunk(0, payload[:-1])),
         "a chunk too long": (good, chunk(0, payload + b"\0")),
         "a chunk far too long": (good, chunk(0, bytes(1 << 20))),
+        "a damaged chunk": (good, chunk(0, payload)[:-1] + b"\x01"),
         "a chunk at 64": (good, chunk(64, payload)),
         "a chunk at 2 GiB": (good, chunk(TWO_GIB, payload)),
         "a chunk at 2^64 - 1": (good, chunk(2**64 - 1, payload)),

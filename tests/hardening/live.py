@@ -108,7 +108,7 @@ class LiveShard:
         wait_until(self._is_published, timeout_seconds=SECONDS, what="clock 0 to be published")
         for vw in (0, 1):
             self.handler.push(push_header(requester(vw), 0, self._slices), encode(zeros))
-        self.handler.staged(requester(), Wave(0), ((0, 1),))
+        self.handler.staged(requester(), Wave(0), ((0, 1),), segment=Clock(0))
 
     def _is_published(self) -> bool:
         try:
@@ -124,6 +124,7 @@ class LiveShard:
         who = convert_shard.requester_to_proto(requester())
         other = convert_shard.requester_to_proto(requester(1))
         file = shard_pb.CheckpointFile(name="vw-1-stage-0.safetensors", sha256="0" * 64, num_bytes=3)
+        shard_file = shard_pb.CheckpointFile(name="shard-0.safetensors", sha256="0" * 64, num_bytes=3)
         return {
             "Configure": shard_pb.ConfigureRequest(config=wire.to_json(ShardConfig, self.config)),
             "Release": shard_pb.ReleaseRequest(job_id="other"),
@@ -134,6 +135,12 @@ class LiveShard:
             ),
             "HoldClock": shard_pb.HoldClockRequest(requester=who, switch=0),
             "RequestBarrier": shard_pb.RequestBarrierRequest(job_id=JOB, term=1, reason="stop"),
+            "Evict": shard_pb.EvictRequest(job_id=JOB, term=1, vw=0, incarnation=0),
+            "Drain": shard_pb.DrainRequest(job_id=JOB, term=1, vw=0, incarnation=0),
+            "Admit": shard_pb.AdmitRequest(job_id=JOB, term=1, vw=2, incarnation=0, num_stages=1),
+            "ReportShardCheckpoint": shard_pb.ReportShardCheckpointRequest(
+                job_id=JOB, term=1, shard=0, clock=0, files=[shard_file]
+            ),
             "GetShardClocks": shard_pb.GetShardClocksRequest(job_id=JOB),
             "GetProgress": shard_pb.GetProgressRequest(requester=who),
             "ReportCheckpoint": shard_pb.ReportCheckpointRequest(requester=other, clock=0, files=[file]),

@@ -28,6 +28,7 @@ TYPED = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
         grpc.StatusCode.ABORTED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.DATA_LOSS,
     }
 )
 

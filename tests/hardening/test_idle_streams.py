@@ -28,7 +28,7 @@ from hetpipe.testing.fake_clock import FakeClock
 from tests.certs.cluster import COORDINATOR, SHARD, cluster, stage_peer
 from tests.fuzz.memory import bytes_in_use
 from tests.polling import wait_until
-from tests.ps.builders import JOB, headers_of, push_header, requester, shard_config, slices_of
+from tests.ps.builders import JOB, chunk_of, headers_of, push_header, requester, shard_config, slices_of
 
 NUM_CALLS = 1_000
 NUM_CONNECTIONS = 10
@@ -118,7 +118,7 @@ async def send(call: Any, messages: tuple[bytes, ...]) -> None:
 @pytest.mark.parametrize("kind", ["silent upload", "slow upload", "silent request"])
 def test_a_thousand_calls_of_one_peer(shard: Shard, kind: str) -> None:
     header = convert_shard.push_header_to_proto(shard.header).SerializeToString()
-    messages = (header, bytes(8 + 64)) if kind == "slow upload" else ()
+    messages = (header, chunk_of(0, bytes(64))) if kind == "slow upload" else ()
     call = ASK if kind == "silent request" else PUSH
     asyncio.run(attack(shard, call, messages, num_calls=100))  # what is kept for ever is made now
     wait_until(lambda: shard.admission.num_peers == 0, timeout_seconds=SECONDS, what="the calls to be gone")

@@ -171,7 +171,7 @@ def plan_of(job: Job) -> Plan:
 def trained(folder: Path) -> dict[str, Tensor]:
     """Weights and buffers of the newest checkpoint, by the model's names."""
     found: dict[str, Tensor] = {}
-    for path in sorted(newest_checkpoint(folder).glob("vw-0-*.safetensors")):
+    for path in sorted(newest_checkpoint(folder).glob("*.safetensors")):
         found.update({key.split("/", 1)[1]: value for key, value in load_file(path).items() if "optimizer/" not in key})
     return found
 

@@ -10,7 +10,8 @@ import pytest
 
 from hetpipe.errors import ClockNotPublished
 from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.ps.shard import PushSession, Shard
+from hetpipe.ps.push_session import PushSession
+from hetpipe.ps.shard import Shard
 from hetpipe.spec.requests import PushHeader
 from hetpipe.sync.records import CommitRecord, Record
 from hetpipe.testing.in_process import InProcessResult

@@ -15,7 +15,7 @@ from hetpipe.pipeline.setup import StageParts
 from hetpipe.spec.ids import Clock, Incarnation, Minibatch, VirtualWorkerIndex, Wave
 from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
 from hetpipe.spec.sync import SyncSpec
-from hetpipe.sync.records import BarrierRecord, CommitRecord, JoinRecord, PublishRecord, Record
+from hetpipe.sync.records import BarrierRecord, CommitRecord, PublishRecord, Record, SegmentMember, SegmentRecord
 from hetpipe.weights.flat import BufferPool, FlatLayout
 
 POOL = BufferPool(FlatLayout([("w", (1,), "float32")]), torch.device("cpu"))
@@ -146,7 +146,8 @@ def test_the_clock_in_use_may_be_the_answer() -> None:
 def test_a_clock_that_is_not_published_is_waited_for_by_name(weights: WeightPolicy, p: int, required: int) -> None:
     """The required one, D = 1 wave before the newest usable; the clock shard is not asked in vain."""
     use = Use(weights)
-    use.follow(*(JoinRecord(0, VirtualWorkerIndex(vw), Incarnation(0), Clock(3)) for vw in (0, 1, 2)))
+    members = (SegmentMember(VirtualWorkerIndex(vw), Incarnation(0), 1, joined=True) for vw in (0, 1, 2))
+    use.follow(SegmentRecord(0, Clock(3), (), 0, tuple(members)))
     use.follow(CommitRecord(0, VirtualWorkerIndex(1), Incarnation(0), Wave(3), 1))
     use.publish(3)
     assert not use.opens(p)

@@ -68,3 +68,18 @@ def test_minibatches_of_the_next_wave_may_be_computed_before_a_wave_is_closed() 
     assert (progress.first_loss, progress.clock) == (3.0, Clock(3))
     assert progress.loss == pytest.approx(250.0 / 3)
     assert (progress.weight_bytes, progress.activation_bytes, progress.learning_rate) == (7, 9, 0.5)
+
+
+def test_a_stage_that_waits_reports_as_often_as_one_that_computes() -> None:
+    clock, timeline, inbox = FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
+    reports: list[StageReport] = []
+    around: dict[str, Any] = {"report": reports.append, "timeline": timeline, "clock": clock}
+    waiter = Waiter("a stage", inbox.bell, stall_seconds=100.0, **around)
+    measure = lambda: Figures(weight_bytes=7, activation_bytes=9, learning_rate=0.5, max_norm=1.0)  # noqa: E731
+    Tally(inbox, waiter, cast("Synchroniser", Nobody()), measure=measure, metrics=Lines(), **around)
+    for _ in range(8):
+        clock.advance(0.5)
+        with inbox.bell:
+            waiter.sleep("nothing", for_clock=False, at_most_seconds=0.0)
+
+    assert [type(report) for report in reports] == [StageProgress] * 4

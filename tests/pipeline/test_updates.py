@@ -86,7 +86,7 @@ class Stage:
         zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self.tally = SimpleNamespace(gradient_norm=None, computed=lambda *call: self.computed.append(call))
         parts = SimpleNamespace(
-            identity=StageIdentity(VirtualWorkerIndex(1), StageIndex(stage), Incarnation(2), num_stages, 2),
+            identity=StageIdentity(VirtualWorkerIndex(1), StageIndex(stage), Incarnation(2), num_stages),
             layers=tuple(SimpleNamespace(parameters={"weight": name}) for name in NAMES),
             versions=VersionTable(weights, stage, num_stages, n, a),
             weights=SimpleNamespace(at_barrier=SimpleNamespace(views=zeros), step=self.step),

@@ -20,9 +20,6 @@ ENDS_WITHIN_SECONDS = 15.0
 @pytest.mark.parametrize(
     ("role", "named", "workers"),
     [
-        ("stage", "stage ", 2),
-        ("parameter_server", "parameter server", 1),
-        ("agent", "agent", 1),
         ("coordinator", "coordinator", 1),
     ],
 )
@@ -53,6 +50,32 @@ def test_a_killed_process_ends_the_run_and_is_named(tmp_path: Path, role: str, n
     again = resumed.finish()
     assert again.returncode == 0, again.stderr
     assert again.result["staleness"]["violations"] == 0
+
+
+def newest_manifest(train: Train) -> str:
+    """Of the checkpoint with the highest clock; checkpoints come and go."""
+    return max(map(str, (train.run_dir / "checkpoints").glob("clock-*/manifest.json")), default="")
+
+
+def test_parameter_servers_that_are_killed_are_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    checkpoint, shards = {"every_waves": 50, "keep": 2}, {"count": 2}
+    job = write_job(tmp_path, epochs=100_000, checkpoint=checkpoint, parameter_servers=shards)
+    train = Train(tmp_path, job)
+    train.wait_for_checkpoint()
+    status = train.status()
+    victims = pids_of(status, "parameter_server")
+    for victim in victims:
+        kill(victim)
+    wait_until(lambda: train.stderr().count("was started again") == 2, timeout_seconds=30.0, what="successors")
+    before = newest_manifest(train)
+    wait_until(lambda: newest_manifest(train) > before, timeout_seconds=60.0, what="later checkpoint")
+    after = train.status()
+    assert pids_of(after, "stage") == pids_of(status, "stage"), "nobody else was touched"
+    train.process.send_signal(signal.SIGINT)
+    outcome = train.finish()
+    assert outcome.returncode == 130
+    assert outcome.result["staleness"]["violations"] == 0
+    assert all(f"(pid {victim}) was killed by SIGKILL; it was started again" in outcome.stderr for victim in victims)
 
 
 def test_ctrl_c_checkpoints_and_a_resume_goes_on(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_processes_equal_the_reference(
         )
     )
     trained: dict[str, torch.Tensor] = {}
-    for file in newest_checkpoint(train.run_dir).glob("vw-0-*.safetensors"):
+    for file in newest_checkpoint(train.run_dir).glob("shard-*.safetensors"):
         trained.update(load_file(file))
     for name, expected in reference.weights.items():
         assert torch.equal(trained[f"weights/{name}"], expected), name

@@ -37,7 +37,7 @@ def test_processes_equal_the_reference(name: str, tmp_path: Path) -> None:
     assert outcome.result["staleness"]["violations"] == 0
 
     found: dict[str, torch.Tensor] = {}
-    for file in newest_checkpoint(train.run_dir).glob("vw-0-*.safetensors"):
+    for file in newest_checkpoint(train.run_dir).glob("*.safetensors"):
         found.update(load_file(file))
     for weight, expected in run_reference(case.reference()).weights.items():
         assert torch.equal(found[f"weights/{weight}"], expected), weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -87,18 +88,21 @@ def encode(tensors: Sequence[Tensor], *, chunk_bytes: int = CHUNK_BYTES) -> list
     stream = b"".join(
         raw + bytes(-len(raw) % 64) for raw in (bytes(t.view(torch.uint8).numpy().tobytes()) for t in tensors)
     )
-    return [
-        offset.to_bytes(8, "little") + stream[offset : offset + chunk_bytes]
-        for offset in range(0, len(stream), chunk_bytes)
-    ]
+    pieces = ((offset, stream[offset : offset + chunk_bytes]) for offset in range(0, len(stream), chunk_bytes))
+    return [chunk_of(offset, piece) for offset, piece in pieces]
+
+
+def chunk_of(offset: int, payload: bytes) -> bytes:
+    start = offset.to_bytes(8, "little")
+    return start + zlib.crc32(start + payload).to_bytes(4, "little") + payload
 
 
 def decode(chunks: Sequence[bytes], headers: Sequence[SliceHeader]) -> list[Tensor]:
     """Inverse of `encode`."""
     stream = bytearray()
     for chunk in chunks:
-        assert int.from_bytes(chunk[:8], "little") == len(stream), "chunks come in order and without gaps"
-        stream += chunk[8:]
+        assert chunk == chunk_of(len(stream), chunk[12:])
+        stream += chunk[12:]
     tensors: list[Tensor] = []
     position = 0
     for header in headers:
@@ -156,7 +160,7 @@ class OneShard:
         if who.stage == 0:
             blocks = () if is_empty else ((self._next_sample,),)
             self._next_sample += 1
-        self.clock.staged(who, Wave(wave), blocks)
+        self.clock.staged(who, Wave(wave), blocks, segment=Clock(0))
         self.settle()
 
     def begin(self, first: Sequence[Tensor] | None = None) -> OneShard:

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.errors import MalformedChunk
+from hetpipe.errors import DamagedChunk, MalformedChunk
 from hetpipe.ps import chunks as module
 from hetpipe.ps.chunks import CHUNK_BYTES, ChunkReceiver, RunMap, chunks, slice_bytes
 from hetpipe.spec.plan import DTYPE_BYTES
 from hetpipe.spec.requests import SliceHeader
 from hetpipe.weights.flat import FlatBuffer, FlatLayout, aligned
 
-from .builders import decode, encode
+from .builders import chunk_of, decode, encode
 
 CPU = torch.device("cpu")
 
@@ -133,7 +133,7 @@ class TestRoundTrip:
             stream = list(chunks(sent, case.runs))
         receiver = ChunkReceiver(got, case.runs)
         for chunk in stream:
-            assert len(chunk) <= 8 + chunk_bytes
+            assert len(chunk) <= 12 + chunk_bytes
             receiver.write(chunk)
         receiver.finish()
 
@@ -183,7 +183,7 @@ class TestMalformed:
 
     @staticmethod
     def chunk(offset: int, length: int) -> bytes:
-        return offset.to_bytes(8, "little") + b"\x01" * length
+        return chunk_of(offset, b"\x01" * length)
 
     @pytest.mark.parametrize(
         ("offset", "length"),
@@ -207,7 +207,19 @@ class TestMalformed:
         receiver.write(self.chunk(0, self.NUM_BYTES))  # the receiver lives on
         receiver.finish()
 
-    @pytest.mark.parametrize("length", range(9))
+    def test_any_flipped_bit_is_found_and_the_chunk_can_be_sent_again(self) -> None:
+        whole = self.chunk(0, self.NUM_BYTES)
+        for bit in range(0, 8 * len(whole), 37):
+            receiver, buffer = self.receiver()
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(DamagedChunk):
+                receiver.write(bytes(flipped))
+            assert not any(buffer.memory())
+            receiver.write(whole)
+            receiver.finish()
+
+    @pytest.mark.parametrize("length", range(13))
     def test_a_chunk_that_is_too_short_for_its_offset(self, length: int) -> None:
         receiver, _ = self.receiver()
         with pytest.raises(MalformedChunk, match="too short"):

@@ -1,104 +1,137 @@
-"""Checkpoints on disk: complete or none."""
+"""Checkpoints on disk: whole, or refused and passed over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from hetpipe.errors import CheckpointError, ProtocolViolation
+from hetpipe.pipeline.checkpoint import save_slices
 from hetpipe.ps.manifest import (
     MANIFEST,
-    CheckpointKeeper,
+    Manifest,
     checkpoint_dir,
     file_digest,
+    has_checkpoint,
+    manifest_bytes,
     newest_checkpoint,
+    newest_complete,
+    parse_manifest,
+    read_complete,
     read_manifest,
-    verify_file,
-    write_durably,
+    search,
 )
-from hetpipe.spec.ids import Clock, VirtualWorkerIndex
+from hetpipe.spec import wire
+from hetpipe.spec.checkpoint import PartLabel
+from hetpipe.spec.ids import Clock, JobId
 from hetpipe.spec.requests import CheckpointFile
-from hetpipe.spec.sync import Membership, Progress
+from tests.checkpoints import JOB, progress_at, shard_part, stage_part, write_checkpoint
 
-from .builders import requester
-
-STAGES = ((0, 0), (0, 1), (1, 0))
+SECTOR = 512
 
 
-def progress(clock: int) -> Progress:
-    return Progress(Clock(clock), epoch=1, used=b"\x05\xff", minibatches=7, samples=14)
-
-
-def keeper(run_dir: Path, keep: int = 2) -> CheckpointKeeper:
-    membership = Membership({VirtualWorkerIndex(0): 2, VirtualWorkerIndex(1): 1})
-    return CheckpointKeeper(job_id="job", run_dir=run_dir, membership=membership, keep=keep)
-
-
-def write_part(run_dir: Path, clock: int, vw: int, stage: int) -> CheckpointFile:
-    folder = checkpoint_dir(run_dir, Clock(clock))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"vw-{vw}-stage-{stage}.safetensors"
-    path.write_bytes(bytes([clock, vw, stage]) * 100)
-    return file_digest(path)
-
-
-def checkpoint(run_dir: Path, clock: int, by: CheckpointKeeper | None = None) -> Path:
-    """A complete checkpoint."""
-    whose = by or keeper(run_dir)
-    answers = [
-        whose.report(requester(vw, stage), Clock(clock), [write_part(run_dir, clock, vw, stage)], progress(clock))
-        for vw, stage in STAGES
-    ]
-    assert answers == [False, False, True]
-    return checkpoint_dir(run_dir, Clock(clock))
-
-
-def names(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody cuts the power here."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def test_a_complete_checkpoint_says_everything(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, 4)
-    manifest = read_manifest(folder)
+    folder = write_checkpoint(tmp_path, 4)
+    manifest = read_complete(folder)
 
-    assert manifest.job_id == "job"
-    assert manifest.progress == progress(4)
-    assert manifest.num_stages == {0: 2, 1: 1}
-    assert [file.name for file in manifest.files] == [f"vw-{vw}-stage-{stage}.safetensors" for vw, stage in STAGES]
-    for file in manifest.files:
-        verify_file(folder, file)
-    assert newest_checkpoint(tmp_path) == folder
+    assert manifest.job_id == JOB
+    assert manifest.progress == progress_at(4)
+    assert (manifest.num_stages, manifest.members, manifest.num_shards) == ({0: 2, 1: 1}, (0, 1), 2)
+    shards = [f"shard-{shard}.safetensors" for shard in (0, 1)]
+    stages = [f"vw-{vw}-stage-{stage}.safetensors" for vw, stage in ((0, 0), (0, 1), (1, 0))]
+    assert [file.name for file in manifest.files] == [*shards, *stages]
+    assert [file.name for file in manifest.shared_files] == [*shards, *stages]
+    assert [file.name for file in manifest.files_of(manifest.members[0])] == stages[:2]
+    assert newest_checkpoint(tmp_path) == newest_complete(tmp_path) == folder
 
 
-def test_until_the_last_part_there_is_none(tmp_path: Path) -> None:
-    one = keeper(tmp_path)
-    for _ in range(2):  # a repetition changes nothing
-        for vw, stage in STAGES[:2]:
-            assert not one.report(requester(vw, stage), Clock(4), [write_part(tmp_path, 4, vw, stage)], progress(4))
-    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
+def test_only_the_two_lowest_keep_what_is_the_same_for_all(tmp_path: Path) -> None:
+    manifest = read_complete(write_checkpoint(tmp_path, 4, stages=(1, 1, 1), num_shards=0))
+    assert [file.name[:4] for file in manifest.shared_files] == ["vw-0", "vw-1"]
+
+
+def test_version_1_is_read(tmp_path: Path) -> None:
+    """Without labels, without a checksum of its own, and with the weights in the files of virtual worker 0."""
+    folder = write_checkpoint(tmp_path, 4, num_shards=0)
+    old = replace(read_manifest(folder), version=1)
+    text = wire.plain(Manifest, old)
+    for key in ("sha256", "num_shards"):
+        del text[key]
+    (folder / MANIFEST).write_text(wire.to_json(dict[str, Any], text))
+    assert read_complete(folder) == replace(old, sha256="")
+
+
+def test_a_run_without_any(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"set checkpoint\.every_waves"):
         newest_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"has no manifest\.json"):
-        read_manifest(checkpoint_dir(tmp_path, Clock(4)))
-
-    assert one.report(requester(1, 0), Clock(4), [write_part(tmp_path, 4, 1, 0)], progress(4))
+    assert newest_complete(tmp_path) is None
+    assert not has_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../vw-0-stage-0.safetensors", "/etc/passwd", "vw-0-stage-0.safetensors/..", "manifest.json", "", "x" * 999],
-)
-def test_a_file_no_stage_would_write(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ProtocolViolation, match="checkpoint file named") as caught:
-        keeper(tmp_path).report(requester(), Clock(4), [CheckpointFile(name, "", 1)], progress(4))
-    assert len(str(caught.value)) < 250
+# -- damage ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_barrier_the_run_is_not_at(tmp_path: Path) -> None:
-    one = keeper(tmp_path)
-    with pytest.raises(ProtocolViolation, match="at clock 9, but the segment under way began at 4"):
-        one.report(requester(1, 0), Clock(9), [], progress(4))
+def _damages(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Every file of a checkpoint cut at every length, and with every sector zeroed."""
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        for length in range(len(content)):
+            yield path, content[:length]
+        for start in range(0, len(content), SECTOR):
+            end = min(start + SECTOR, len(content))
+            assert any(content[start:end]), "a sector of zeros would be as before"
+            yield path, content[:start] + bytes(end - start) + content[end:]
+
+
+@pytest.mark.matrix
+def test_whatever_is_torn_is_refused_and_the_one_before_is_used(tmp_path: Path) -> None:
+    """Each truncation length, each zeroed sector, of each file; the manifest is one of them."""
+    older = write_checkpoint(tmp_path, 4, stages=(1,), num_shards=1)
+    newer = write_checkpoint(tmp_path, 8, stages=(1,), num_shards=1, num_elements=64)
+    damages = list(_damages(newer))
+    for number, (path, content) in enumerate(damages):
+        intact = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError) as caught:
+            read_complete(newer)
+        assert str(path) in str(caught.value)
+        assert "put the folder back from a copy, or delete it" in str(caught.value)
+        if number % 20 == 0:
+            found = search(tmp_path)
+            assert (found.folder, found.damaged) == (older, (str(caught.value),))
+        path.write_bytes(intact)
+    assert search(tmp_path).folder == newer
+    assert len(damages) > 2000
+
+
+def test_no_flipped_bit_of_a_manifest_changes_what_it_says(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 4, stages=(1,), num_shards=1)
+    text = (folder / MANIFEST).read_bytes()
+    whole = parse_manifest(text)
+    num_refused = 0
+    for position in range(len(text)):
+        for bit in range(8):
+            flipped = bytearray(text)
+            flipped[position] ^= 1 << bit
+            try:
+                assert parse_manifest(bytes(flipped)) == whole  # an upper-case hexadecimal digit
+            except ProtocolViolation:
+                num_refused += 1
+    assert num_refused > 7 * len(text)
 
 
 Harm = Callable[[Path], object]
@@ -109,76 +142,162 @@ def replace_by_folder(path: Path) -> None:
     path.mkdir()
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\x00")
 
 
 TORN: dict[str, Harm] = {
-    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
-    "half a manifest": lambda folder: truncate(folder / MANIFEST),
-    "an empty manifest": lambda folder: (folder / MANIFEST).write_bytes(b""),
     "bytes for a manifest": lambda folder: (folder / MANIFEST).write_bytes(b"\xff\xfe\x00"),
     "another manifest": lambda folder: (folder / MANIFEST).write_text('{"version": 1}'),
     "a file is missing": lambda folder: (folder / "vw-1-stage-0.safetensors").unlink(),
-    "a file is short": lambda folder: truncate(folder / "vw-0-stage-1.safetensors"),
     "a file is a folder": lambda folder: replace_by_folder(folder / "vw-0-stage-1.safetensors"),
+    "a file is longer": lambda folder: lengthen(folder / "shard-1.safetensors"),
+    "the folder has another clock": lambda folder: folder.rename(folder.with_name("clock-00000009")),
 }
 
 
 @pytest.mark.parametrize("harm", TORN.values(), ids=TORN)
-def test_a_torn_one_is_refused_and_passed_over(tmp_path: Path, harm: Harm) -> None:
-    older, newer = checkpoint(tmp_path, 4), checkpoint(tmp_path, 8)
+def test_what_is_harmed_otherwise_is_passed_over_too(tmp_path: Path, harm: Harm) -> None:
+    older, newer = write_checkpoint(tmp_path, 4), write_checkpoint(tmp_path, 8)
+    assert has_checkpoint(tmp_path)
     harm(newer)
-    with pytest.raises(CheckpointError):
-        read_manifest(newer)
     assert newest_checkpoint(tmp_path) == older
+    assert len(search(tmp_path).passed_over) == 1
 
-    harm(older)
-    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
+    shutil.rmtree(older)
+    with pytest.raises(CheckpointError, match=r"has no complete checkpoint: .* put the folder back"):
         newest_checkpoint(tmp_path)
+    assert newest_complete(tmp_path) is None
+    assert not has_checkpoint(tmp_path)
 
 
-def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, 4)
-    (file, *others) = read_manifest(folder).files
-    data = bytearray((folder / file.name).read_bytes())
-    data[150] ^= 1
-    (folder / file.name).write_bytes(bytes(data))
-
-    with pytest.raises(CheckpointError, match="is damaged: SHA-256"):
-        verify_file(folder, file)
-    for other in others:
-        verify_file(folder, other)
+def test_one_without_a_manifest_is_unfinished_and_not_damaged(tmp_path: Path) -> None:
+    older, newer = write_checkpoint(tmp_path, 4), write_checkpoint(tmp_path, 8)
+    (newer / MANIFEST).unlink()
+    found = search(tmp_path)
+    assert (found.folder, found.damaged, found.unfinished) == (older, (), (newer,))
+    assert found.passed_over == (f"{newer} was never finished",)
+    with pytest.raises(CheckpointError, match=r"has no manifest\.json"):
+        read_manifest(newer)
 
 
-def test_a_run_without_any(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"set checkpoint\.every_waves"):
-        newest_checkpoint(tmp_path)
+# -- sets that do not belong together ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
-    one = keeper(tmp_path, keep)
-    for clock in (2, 4, 6, 8):
-        checkpoint(tmp_path, clock, one)
-
-    assert names(tmp_path) == [f"clock-{clock:08d}" for clock in (2, 4, 6, 8)[-keep:]]
-    for folder in (tmp_path / "checkpoints").iterdir():
-        read_manifest(folder)
+def crafted(run_dir: Path, *, drop: str = "", **changes: Any) -> Path:
+    """A checkpoint at clock 8 whose manifest says something else, with a right checksum."""
+    folder = write_checkpoint(run_dir, 8)
+    manifest = replace(read_manifest(folder), **changes)
+    files = tuple(file for file in manifest.files if file.name != drop)
+    (folder / MANIFEST).write_bytes(manifest_bytes(replace(manifest, files=files)))
+    return folder
 
 
-def test_a_checkpoint_that_is_being_written_is_not_pruned(tmp_path: Path) -> None:
-    one = keeper(tmp_path, 1)
-    checkpoint(tmp_path, 2, one)
-    write_part(tmp_path, 6, 0, 0)
-    checkpoint(tmp_path, 4, one)
+def with_file_of(run_dir: Path, other: CheckpointFile, folder: Path) -> Path:
+    """The checkpoint in `folder` with one file, in name, size and checksum, of another one."""
+    manifest = read_manifest(folder)
+    files = tuple(other if file.name == other.name else file for file in manifest.files)
+    (folder / MANIFEST).write_bytes(manifest_bytes(replace(manifest, files=files)))
+    (path,) = (run_dir / "other").glob(f"checkpoints/*/{other.name}")
+    shutil.copy(path, folder / other.name)
+    return folder
 
-    assert names(tmp_path) == ["clock-00000004", "clock-00000006"]
+
+def empty_shard(run_dir: Path, clock: int, shard: int) -> CheckpointFile:
+    """What a shard without slices writes."""
+    name = f"shard-{shard}.safetensors"
+    return file_digest(save_slices(checkpoint_dir(run_dir, Clock(clock)), PartLabel(JOB, Clock(clock), name), []))
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for data in (b"long before", b"new"):
-        write_durably(path, data)
-        assert path.read_bytes() == data
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+def with_buffers(run_dir: Path, *buffers: torch.Tensor) -> Path:
+    """One where every virtual worker has these for its buffers."""
+    folder = write_checkpoint(run_dir, 8, stages=(1, 1))
+    for vw, buffer in enumerate(buffers):
+        with_file_of(run_dir, stage_part(run_dir / "other", 8, vw, 0, buffers={"mean": buffer}), folder)
+    return folder
+
+
+def renamed(run_dir: Path) -> Path:
+    """A shard's file under the name of another shard's."""
+    folder = write_checkpoint(run_dir, 8)
+    (run_dir / "other" / "checkpoints" / "x").mkdir(parents=True)
+    copy = run_dir / "other" / "checkpoints" / "x" / "shard-1.safetensors"
+    shutil.copy(folder / "shard-0.safetensors", copy)
+    content = copy.read_bytes()
+    taken = CheckpointFile(copy.name, hashlib.sha256(content).hexdigest(), len(content))
+    return with_file_of(run_dir, taken, folder)
+
+
+MIXED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a shard's file of another clock": (
+        lambda run: with_file_of(run, shard_part(run / "other", 6, 1), write_checkpoint(run, 8)),
+        "shard-1.safetensors is .* at clock 6, but its manifest is of job job at clock 8",
+    ),
+    "a stage's file of another clock": (
+        lambda run: with_file_of(run, stage_part(run / "other", 6, 0, 1), write_checkpoint(run, 8)),
+        "vw-0-stage-1.safetensors is .* at clock 6",
+    ),
+    "a file of another job": (
+        lambda run: with_file_of(
+            run, shard_part(run / "other", 8, 0, job_id=JobId("theirs")), write_checkpoint(run, 8)
+        ),
+        "shard-0.safetensors is .* of job theirs",
+    ),
+    "a file under another name": (renamed, "shard-1.safetensors is shard-0.safetensors of job job"),
+    "a shard's file of another model": (
+        lambda run: with_file_of(run, shard_part(run / "other", 8, 1, num_elements=4), write_checkpoint(run, 8)),
+        r"is a mixture: shard-1.safetensors has weights/cut as \[2, 8\] F32, and shard-0.safetensors as \[2, 6\]",
+    ),
+    "a shard's file of another dtype": (
+        lambda run: with_file_of(run, shard_part(run / "other", 8, 0, dtype=torch.float16), write_checkpoint(run, 8)),
+        r"has weights/cut as \[2, 6\] F32, and shard-0.safetensors as \[2, 6\] F16: they are of two models",
+    ),
+    "a slice is missing": (
+        lambda run: with_file_of(run, empty_shard(run / "other", 8, 1), write_checkpoint(run, 8)),
+        "and others have weights/cut only up to element 6 of 12",
+    ),
+    "two stages of two cuts": (
+        lambda run: with_file_of(
+            run,
+            stage_part(run / "other", 8, 0, 1, optimizer={"0.weight": {"momentum_buffer": torch.zeros(3)}}),
+            write_checkpoint(run, 8),
+        ),
+        "vw-0-stage-1.safetensors and vw-0-stage-0.safetensors both have vw-0/optimizer/0.weight",
+    ),
+    "buffers of two models": (
+        lambda run: with_buffers(run, torch.zeros(3), torch.zeros(4)),
+        r"vw-1-stage-0.safetensors has buffers/mean as \[4\] F32, and vw-0-stage-0.safetensors as \[3\] F32",
+    ),
+    "a manifest of another job": (lambda run: crafted(run, job_id="theirs"), "but its manifest is of job theirs"),
+    "a manifest of another clock": (lambda run: crafted(run, progress=progress_at(6)), "is of clock 6, not of clock-0"),
+    "fewer stages than files": (lambda run: crafted(run, num_stages={0: 1, 1: 1}), "names 5 files of 2 shards"),
+    "more shards than files": (lambda run: crafted(run, num_shards=3), "names 5 files of 3 shards"),
+    "other stages than files": (lambda run: crafted(run, num_stages={0: 1, 1: 2}), "does not name vw-1-stage-1"),
+    "another virtual worker": (lambda run: crafted(run, num_stages={0: 2, 2: 1}), "does not name vw-2-stage-0"),
+    "no virtual workers": (lambda run: crafted(run, num_stages={}, num_shards=5), "names 5 files of 5 shards"),
+    "a negative count": (lambda run: crafted(run, num_stages={0: 6, 1: -3}), "names 5 files"),
+    "a file too few": (lambda run: crafted(run, drop="shard-1.safetensors"), "names 4 files"),
+    "a version of the future": (lambda run: crafted(run, version=3), "version 3, .* reads up to 2; use a newer"),
+    "a negative clock": (lambda run: crafted(run, progress=progress_at(-1)), r"has counts \(-1, "),
+}
+
+
+@pytest.mark.parametrize(("craft", "reason"), MIXED.values(), ids=MIXED)
+def test_a_mixed_set_is_refused_as_a_set(tmp_path: Path, craft: Callable[[Path], Path], reason: str) -> None:
+    older = write_checkpoint(tmp_path, 4)
+    folder = craft(tmp_path)
+    assert folder == checkpoint_dir(tmp_path, Clock(8))
+    with pytest.raises(CheckpointError, match=reason):
+        read_complete(folder)
+    assert newest_complete(tmp_path) == older
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../vw-0-stage-0.safetensors", "/etc/passwd", "vw-0-stage-0.safetensors/..", "manifest.json", "", "x" * 999],
+)
+def test_a_file_that_nobody_would_write(tmp_path: Path, name: str) -> None:
+    manifest = read_manifest(write_checkpoint(tmp_path, 4, stages=(1,), num_shards=0))
+    with pytest.raises(ProtocolViolation, match="checkpoint file named") as caught:
+        parse_manifest(manifest_bytes(replace(manifest, files=(replace(manifest.files[0], name=name),))))
+    assert len(str(caught.value)) < 250

@@ -57,7 +57,7 @@ def test_pushes_and_pulls_are_counted() -> None:
         for _ in range(2):
             shards.push(push_header(requester(), 0, HEADERS), encode(UPDATE))
         staged = read(shards)
-        shards.staged(requester(), Wave(0), ((0,),))
+        shards.staged(requester(), Wave(0), ((0,),), segment=Clock(0))
         wait_until(lambda: read(shards)["published_clock"] == 1, timeout_seconds=10.0, what="clock 1")
         list(shards.pull(PullHeader(requester(), Clock(1), HEADERS[:1])))
         found = read(shards)

@@ -133,7 +133,7 @@ def test_no_push_is_lost(rotating: Rotating) -> None:
             assert [push.result(10.0) for push in pushes] == [False] * THREADS, "acknowledged, none a repetition"
             assert not rotating.connection._retired, "an old connection ends with its last call"
             for wave in waves:
-                rotating.clock.staged(requester(), Wave(wave), ((wave,),))
+                rotating.clock.staged(requester(), Wave(wave), ((wave,),), segment=Clock(0))
 
     assert [tls.material.version for tls in rotating.tls.values()] == [ROTATIONS, ROTATIONS]
     wait_until(lambda: rotating.pulled(WAVES) is not None, timeout_seconds=10.0, what="the last clock")

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import (
-    CheckpointError,
     ClockFreed,
     ClockNotPublished,
+    DamagedChunk,
     HetpipeError,
     MalformedChunk,
     NonFiniteUpdate,
@@ -26,14 +26,14 @@ from hetpipe.errors import (
     ProtocolViolation,
     ResourceExhausted,
     SliceMismatch,
-    StaleIncarnation,
     StaleTerm,
     UnknownJob,
     WaveOutOfOrder,
 )
 from hetpipe.observe.history import MemoryHistory
+from hetpipe.pipeline.checkpoint import CheckpointReader
 from hetpipe.ps.control import ShardControl
-from hetpipe.ps.manifest import newest_checkpoint, read_manifest
+from hetpipe.ps.manifest import newest_checkpoint, read_complete
 from hetpipe.ps.server import ShardServer
 from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, open_channel
@@ -41,9 +41,10 @@ from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.rpc.status import translate_rpc_error
-from hetpipe.spec.ids import Clock, JobId, ShardIndex, Term, Wave
-from hetpipe.spec.requests import BuffersHeader, CheckpointFile, PullHeader, Requester, SliceHeader
-from hetpipe.sync.records import BarrierRecord, CommitRecord, JoinRecord, PublishRecord, Record
+from hetpipe.spec.ids import Clock, JobId, ShardIndex, StageIndex, Term, Wave
+from hetpipe.spec.requests import BuffersHeader, Meeting, PullHeader, Requester, SliceHeader
+from hetpipe.sync.records import BarrierRecord, CommitRecord, PublishRecord, Record, SegmentRecord
+from tests.checkpoints import stage_part
 from tests.pipeline.witness import Witness
 from tests.polling import wait_until
 
@@ -119,7 +120,7 @@ class Job:
         for vw in range(2):
             for shard in range(2):
                 assert not self.push(requester(vw), wave, shard, WITNESS.update(vw, wave, shard))
-            self.clock.staged(requester(vw), Wave(wave), ((self.next_sample,),))
+            self.clock.staged(requester(vw), Wave(wave), ((self.next_sample,),), segment=Clock(0))
             self.next_sample += 1
         self.wait_published(wave + 1)
 
@@ -164,9 +165,10 @@ class TestCalls:
             begun.pull(0, 1)
 
     def test_join_tells_where_virtual_worker_0_awaits_its_replicas(self, job: Job) -> None:
-        assert job.clock.join(requester(1), "h:9", "h:8") == ("", "", (0,))
-        assert job.clock.join(requester(0), "h:1", "h:2") == ("", "h:2", (0,))
-        assert job.clock.join(requester(1)) == ("", "h:2", (0,))
+        there = (StageIndex(0),)
+        assert job.clock.join(requester(1), "h:9", "h:8") == Meeting("", "", there)
+        assert job.clock.join(requester(0), "h:1", "h:2") == Meeting("", "h:2", there, makes_weights=True)
+        assert job.clock.join(requester(1)) == Meeting("", "h:2", there)
 
     def test_resends_are_duplicates(self, begun: Job) -> None:
         update = WITNESS.update(0, 0, 1)
@@ -189,7 +191,7 @@ class TestCalls:
                 break
         assert [r.index for r in records] == list(range(len(records)))
         kinds = [type(r) for r in records]
-        assert (kinds.count(JoinRecord), kinds.count(CommitRecord), kinds.count(PublishRecord)) == (2, 2, 2)
+        assert (kinds.count(SegmentRecord), kinds.count(CommitRecord), kinds.count(PublishRecord)) == (1, 2, 2)
 
         assert next(iter(begun.clock.follow(3)))[0] == records[3]
 
@@ -236,21 +238,30 @@ class TestCalls:
         wait_until(lambda: begun.clock.progress(requester()).clock == 2, timeout_seconds=SECONDS, what="barrier")
         progress = begun.clock.progress(requester())
         assert (progress.clock, progress.minibatches, progress.samples) == (2, 4, 4)
-        (tmp_path / "checkpoints" / "clock-00000002").mkdir(parents=True)
-        file = CheckpointFile("vw-0-stage-0.safetensors", "00" * 32, 3)
+        parts = [stage_part(tmp_path, 2, vw, 0) for vw in range(2)]
+        assert not begun.clock.report_checkpoint(requester(0), Clock(2), [parts[0]])
+        with pytest.raises(ProtocolViolation, match="at clock 7, where no barrier asks for one"):
+            begun.clock.report_shard_checkpoint(ShardIndex(1), Clock(7), [], failure="none")
 
-        assert not begun.clock.report_checkpoint(requester(0), Clock(2), [file])
-        other = replace(file, name="vw-1-stage-0.safetensors")
-        assert begun.clock.report_checkpoint(requester(1), Clock(2), [other])
-        with pytest.raises(CheckpointError, match="has None bytes, its manifest says 3"):
-            read_manifest(tmp_path / "checkpoints" / "clock-00000002")
-        for written in (file, other):
-            (tmp_path / "checkpoints" / "clock-00000002" / written.name).write_bytes(b"123")
-        assert read_manifest(newest_checkpoint(tmp_path)).progress == progress
+        def reported() -> bool:
+            return begun.clock.report_checkpoint(requester(1), Clock(2), [parts[1]])
+
+        wait_until(reported, timeout_seconds=SECONDS, what="the shards' parts")
+        manifest = read_complete(newest_checkpoint(tmp_path))
+        assert manifest.progress == progress
+        names = [file.name for file in manifest.files]
+        assert names == [f"{who}.safetensors" for who in ("shard-0", "shard-1", "vw-0-stage-0", "vw-1-stage-0")]
+        weights = CheckpointReader(tmp_path.glob("checkpoints/*/shard-*"))
+        for shard in range(2):
+            assert torch.equal(weights.tensor(f"weights/p{shard}"), begun.pull(2, shard))
 
     def test_buffers(self, begun: Job) -> None:
+        begun.controls[0].request_barrier(JOB, Term(1), "checkpoint")
+        for wave in range(2):
+            begun.run_wave(wave)
+        wait_until(lambda: begun.clock.progress(requester()).clock == 2, timeout_seconds=SECONDS, what="barrier")
         slices = (SliceHeader("mean", 0, 3, "float32"), SliceHeader("count", 0, 1, "int64"))
-        headers = [BuffersHeader(requester(vw), Clock(0), slices) for vw in range(2)]
+        headers = [BuffersHeader(requester(vw), Clock(2), slices) for vw in range(2)]
         begun.clock.push_buffers(headers[0], encode([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5])]))
         with pytest.raises(ClockNotPublished, match=r"virtual workers \[1\]"):
             list(begun.clock.pull_buffers(headers[0]))
@@ -335,8 +346,8 @@ class TestRefusals:
         [
             (requester(job="other"), 0, UnknownJob),
             (requester(term=2), 0, StaleTerm),
-            (requester(incarnation=1), 0, StaleIncarnation),
-            (requester(vw=9), 0, StaleIncarnation),
+            (requester(incarnation=1), 0, ClockNotPublished),
+            (requester(vw=9), 0, ClockNotPublished),
             (requester(), -1, WaveOutOfOrder),
             (requester(), 2**62, WaveOutOfOrder),
         ],
@@ -355,8 +366,11 @@ class TestRefusals:
             begun.shards[1].push(push_header(requester(), 0, begun.slice(0)), good)
         with pytest.raises(SliceMismatch):
             begun.shards[1].push(push_header(requester(), 0, (replace(mine[0], stop=2**30),)), good)
-        for bad in ([], [b""], [good[0][:-1]], [*good, *good], [b"\xff" + good[0][1:]]):
+        for bad in ([], [b""], [*good, *good]):
             with pytest.raises(MalformedChunk):
+                begun.shards[1].push(push_header(requester(), 0, mine), bad)
+        for bad in ([good[0][:-1]], [b"\xff" + good[0][1:]]):
+            with pytest.raises(DamagedChunk):
                 begun.shards[1].push(push_header(requester(), 0, mine), bad)
         with pytest.raises(NonFiniteUpdate):
             begun.push(requester(), 0, 1, torch.full((WITNESS.slice_elements,), float("nan")))
@@ -365,9 +379,9 @@ class TestRefusals:
 
     def test_reports(self, begun: Job) -> None:
         with pytest.raises(WaveOutOfOrder):
-            begun.clock.staged(requester(), Wave(1), ((1,),))
+            begun.clock.staged(requester(), Wave(1), ((1,),), segment=Clock(0))
         with pytest.raises(ProtocolViolation, match=f"used sample {DATA.num_samples}"):
-            begun.clock.staged(requester(), Wave(0), ((DATA.num_samples,),))
+            begun.clock.staged(requester(), Wave(0), ((DATA.num_samples,),), segment=Clock(0))
         with pytest.raises(ProtocolViolation, match="there is no stage 5"):
             begun.clock.join(requester(0, 5), "")
         with pytest.raises(ProtocolViolation, match="there is no shard 7"):
@@ -441,3 +455,13 @@ def _translating(call: object) -> None:
         call()
     except grpc.RpcError as error:
         raise translate_rpc_error(error, peer="p", role="r", call="c", elapsed_seconds=0.0) from error
+
+
+def test_one_that_ends_sends_nobody_away_for_good() -> None:
+    server = ShardServer(lambda _config: MemoryHistory())
+    server.configure(shard_config(slices_of([4]), stages=(1,)))
+    with pytest.raises(UnknownJob):
+        server.clocks(JobId("another"))
+    server.stop()
+    with pytest.raises(PeerUnreachable):
+        server.clocks(JOB)

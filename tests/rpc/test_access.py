@@ -55,7 +55,9 @@ class Fixture:
     """A coordinator and a shard with TLS, and one connection per caller and server."""
 
     def __init__(self) -> None:
-        tools = Tools(open_shard=_never, read_progress=_never, certify=cluster().signer().sign_stage)
+        tools = Tools(
+            open_shard=_never, read_progress=_never, newest_checkpoint=_never, certify=cluster().signer().sign_stage
+        )
         self.coordinator = Server(self._config(COORDINATOR))
         CoordinatorServicer(Coordinator(MemoryStore(SYSTEM_CLOCK), tools, clock=SYSTEM_CLOCK), host="127.0.0.1").add_to(
             self.coordinator

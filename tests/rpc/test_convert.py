@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf.message import Message
 
@@ -23,6 +25,7 @@ from hetpipe.spec.commands import (
     StageKey,
     StageNews,
     StopJobCommand,
+    StopVirtualWorkerCommand,
 )
 from hetpipe.spec.events import (
     Evaluated,
@@ -37,8 +40,12 @@ from hetpipe.spec.events import (
     StopMode,
     Submission,
     Waiting,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+    WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, StageIndex, Term
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
@@ -91,7 +98,13 @@ def test_the_methods_are_those_of_the_proto_file() -> None:
 
 @pytest.mark.parametrize(
     "info",
-    [agent_member(), shard_member(0), shard_member(3, term=9), MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1)],
+    [
+        agent_member(),
+        replace(agent_member(), stages=(KEY,)),
+        shard_member(0),
+        shard_member(3, term=9),
+        MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1),
+    ],
 )
 def test_members(info: MemberInfo) -> None:
     member = Member(info, 7, 4.5)
@@ -115,6 +128,7 @@ def test_clocks() -> None:
         InspectCommand(JOB_ID, "{}", "/code", "/run", with_model=False, measure=("cpu", "T4")),
         START,
         StopJobCommand(JOB_ID),
+        StopVirtualWorkerCommand(JOB_ID, Vw(1), Incarnation(2)),
     ],
 )
 def test_commands(command: Command) -> None:
@@ -143,6 +157,7 @@ REPORTS: list[StageReport] = [
         InspectionStep(JOB_ID, ProfileStep("cpu", "head", 2, 8)),
         ChildExit(KEY, 12, -9),
         ChildExit(KEY, 12, 3, "MemoryError"),
+        ChildExit(KEY, 12, -9, ordered=True),
     ],
 )
 def test_news(news: AgentNews) -> None:
@@ -164,6 +179,10 @@ def picture() -> ProgressTable:
         Waiting("a waits for b", 5.0),
         Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 1.0}),
         picture(),
+        replace(picture(), straggler=Vw(0)),
+        WorkerLost(Vw(1), Incarnation(2), "it was killed"),
+        WorkerRejoined(Vw(1), Incarnation(3)),
+        WorkerQuarantined(Vw(1), "it died too often"),
         JobEnded(JobState.FINISHED, result={"loss": {"last": None}, "clocks": {"0": 3}}),
         JobEnded(JobState.FAILED, "it broke", "JobError", ("one", "two")),
     ],
@@ -196,6 +215,7 @@ def test_submissions(restore: str | None) -> None:
             (ProcessStatus("coordinator", 0, None, "h", 1, "up"), ProcessStatus("stage", 1, Vw(0), "h", 2, "ready")),
             clocks(1, 1),
             picture(),
+            (WorkerStatus(Vw(1), Incarnation(2), 2, "awaiting"),),
         ),
     ],
 )

@@ -19,9 +19,10 @@ from hetpipe.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
-    JoinRecord,
     PublishRecord,
     Record,
+    SegmentMember,
+    SegmentRecord,
     TermRecord,
 )
 
@@ -37,12 +38,20 @@ SLICE = st.builds(SliceHeader, TEXT, INT64, INT64, TEXT)
 SLICES = st.lists(SLICE, max_size=4).map(tuple)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(TermRecord, INT64, INT64.map(Term)),
-    st.builds(JoinRecord, INT64, VW, LIFE, CLOCK),
-    st.builds(InitializeRecord, INT64, CLOCK),
+    st.builds(InitializeRecord, INT64, CLOCK, VW, LIFE),
     st.builds(CommitRecord, INT64, VW, LIFE, INT64.map(Wave), INT64),
     st.builds(EvictRecord, INT64, VW, LIFE, CLOCK),
     st.builds(BarrierRecord, INT64, CLOCK, TEXT, INT64),
     st.builds(PublishRecord, INT64, CLOCK, st.lists(CLOCK, max_size=4).map(tuple)),
+    st.builds(
+        SegmentRecord,
+        INT64,
+        CLOCK,
+        st.lists(TEXT, max_size=3).map(tuple),
+        INT64,
+        st.lists(st.builds(SegmentMember, VW, LIFE, INT32, st.booleans()), max_size=3).map(tuple),
+        st.lists(st.builds(SegmentMember, VW, LIFE, INT32, st.booleans()), max_size=3).map(tuple),
+    ),
 )
 
 

@@ -6,11 +6,14 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Self
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import (
     DeadlineExceeded,
     HetpipeError,
@@ -24,6 +27,7 @@ from hetpipe.errors import (
 )
 from hetpipe.observe.rpc_counters import RpcCounters
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc import channel as channel_module
 from hetpipe.rpc import guard as guard_module
 from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.channel import join_address, message_options, open_channel, split_address
@@ -33,6 +37,42 @@ from hetpipe.rpc.server import Server, ServerConfig
 from tests.rpc.echo import SERVICE, echo_server, repeat, say, serving
 
 Context = grpc.ServicerContext
+
+
+class Relay:
+    """A port that leads to another one, until it falls silent: connections stay, and nothing comes through."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.is_silent = threading.Event()
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in (self._listener, *self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._ends += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if not self.is_silent.is_set():
+                    sink.sendall(data)
 
 
 class TestCalls:
@@ -278,6 +318,22 @@ class TestLife:
         call.join()
         assert answers == ["hello"]
         caller.close()
+
+    @pytest.mark.matrix  # it takes as long as it is about
+    def test_a_peer_that_falls_silent_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("KEEPALIVE_SECONDS", "KEEPALIVE_TIMEOUT_SECONDS"):
+            monkeypatch.setattr(channel_module, name, 1)
+        server = echo_server()
+        with Relay(split_address(server.start())[1]) as relay:
+            caller = Caller(Target(address=f"127.0.0.1:{relay.port}", role="echo"), service=SERVICE)
+            assert say(caller) == "hello"
+            relay.is_silent.set()
+            began = SYSTEM_CLOCK.monotonic()
+            with pytest.raises(PeerUnreachable):
+                say(caller, deadline_seconds=20.0)
+            assert SYSTEM_CLOCK.monotonic() - began < 3.0
+            caller.close()
+        server.stop(grace_seconds=0.0)
 
     def test_a_restarted_server_is_found_again(self) -> None:
         server = echo_server()

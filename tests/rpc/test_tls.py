@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hetpipe.certs.authority import Authority, facts_of, key_to_pem, new_key
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
+from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import PeerUnreachable, ProtocolViolation, Unauthenticated, UserError
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc import connection
 from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.channel import open_channel, split_address
 from hetpipe.rpc.connection import Target
@@ -133,6 +135,33 @@ class TestCalls:
 
     def test_a_server_that_is_gone_is_gone(self, server: Server) -> None:
         server.stop(grace_seconds=0.0)
+        with closing(caller(server, cluster().tls(OPERATOR))) as calls, pytest.raises(PeerUnreachable):
+            say(calls)
+
+    def test_a_server_that_comes_back_is_found_within_a_second(self, server: Server) -> None:
+        with closing(caller(server, cluster().tls(OPERATOR))) as calls:
+            assert say(calls) == "hello"
+            server.stop(grace_seconds=0.0)
+            for _ in range(5):
+                with pytest.raises(PeerUnreachable):
+                    say(calls)
+            port = split_address(server.address)[1]
+            successor = echo_server(tls=cluster().tls(COORDINATOR), access=ACCESS, port=port)
+            successor.start()
+            began = SYSTEM_CLOCK.monotonic()
+            answers = 0
+            while not answers and SYSTEM_CLOCK.monotonic() - began < 5.0:
+                with suppress(PeerUnreachable):
+                    answers += say(calls) == "hello"
+            assert SYSTEM_CLOCK.monotonic() - began < 1.0
+            successor.stop(grace_seconds=0.0)
+
+    def test_a_server_that_ends_while_it_is_asked_is_gone(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.stop(grace_seconds=0.0)
+        said = iter(["it does not speak TLS", ""])
+        monkeypatch.setattr(connection, "diagnose", lambda *_args, **_keywords: next(said))
         with closing(caller(server, cluster().tls(OPERATOR))) as calls, pytest.raises(PeerUnreachable):
             say(calls)
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hetpipe.errors import ClockNotPublished, StaleIncarnation, WaveOutOfOrder
-from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import PushHeader
 from hetpipe.sync.decision_log import DecisionLog
-from hetpipe.sync.records import BarrierRecord, PublishRecord, Record
+from hetpipe.sync.records import BarrierRecord, PublishRecord, Record, SegmentRecord
 from hetpipe.sync.shard_state import (
     Admission,
     Apply,
@@ -41,7 +41,7 @@ class ModelShard:
             job_id=JOB,
             term=TERM,
             slices=self.slices,
-            members=scenario.members,
+            founders=scenario.members,
             start=Clock(scenario.start),
             staleness=scenario.d,
         )
@@ -52,6 +52,12 @@ class ModelShard:
         self.applied: Counter[tuple[int, int]] = Counter()
         self.counts_of_members: dict[int, set[int]] = {}
         self.freed: set[int] = set()
+        #: The members of which it has read.
+        self.lives: set[tuple[int, int]] = set()
+
+    def knows(self, worker: Worker) -> bool:
+        """Whether it has read that a worker joined."""
+        return (worker.vw, worker.incarnation) in self.lives
 
     def push(self, header: PushHeader, *, arrives: bool = True) -> Admission:
         """Judge a push and, if its bytes all arrive, stage it."""
@@ -63,6 +69,8 @@ class ModelShard:
 
     def follow(self, record: Record) -> None:
         """Carry out one record."""
+        if isinstance(record, SegmentRecord):
+            self.lives |= {(member.vw, member.incarnation) for member in record.members}
         for instruction in self.state.follow(record):
             self._carry_out(instruction)
 
@@ -99,11 +107,14 @@ class ModelShard:
 class Worker:
     """A virtual worker that keeps to `wsp.md`, as far as it has read the log."""
 
-    def __init__(self, vw: int, scenario: Scenario) -> None:
+    def __init__(self, vw: int, scenario: Scenario, incarnation: Incarnation = LIFE, known: int = 0) -> None:
         self.vw = vw
+        self.incarnation = incarnation
         self.scenario = scenario
         self.num_stages = scenario.num_stages[vw]
-        self.known = 0
+        self.known = known
+        #: The clock at which it became a member; None before.
+        self.joined_at: int | None = None
         self.published = scenario.start - 1
         self.barrier = scenario.start
         #: Where the segment it works in starts; None while it waits for one.
@@ -133,13 +144,18 @@ class Worker:
                     self._passed_into(divisions)
                 case PublishRecord(_, clock, _):
                     self.published = clock
-                    if clock in {self.barrier, self.scenario.start}:
-                        self._passed = clock
-                        self.segment = None
-                        self._passed_into(divisions)
+                case SegmentRecord() if self._is_in(record):
+                    self._passed = self.published = record.start
+                    self.segment = None
+                    if self.joined_at is None:
+                        self.joined_at = record.start
+                    self._passed_into(divisions)
                 case _:
                     pass
         self.known += len(records)
+
+    def _is_in(self, record: SegmentRecord) -> bool:
+        return any((member.vw, member.incarnation) == (self.vw, self.incarnation) for member in record.members)
 
     def _passed_into(self, divisions: dict[int, dict[int, Blocks]]) -> None:
         """Begin the next segment, once it is known where it ends."""
@@ -203,7 +219,7 @@ class Worker:
         # Switch points have the number of waves that are ended with p, or before it.
         switch = (p if self.scenario.weights == "wave" else p - 1) // self.scenario.n
         try:
-            clock = log.hold(vw, LIFE, switch)
+            clock = log.hold(vw, self.incarnation, switch)
         except ClockNotPublished:
             knows_the_barrier = self.segment == log.segment.start
             assert log.published < required or not knows_the_barrier, "who knows the barrier was refused"
@@ -212,7 +228,7 @@ class Worker:
             assert self.evicted, "a member's question was refused"
             return None
         assert log.published >= required
-        assert clock == log.hold(vw, LIFE, switch), "the answer to a repeated question changed"
+        assert clock == log.hold(vw, self.incarnation, switch), "the answer to a repeated question changed"
         self.barrier = min(self.barrier, log.segment.end)  # the answer tells of barriers the log view does not know
         return clock if p <= self.barrier * self.scenario.n else None
 
@@ -247,12 +263,15 @@ class Worker:
         for shard in shards:
             if shard.index not in self.pushed[stage] and self.scenario.slices_of_stage(self.vw, stage, shard.index):
                 try:
-                    verdict = shard.push(push_header(self.scenario, self.vw, stage, shard.index, wave))
+                    verdict = shard.push(
+                        push_header(self.scenario, self.vw, stage, shard.index, wave, self.incarnation)
+                    )
                 except StaleIncarnation:
                     assert self.evicted, "a member's push was refused"
                     return False
                 except ClockNotPublished:
-                    assert self.scenario.d is None, "with a bound, the gate keeps a member near enough"
+                    waits = self.scenario.d is None or not shard.knows(self)
+                    assert waits, "with a bound, the gate keeps a member near enough"
                     return False
                 assert verdict is Admission.ACCEPT
                 self.pushed[stage].add(shard.index)
@@ -271,9 +290,10 @@ class Worker:
         """Report the next wave of a stage, which is staged on every shard."""
         wave = self.next_wave[stage]
         blocks = self.blocks_of(wave) if stage == 0 else None
+        assert self.segment is not None
         vw = VirtualWorkerIndex(self.vw)
         try:
-            log.staged(vw, LIFE, Wave(wave), StageIndex(stage), blocks)
+            log.staged(vw, self.incarnation, Wave(wave), StageIndex(stage), blocks, segment=Clock(self.segment))
         except StaleIncarnation:
             assert self.evicted, "a member's report was refused"
             return False

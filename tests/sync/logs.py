@@ -38,13 +38,13 @@ def started(scenario: Scenario = SCENARIO) -> DecisionLog:
 def acknowledge(log: DecisionLog) -> None:
     """Every shard carries everything out."""
     before = -1
-    while before != len(log.records):
-        before = len(log.records)
+    while before != log.num_records:
+        before = log.num_records
         for shard in range(log.config.num_shards):
-            log.acknowledge(ShardIndex(shard), len(log.records))
+            log.acknowledge(ShardIndex(shard), log.num_records)
 
 
 def commit(log: DecisionLog, vw: int, wave: int) -> None:
     """All stages of a member report an empty wave."""
     for stage in range(log.members[VW[vw]].num_stages):
-        log.staged(VW[vw], LIFE, Wave(wave), StageIndex(stage), () if stage == 0 else None)
+        log.staged(VW[vw], LIFE, Wave(wave), StageIndex(stage), () if stage == 0 else None, segment=log.segment.start)

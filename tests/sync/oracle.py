@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hetpipe.spec.ids import Clock, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.division import empty_bitmap, with_used
 from hetpipe.sync.records import (
@@ -17,9 +17,10 @@ from hetpipe.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
-    JoinRecord,
     PublishRecord,
     Record,
+    SegmentMember,
+    SegmentRecord,
     TermRecord,
 )
 from hetpipe.sync.segment import divide
@@ -63,7 +64,11 @@ class Member:
     num_stages: int
     committed: int
     joined: set[int] = field(default_factory=set)
-    announced: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all stages are there."""
+        return self.joined == set(range(self.num_stages))
 
 
 class Oracle:
@@ -72,6 +77,9 @@ class Oracle:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.members = {vw: Member(count, scenario.start) for vw, count in enumerate(scenario.num_stages)}
+        #: Who will be a member from the next barrier on, once all stages are there; and everybody's newest life.
+        self.newcomers: dict[int, Member] = {}
+        self.lives = dict.fromkeys(self.members, LIFE)
         self.published = scenario.start - 1
         self.initialized: set[int] = set()
         self.has_weights = False
@@ -85,12 +93,14 @@ class Oracle:
         self.used: set[int] = set(scenario.used)
         self.epoch = 0
         self.minibatches = self.samples = len(scenario.used)
-        self.barrier = -1
+        self.barrier = scenario.start
         self.reasons: set[str] = set()
         self.seen = 0
         self.finished = False
         #: What was asked for and has no record yet.
-        self.wants_plan = True
+        self.wants_segment: tuple[set[str], int] | None = None
+        self.wants_plan = False
+        self.asked: list[str] = []
         self.wants_barrier: str | None = None
         self.broken_promises: set[str] = set()
         self.evicting: int | None = None
@@ -110,13 +120,24 @@ class Oracle:
 
     def ask_for_barrier(self, reason: str) -> None:
         """Somebody asked for a barrier; that the same was asked before changes nothing."""
-        if not self.finished and (reason not in self.reasons or self.broken_promises & self.reasons):
+        if self.published < self.scenario.start:
+            self.asked = [reason]
+        elif not self.finished and (
+            reason not in self.reasons
+            or self.broken_promises & self.reasons
+            or not self.members.keys() - {self.evicting}
+        ):
             self.wants_barrier = reason
         else:
             self.broken_promises = set()
 
     def ask_for_eviction(self, vw: int) -> None:
         """A worker is to go. Neither epoch nor run end at this barrier if some of its minibatches are left."""
+        if self.published < self.scenario.start:
+            if vw == min(self.members):
+                self.initialized = set()
+            del self.members[vw]
+            return
         n, committed = self.scenario.n, self.members[vw].committed
         own = self.dealt.get(self.start, {}).get(vw, ())
         rest = own[(committed - self.start) * n : (self.barrier - self.start) * n]
@@ -124,38 +145,53 @@ class Oracle:
         self.evicting = vw
         self.ask_for_barrier("evict")
 
+    def admit(self, vw: int, incarnation: Incarnation) -> None:
+        """A new life of an evicted worker will come."""
+        self.newcomers[vw] = Member(self.scenario.num_stages[vw], -1)
+        self.lives[vw] = incarnation
+
+    def join(self, vw: int, stage: int) -> None:
+        """A stage of a newcomer is there; with the last one it wants a barrier."""
+        newcomer = self.newcomers.get(vw)
+        if newcomer is None or stage in newcomer.joined:
+            return
+        newcomer.joined.add(stage)
+        if newcomer.is_complete and "join" not in self.reasons and not self.finished:
+            self.wants_barrier = "join"
+
+    @property
+    def pending(self) -> list[int]:
+        """The newcomers that only wait for the next barrier."""
+        return [vw for vw, newcomer in self.newcomers.items() if newcomer.is_complete]
+
     # -- records -----------------------------------------------------------------------------------------------------
 
     def see(self, record: Record, used: tuple[int, tuple[int, ...]] | None) -> None:
         """Judge the next record. `used` are the epoch and samples that go with a commit."""
         assert record.index == self.seen
         self.seen += 1
-        assert not self.finished or isinstance(record, EvictRecord | JoinRecord), f"{record} after the end"
+        assert not self.finished or isinstance(record, EvictRecord | SegmentRecord), f"{record} after the end"
+        assert self.wants_segment is None or isinstance(record, SegmentRecord), f"{record} where a segment begins"
         match record:
             case TermRecord():
                 assert (record.index, record.term) == (0, TERM)
-            case JoinRecord():
-                member = self.members[record.vw]
-                assert not member.announced
-                assert member.joined == set(range(member.num_stages))
-                assert (record.incarnation, record.clock) == (LIFE, member.committed)
-                member.announced = True
+            case SegmentRecord():
+                self._segment(record)
             case InitializeRecord():
                 assert not self.has_weights
                 assert self.initialized == set(range(self.members[min(self.members)].num_stages))
-                assert record.clock == self.scenario.start
+                assert (record.clock, record.vw) == (self.scenario.start, min(self.members))
                 self.has_weights = True
             case CommitRecord():
                 assert used is not None
                 self._commit(record, used)
             case EvictRecord():
-                assert record.vw == self.evicting
-                if record.vw == min(self.members):
-                    self.initialized = set()
+                assert (record.vw, record.incarnation) == (self.evicting, self.lives[record.vw])
                 assert record.clock == self.members.pop(record.vw).committed
                 self.evicting = None
                 for key in [key for key in self.reports if key[0] == record.vw]:
                     del self.reports[key]
+                    self.blocks.pop(key, None)
             case BarrierRecord():
                 self._barrier(record)
             case PublishRecord():
@@ -164,6 +200,7 @@ class Oracle:
     def _commit(self, record: CommitRecord, used: tuple[int, tuple[int, ...]]) -> None:
         vw, wave, d = record.vw, record.wave, self.scenario.d
         member = self.members[vw]
+        assert record.incarnation == self.lives[vw]
         assert wave == member.committed, f"{record} does not follow wave {member.committed - 1}"
         assert wave < self.barrier, f"{record} beyond the barrier at {self.barrier}"
         assert self.reports.pop((vw, wave)) == set(range(member.num_stages)), f"{record} before all stages reported"
@@ -188,19 +225,41 @@ class Oracle:
         clock = record.clock
         assert clock == self.published + 1, f"{record} after {self.published}"
         assert self.has_weights
-        assert all(member.announced for member in self.members.values()), f"{record} before all have joined"
-        assert self.members
+        joined = all(member.joined == set(range(member.num_stages)) for member in self.members.values())
+        assert joined, f"{record} before all have joined"
+        assert self.members or self.pending
         assert all(member.committed >= clock for member in self.members.values()), f"{record} before all committed"
         assert clock in record.retained
         assert max(record.retained) == clock
         self.published = clock
-        if clock == self.barrier and clock > self.start:
+        if clock == self.scenario.start:
+            self.wants_segment = (set(), 0)
+            self.wants_plan = True
+        elif clock == self.barrier:
+            self.wants_segment = (self.reasons, self.epoch)
             if len(self.used) == self.scenario.num_samples:
                 self.epoch += 1
                 self.used = set()
             self.start = clock
             self.finished = bool({"end", "stop"} & self.reasons)
             self.wants_plan = not self.finished
+
+    def _segment(self, record: SegmentRecord) -> None:
+        assert self.wants_segment is not None, f"{record} where nothing begins"
+        reasons, epoch = self.wants_segment
+        self.wants_segment = None
+        founds = record.start == self.scenario.start
+        assert (record.start, set(record.reasons), record.epoch) == (self.published, reasons, epoch)
+        joined = [] if self.finished and self.members else self.pending
+        for vw in joined:
+            self.members[vw] = self.newcomers.pop(vw)
+            self.members[vw].committed = record.start
+        assert record.members == tuple(
+            SegmentMember(
+                VirtualWorkerIndex(vw), self.lives[vw], self.members[vw].num_stages, joined=founds or vw in joined
+            )
+            for vw in sorted(self.members)
+        )
 
     def _barrier(self, record: BarrierRecord) -> None:
         assert record.epoch == self.epoch
@@ -212,6 +271,8 @@ class Oracle:
             self.dealt[self.start] = {int(vw): blocks for vw, blocks in dealt.items()}
             assert (record.clock, set(record.reason.split("+"))) == (clock, reasons)
             self.reasons = reasons
+            if self.asked:
+                self.wants_barrier = self.asked.pop()
         else:
             assert self.wants_barrier is not None, f"nobody asked for {record}"
             self._unplanned(record, self.wants_barrier)
@@ -227,10 +288,14 @@ class Oracle:
         assert clock >= committed, f"{record} below a committed clock"
         assert clock > self.published
         assert clock <= self.barrier, f"{record} is later than the planned one"
-        if self.scenario.d is not None and self.published >= self.start:
+        if not self.members:
+            assert clock == max(committed, self.published + 1), "nobody could have gone any further"
+        elif self.scenario.d is not None:
             ahead = 1 if self.scenario.weights == "flush" else 2
             assert clock == min(self.barrier, max(committed, self.published + self.scenario.d + ahead))
-        kept = self.reasons - self.broken_promises if clock == self.barrier else set()
+        kept = (
+            self.reasons - self.broken_promises if clock == self.barrier else {"stop", "evict", "join"} & self.reasons
+        )
         self.broken_promises = set()
         assert set(record.reason.split("+")) == kept | {reason}
         self.reasons = kept | {reason}
@@ -266,6 +331,7 @@ class Oracle:
             acknowledged: records each shard has acknowledged.
         """
         assert not self.wants_plan
+        assert self.wants_segment is None
         assert self.wants_barrier is None
         assert self.evicting is None
         if self.published < self.start:
@@ -279,6 +345,8 @@ class Oracle:
                 assert not (full and late and not self.finished), f"wave {key} should be committed"
         caught_up = all(count == self.seen for count in acknowledged)
         joined = all(m.joined == set(range(m.num_stages)) for m in self.members.values())
+        waits = not self.members and self.pending and self.published >= self.start
+        assert not (waits and caught_up and not self.finished), f"{self.pending} should be members"
         behind = any(m.committed <= self.published for m in self.members.values())
         assert not (ready and caught_up and joined and self.members and not behind and not self.finished), (
             f"clock {self.published + 1} should be published"

@@ -22,8 +22,8 @@ from hetpipe.spec.plan import SlicePlan, TensorSpec
 from hetpipe.spec.policies import WeightPolicy
 from hetpipe.spec.requests import PushHeader, Requester, SliceHeader
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
-from hetpipe.sync.decision_log import LogConfig
 from hetpipe.sync.division import empty_bitmap, with_used
+from hetpipe.sync.log_core import LogConfig
 
 JOB = JobId("job")
 TERM = Term(3)
@@ -133,9 +133,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-def requester(vw: int, stage: int) -> Requester:
+def requester(vw: int, stage: int, incarnation: Incarnation = LIFE) -> Requester:
     """How a well-behaved stage names itself."""
-    return Requester(JOB, TERM, VirtualWorkerIndex(vw), LIFE, StageIndex(stage))
+    return Requester(JOB, TERM, VirtualWorkerIndex(vw), incarnation, StageIndex(stage))
 
 
 def slice_header(piece: SlicePlan) -> SliceHeader:
@@ -143,10 +143,12 @@ def slice_header(piece: SlicePlan) -> SliceHeader:
     return SliceHeader(piece.parameter.name, piece.start, piece.stop, piece.parameter.dtype)
 
 
-def push_header(scenario: Scenario, vw: int, stage: int, shard: int, wave: int | None) -> PushHeader:
+def push_header(
+    scenario: Scenario, vw: int, stage: int, shard: int, wave: int | None, incarnation: Incarnation = LIFE
+) -> PushHeader:
     """A push of everything the stage holds of the shard."""
     slices = tuple(slice_header(s) for s in scenario.slices_of_stage(vw, stage, shard))
-    return PushHeader(requester(vw, stage), None if wave is None else Wave(wave), slices)
+    return PushHeader(requester(vw, stage, incarnation), None if wave is None else Wave(wave), slices)
 
 
 def wrong_headers(header: PushHeader) -> dict[str, PushHeader]:
@@ -157,7 +159,7 @@ def wrong_headers(header: PushHeader) -> dict[str, PushHeader]:
         "job": replace(header, requester=replace(who, job_id=JobId("other"))),
         "older term": replace(header, requester=replace(who, term=Term(TERM - 1))),
         "later term": replace(header, requester=replace(who, term=Term(TERM + 1))),
-        "incarnation": replace(header, requester=replace(who, incarnation=Incarnation(1))),
+        "incarnation": replace(header, requester=replace(who, incarnation=Incarnation(who.incarnation + 1))),
         "stranger": replace(header, requester=replace(who, vw=VirtualWorkerIndex(77))),
         "name": replace(header, slices=(replace(first, parameter="nobody"), *rest)),
         "bounds": replace(header, slices=(replace(first, stop=first.stop + 1), *rest)),

@@ -7,15 +7,18 @@ from dataclasses import replace
 import pytest
 
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.spec import wire
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.spec.policies import WeightPolicy
 from hetpipe.sync.decision_log import DecisionLog
+from hetpipe.sync.log_state import LogState
 from hetpipe.sync.records import (
     BarrierRecord,
     CommitRecord,
     InitializeRecord,
-    JoinRecord,
     PublishRecord,
+    SegmentMember,
+    SegmentRecord,
     TermRecord,
 )
 
@@ -23,30 +26,32 @@ from .logs import SCENARIO, VW, acknowledge, commit, started
 from .scenario import LIFE, TERM
 
 
+def founder(vw: int, num_stages: int) -> SegmentMember:
+    """A member of the first segment."""
+    return SegmentMember(VW[vw], LIFE, num_stages, joined=True)
+
+
 class TestDecisionLog:
     def test_the_first_records(self) -> None:
         log = started()
         assert log.records == [
             TermRecord(0, TERM),
-            BarrierRecord(1, Clock(6), "epoch+end", 0),
-            JoinRecord(2, VW[0], LIFE, Clock(0)),
-            InitializeRecord(3, Clock(0)),
-            JoinRecord(4, VW[1], LIFE, Clock(0)),
-            PublishRecord(5, Clock(0), (Clock(0),)),
+            InitializeRecord(1, Clock(0), VW[0], LIFE),
+            PublishRecord(2, Clock(0), (Clock(0),)),
+            SegmentRecord(3, Clock(0), (), 0, (founder(0, 2), founder(1, 1))),
+            BarrierRecord(4, Clock(6), "epoch+end", 0),
         ]
 
-    def test_a_worker_joins_when_its_last_stage_does(self) -> None:
+    def test_who_may_join(self) -> None:
         log = DecisionLog(SCENARIO.log_config())
         assert not log.join(VW[0], LIFE, StageIndex(1))
         assert not log.join(VW[0], LIFE, StageIndex(1))
-        assert not log.all_joined(VW[0])
-        assert log.join(VW[0], LIFE, StageIndex(0)) == [JoinRecord(2, VW[0], LIFE, Clock(0))]
-        assert log.all_joined(VW[0])
+        assert log.present(VW[0]) == (1,)
         with pytest.raises(ProtocolViolation, match="2 stages"):
             log.join(VW[0], LIFE, StageIndex(2))
-        with pytest.raises(StaleIncarnation, match="members are"):
+        with pytest.raises(StaleIncarnation, match="no such virtual worker"):
             log.join(VW[2], LIFE, StageIndex(0))
-        with pytest.raises(StaleIncarnation, match="incarnation 1"):
+        with pytest.raises(StaleIncarnation, match="its newest one is 0"):
             log.join(VW[0], Incarnation(1), StageIndex(0))
 
     def test_nothing_is_published_before_all_have_joined(self) -> None:
@@ -56,20 +61,18 @@ class TestDecisionLog:
             log.initialized(VW[0], LIFE, StageIndex(stage))
         acknowledge(log)
         assert log.published == -1
-        assert log.join(VW[1], LIFE, StageIndex(0))[-1] == PublishRecord(5, Clock(0), (Clock(0),))
+        assert log.join(VW[1], LIFE, StageIndex(0))[0] == PublishRecord(2, Clock(0), (Clock(0),))
 
-    def test_only_the_first_worker_makes_the_first_weights(self) -> None:
+    def test_the_first_whole_set_of_first_weights_counts(self) -> None:
         log = DecisionLog(SCENARIO.log_config())
-        with pytest.raises(ProtocolViolation, match="only 0 makes them"):
-            log.initialized(VW[1], LIFE, StageIndex(0))
         log.initialized(VW[0], LIFE, StageIndex(0))
-        assert log.initialized(VW[0], LIFE, StageIndex(1)) == [InitializeRecord(2, Clock(0))]
+        assert log.initialized(VW[1], LIFE, StageIndex(0)) == [InitializeRecord(1, Clock(0), VW[1], LIFE)]
         assert not log.initialized(VW[0], LIFE, StageIndex(1))
 
     def test_nothing_is_staged_before_the_first_weights_are_published(self) -> None:
         log = DecisionLog(SCENARIO.log_config())
         with pytest.raises(WaveOutOfOrder):
-            log.staged(VW[0], LIFE, Wave(0), StageIndex(0), ())
+            log.staged(VW[0], LIFE, Wave(0), StageIndex(0), (), segment=log.segment.start)
 
     def test_distance_d_plus_one_blocks_and_d_proceeds(self) -> None:
         log = started()
@@ -85,15 +88,15 @@ class TestDecisionLog:
     def test_a_wave_counts_when_all_stages_have_reported_and_shards_have_applied_it(self) -> None:
         log = started(replace(SCENARIO, num_shards=2))
         commit(log, 1, 0)
-        assert not log.staged(VW[0], LIFE, Wave(0), StageIndex(1), None)
-        committed = log.staged(VW[0], LIFE, Wave(0), StageIndex(0), ((3, 4), (5,)))
-        assert committed == [CommitRecord(len(log.records) - 1, VW[0], LIFE, Wave(0), 3)]
+        assert not log.staged(VW[0], LIFE, Wave(0), StageIndex(1), None, segment=log.segment.start)
+        committed = log.staged(VW[0], LIFE, Wave(0), StageIndex(0), ((3, 4), (5,)), segment=log.segment.start)
+        assert committed == [CommitRecord(log.num_records - 1, VW[0], LIFE, Wave(0), 3)]
         assert isinstance(committed[0], CommitRecord)
         assert log.take_used(committed[0]) == (0, (3, 4, 5))
-        assert not log.acknowledge(ShardIndex(0), len(log.records))
-        assert not log.acknowledge(ShardIndex(1), len(log.records) - 1), "not the record of the last commit"
-        published = log.acknowledge(ShardIndex(1), len(log.records))
-        assert published == [PublishRecord(len(log.records) - 1, Clock(1), (Clock(1),))]
+        assert not log.acknowledge(ShardIndex(0), log.num_records)
+        assert not log.acknowledge(ShardIndex(1), log.num_records - 1), "not the record of the last commit"
+        published = log.acknowledge(ShardIndex(1), log.num_records)
+        assert published == [PublishRecord(log.num_records - 1, Clock(1), (Clock(1),))]
 
     def test_questions_at_switch_points(self) -> None:
         log = started()
@@ -115,6 +118,10 @@ class TestDecisionLog:
     def test_who_is_waited_for(self) -> None:
         log = DecisionLog(SCENARIO.log_config())
         assert log.whom_a_publish_waits_for() == "the stages of virtual workers 0, 1"
+        log.join(VW[1], LIFE, StageIndex(0))
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+        assert log.whom_a_publish_waits_for() == "the first weights"
         log = started()
         commit(log, 0, 0)
         assert log.whom_a_publish_waits_for() == "virtual worker 1 to commit wave 0"
@@ -123,7 +130,7 @@ class TestDecisionLog:
 
     def test_the_snapshot(self) -> None:
         log = started()
-        log.staged(VW[1], LIFE, Wave(0), StageIndex(0), ((1, 2),))
+        log.staged(VW[1], LIFE, Wave(0), StageIndex(0), ((1, 2),), segment=log.segment.start)
         found = log.snapshot()
         assert (found.term, found.published, found.global_clock, found.local) == (TERM, 0, 0, {0: 0, 1: 1})
         assert (found.minibatches, found.samples, found.barrier, found.barrier_reason) == (1, 2, 6, "epoch+end")
@@ -132,7 +139,7 @@ class TestDecisionLog:
     def test_a_stop_ends_the_run_where_it_is_set(self) -> None:
         log = started()
         (barrier,) = log.request_barrier("stop")
-        assert barrier == BarrierRecord(len(log.records) - 1, Clock(3), "stop", 0)
+        assert barrier == BarrierRecord(log.num_records - 1, Clock(3), "stop", 0)
         for wave in range(3):
             commit(log, 0, wave)
             commit(log, 1, wave)
@@ -140,26 +147,26 @@ class TestDecisionLog:
         assert log.finished
         assert log.published == 3
         with pytest.raises(WaveOutOfOrder):
-            log.staged(VW[0], LIFE, Wave(3), StageIndex(0), ())
+            log.staged(VW[0], LIFE, Wave(3), StageIndex(0), (), segment=log.segment.start)
         assert not log.request_barrier("stop")
 
     def test_a_barrier_drops_the_empty_waves_at_or_beyond_it(self) -> None:
         log = started()
         for wave in range(6):
-            log.staged(VW[0], LIFE, Wave(wave), StageIndex(1), None)
+            log.staged(VW[0], LIFE, Wave(wave), StageIndex(1), None, segment=log.segment.start)
         log.request_barrier("stop")
         assert log.segment.end == 3
         assert sorted(log.members[VW[0]].reports) == [0, 1, 2]
         with pytest.raises(WaveOutOfOrder, match="it may report wave 3, below the barrier at 3"):
-            log.staged(VW[0], LIFE, Wave(3), StageIndex(1), None)
+            log.staged(VW[0], LIFE, Wave(3), StageIndex(1), None, segment=log.segment.start)
 
     def test_under_asp_a_barrier_is_beyond_what_needs_no_question(self) -> None:
         """Minibatches up to (start + 2)·N − 1 start without one, later ones up to the next switch point after it."""
         log = started(replace(SCENARIO, d=None))
-        assert log.request_barrier("stop") == [BarrierRecord(len(log.records) - 1, Clock(2), "stop", 0)]
+        assert log.request_barrier("stop") == [BarrierRecord(log.num_records - 1, Clock(2), "stop", 0)]
         log = started(replace(SCENARIO, d=None))
         log.hold(VW[1], LIFE, 3)
-        assert log.request_barrier("stop") == [BarrierRecord(len(log.records) - 1, Clock(4), "stop", 0)]
+        assert log.request_barrier("stop") == [BarrierRecord(log.num_records - 1, Clock(4), "stop", 0)]
 
     def test_under_asp_a_barrier_is_not_below_what_an_evicted_worker_committed(self) -> None:
         log = started(replace(SCENARIO, d=None))
@@ -186,12 +193,12 @@ class TestDecisionLog:
     def test_an_evicted_workers_part_is_waited_for_until_shards_know_that_it_will_not_come(self) -> None:
         log = started()
         commit(log, 0, 0)
-        log.acknowledge(ShardIndex(0), len(log.records))
+        log.acknowledge(ShardIndex(0), log.num_records)
         log.evict(VW[1], LIFE)
         assert log.published == 0
-        log.acknowledge(ShardIndex(0), len(log.records) - 2)
+        log.acknowledge(ShardIndex(0), log.num_records - 2)
         assert log.published == 0
-        log.acknowledge(ShardIndex(0), len(log.records))
+        log.acknowledge(ShardIndex(0), log.num_records)
         assert log.published == 1
 
     def test_with_nobody_left_nothing_is_decided(self) -> None:
@@ -201,7 +208,260 @@ class TestDecisionLog:
         acknowledge(log)
         assert log.global_clock == log.published == 0
         assert not log.finished
+        assert log.whom_a_publish_waits_for() == "any virtual worker to come back"
         log.validate_state()
+
+    def test_a_barrier_that_was_asked_for_is_not_forgotten_when_it_is_set_anew(self) -> None:
+        log = started(replace(SCENARIO, d=None, num_samples=1000))
+        log.hold(VW[0], LIFE, 10)
+        log.request_barrier("stop")
+        log.evict(VW[0], LIFE)
+        assert (log.segment.end, log.segment.reason) == (11, "stop+evict")
+        log.evict(VW[1], LIFE)
+        assert (log.segment.end, log.segment.reason) == (1, "stop+evict")
+
+    def test_a_late_copy_of_a_report_does_not_count_in_the_next_segment(self) -> None:
+        """The barrier has dropped the empty wave that it is of."""
+        log = started(replace(SCENARIO, weights="flush"))
+        began = log.segment.start
+        log.request_barrier("checkpoint")
+        end = log.segment.end
+        for wave in range(end):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.segment.start == end
+        with pytest.raises(WaveOutOfOrder, match="of the segment that began at 0"):
+            log.staged(VW[1], LIFE, Wave(end), StageIndex(0), (), segment=began)
+
+
+class TestNewcomers:
+    def test_a_new_life_joins_at_the_barrier_that_it_asks_for(self) -> None:
+        log = started()
+        log.evict(VW[1], LIFE)
+        assert not log.admit(VW[1], Incarnation(1), 1)
+        assert not log.admit(VW[1], Incarnation(1), 1), "again"
+        acknowledge(log)
+        log.join(VW[1], Incarnation(1), StageIndex(0))
+        assert log.segment.reason == "evict+join"
+        with pytest.raises(WaveOutOfOrder, match="from the next barrier on"):
+            log.staged(VW[1], Incarnation(1), Wave(0), StageIndex(0), (), segment=Clock(0))
+        end = log.segment.end
+        for wave in range(end):
+            commit(log, 0, wave)
+            acknowledge(log)
+        newest = log.records_from(-1)[0]
+        assert newest == SegmentRecord(
+            newest.index,
+            end,
+            ("evict", "join"),
+            0,
+            (
+                SegmentMember(VW[0], LIFE, 2, joined=False),
+                SegmentMember(VW[1], Incarnation(1), 1, joined=True),
+            ),
+        )
+        assert log.members[VW[1]].committed == end
+
+    def test_who_is_not_ready_is_not_waited_for(self) -> None:
+        log = started()
+        log.evict(VW[0], LIFE)
+        log.admit(VW[0], Incarnation(1), 2)
+        for stage in (0, 1):
+            assert not log.join(VW[0], Incarnation(1), StageIndex(stage), ready=False)
+        assert log.present(VW[0]) == (0, 1)
+        assert log.segment.reason == "evict"
+        assert not log.join(VW[0], Incarnation(1), StageIndex(0))
+        assert log.join(VW[0], Incarnation(1), StageIndex(1))
+        assert log.segment.reason == "evict+join"
+
+    def test_lives_only_go_up(self) -> None:
+        log = started()
+        log.admit(VW[1], Incarnation(2), 1)
+        assert VW[1] not in log.members, "a newer life means that the older one is over"
+        with pytest.raises(StaleIncarnation, match="its newest one is 2"):
+            log.admit(VW[1], Incarnation(1), 1)
+        with pytest.raises(StaleIncarnation, match="had no incarnation 3"):
+            log.evict(VW[1], Incarnation(3))
+        assert not log.evict(VW[1], LIFE), "over already"
+        assert not log.evict(VW[1], Incarnation(2))
+        assert not log.admit(VW[1], Incarnation(2), 1), "a late copy brings nobody back"
+        assert not log.newcomers
+        with pytest.raises(ProtocolViolation, match="cannot have 0 stages"):
+            log.admit(VW[1], Incarnation(3), 0)
+
+    def test_when_all_are_gone_whoever_comes_first_goes_on(self) -> None:
+        log = started()
+        commit(log, 1, 0)
+        commit(log, 1, 1)
+        log.evict(VW[0], LIFE)
+        log.evict(VW[1], LIFE)
+        assert (log.segment.end, log.segment.reason) == (2, "evict"), "what was committed stands"
+        acknowledge(log)
+        assert log.published == 0, "nobody is there to go on"
+        log.admit(VW[0], Incarnation(1), 2)
+        for stage in (0, 1):
+            log.join(VW[0], Incarnation(1), StageIndex(stage))
+        acknowledge(log)
+        assert (log.published, log.segment.start, list(log.members)) == (2, 2, [0])
+        log.validate_state()
+
+    def test_the_start_does_not_wait_for_a_second_life(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert not log.evict(VW[1], LIFE)
+        log.admit(VW[1], Incarnation(1), 1)
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+            log.initialized(VW[0], LIFE, StageIndex(stage))
+        acknowledge(log)
+        assert (log.published, list(log.members)) == (0, [0])
+        log.join(VW[1], Incarnation(1), StageIndex(0))
+        assert "join" in log.segment.reasons
+
+    def test_a_second_life_may_make_the_first_weights(self) -> None:
+        log = DecisionLog(replace(SCENARIO, num_stages=(1,)).log_config())
+        log.evict(VW[0], LIFE)
+        log.admit(VW[0], Incarnation(1), 1)
+        log.join(VW[0], Incarnation(1), StageIndex(0))
+        records = log.initialized(VW[0], Incarnation(1), StageIndex(0))
+        assert records == [InitializeRecord(1, Clock(0), VW[0], Incarnation(1))]
+        acknowledge(log)
+        assert log.published == 0
+
+    def test_nobody_joins_at_the_end_unless_nobody_else_is_there(self) -> None:
+        for gone in (False, True):
+            log = started(replace(SCENARIO, num_stages=(1, 1)))
+            log.admit(VW[1], Incarnation(1), 1)
+            log.request_barrier("stop")
+            log.join(VW[1], Incarnation(1), StageIndex(0))
+            if gone:
+                log.evict(VW[0], LIFE)
+            while not log.finished:
+                if not gone:
+                    commit(log, 0, log.members[VW[0]].committed)
+                acknowledge(log)
+            assert list(log.members) == ([1] if gone else [0])
+
+    def test_a_barrier_that_is_asked_for_before_the_start_is_set_at_the_start(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert not log.request_barrier("stop")
+        assert not log.request_barrier("stop")
+        for vw, stages in ((0, 2), (1, 1)):
+            for stage in range(stages):
+                log.join(VW[vw], LIFE, StageIndex(stage))
+                log.initialized(VW[vw], LIFE, StageIndex(stage))
+        acknowledge(log)
+        assert (log.segment.end, log.segment.reason) == (3, "stop")
+
+    def test_a_run_that_is_over_ends_where_it_starts(self) -> None:
+        scenario = replace(SCENARIO, used=tuple(range(24)), total_minibatches=24, epochs=None, start=3)
+        log = started(scenario)
+        assert log.finished
+        newest = log.records_from(-1)[0]
+        assert isinstance(newest, SegmentRecord)
+        assert newest.reasons == ("end",)
+
+
+class TestDraining:
+    def test_who_is_drained_leaves_at_the_next_barrier(self) -> None:
+        log = started()
+        (barrier,) = log.drain(VW[1], LIFE)
+        assert isinstance(barrier, BarrierRecord)
+        assert (barrier.clock, barrier.reason) == (3, "drain")
+        assert not log.drain(VW[1], LIFE), "again"
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        newest = log.records_from(-1)[0]
+        assert isinstance(newest, SegmentRecord)
+        assert newest.members == (SegmentMember(VW[0], LIFE, 2, joined=False),)
+        assert newest.left == (SegmentMember(VW[1], LIFE, 1, joined=False),)
+        log.check_stage(VW[1], LIFE, StageIndex(0))
+        with pytest.raises(StaleIncarnation, match="is evicted"):
+            log.staged(VW[1], LIFE, Wave(3), StageIndex(0), (), segment=Clock(3))
+        assert not log.evict(VW[1], LIFE), "its process has ended"
+        with pytest.raises(StaleIncarnation):
+            log.check_stage(VW[1], LIFE, StageIndex(0))
+        assert log.segment.end > 3, "the other goes on"
+
+    def test_a_newcomer_is_let_go_at_once(self) -> None:
+        log = started()
+        log.admit(VW[2], Incarnation(0), 1)
+        assert not log.drain(VW[2], Incarnation(0))
+        assert not log.newcomers
+
+    def test_all_may_leave_and_others_come_instead(self) -> None:
+        """So the model is cut anew: everybody leaves with its state, and comes back with other stages."""
+        log = started()
+        for vw in (0, 1):
+            log.drain(VW[vw], LIFE)
+        for wave in range(log.segment.end):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert not log.members
+        start = log.segment.start
+        assert log.global_clock == start
+        for vw, stages in ((0, 1), (1, 2)):
+            log.admit(VW[vw], Incarnation(1), stages)
+            for stage in range(stages):
+                log.join(VW[vw], Incarnation(1), StageIndex(stage))
+        acknowledge(log)
+        log.validate_state()
+        assert list(log.members) + list(log.newcomers) == [0, 1]
+        assert log.segment.start == start + 1
+
+    def test_nobody_leaves_at_the_end(self) -> None:
+        log = started()
+        log.drain(VW[1], LIFE)
+        log.request_barrier("stop")
+        while not log.finished:
+            for vw in (0, 1):
+                commit(log, vw, log.members[VW[vw]].committed)
+            acknowledge(log)
+        assert list(log.members) == [0, 1]
+        assert not log.drain(VW[1], LIFE)
+
+
+class TestForgetting:
+    def test_records_before_the_last_but_one_segment_go(self) -> None:
+        log = started(replace(SCENARIO, every=2))
+        for wave in range(4):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        first = log.records[0]
+        assert isinstance(first, SegmentRecord)
+        assert (first.start, log.first) == (2, first.index)
+        with pytest.raises(ProtocolViolation, match=f"holds records {first.index} to"):
+            log.records_from(0)
+        with pytest.raises(ProtocolViolation, match="none to follow from"):
+            log.records_from(log.num_records + 1, jumps=True)
+        assert log.records_from(0, jumps=True) == log.records_from(-1)
+        log.validate_state()
+
+    def test_what_a_shard_may_ask_for_again_stays(self) -> None:
+        log = started(replace(SCENARIO, every=2))
+        for wave in range(4):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            while log.acknowledged[0] < log.num_records:
+                log.acknowledge(ShardIndex(0), log.num_records, 0)
+        assert log.first == 5, "all of those at the start, which said that it kept them"
+        with pytest.raises(ProtocolViolation, match="of them durable"):
+            log.acknowledge(ShardIndex(0), 3, 4)
+
+    def test_a_restored_log_decides_as_the_first_one_would(self) -> None:
+        log = started(replace(SCENARIO, every=2))
+        commit(log, 1, 0)
+        text = wire.to_json(LogState, log.state())
+        other = DecisionLog.restore(log.config, wire.from_json(LogState, text))
+        assert other.state() == log.state()
+        for each in (log, other):
+            commit(each, 0, 0)
+            acknowledge(each)
+        assert other.state() == log.state()
 
 
 class TestPolicies:
@@ -263,18 +523,17 @@ class TestPolicies:
     def test_whoever_goes_before_the_first_publish_stops_nobody(
         self, weights: WeightPolicy, staleness: int | None
     ) -> None:
-        """The barrier that an eviction sets leaves room for a wave, or there would be nothing to pass it with."""
         log = DecisionLog(replace(SCENARIO, weights=weights, d=staleness).log_config())
         log.evict(VW[1], LIFE)
-        assert log.segment.end > log.segment.start
         for stage in (0, 1):
             log.join(VW[0], LIFE, StageIndex(stage))
             log.initialized(VW[0], LIFE, StageIndex(stage))
         acknowledge(log)
+        assert (log.published, list(log.members)) == (0, [0])
         for wave in range(log.segment.end):
             commit(log, 0, wave)
             acknowledge(log)
-        assert log.published == log.segment.start > 0, "the next segment is under way"
+        assert log.finished
 
     @pytest.mark.parametrize(("weights", "kept"), [("wave", [2, 3]), ("flush", [2, 3]), ("double_buffer", [1, 2, 3])])
     def test_a_deterministic_run_keeps_what_a_wave_may_still_begin_with(

@@ -9,9 +9,9 @@ from hetpipe.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
-    JoinRecord,
     PublishRecord,
-    Record,
+    SegmentMember,
+    SegmentRecord,
     TermRecord,
 )
 
@@ -19,38 +19,47 @@ from .logs import VW, acknowledge, commit, started
 from .scenario import LIFE
 
 
+def segment(index: int, start: int, reasons: tuple[str, ...], *lives: int) -> SegmentRecord:
+    """A segment of virtual workers 0, 1, … in these lives."""
+    members = tuple(
+        SegmentMember(VW[vw], Incarnation(life), 1, joined=start == 3 or life > 0) for vw, life in enumerate(lives)
+    )
+    return SegmentRecord(index, Clock(start), reasons, 0, members)
+
+
 def test_it_follows_the_records() -> None:
     view = LogView(Clock(3))
-    assert (view.published, view.barrier, view.passed, view.committed) == (2, None, None, {})
-    first = BarrierRecord(1, Clock(5), "checkpoint", 0)
-    begin: list[Record] = [
-        TermRecord(0, Term(1)),
-        first,
-        JoinRecord(2, VW[0], LIFE, Clock(3)),
-        JoinRecord(3, VW[1], LIFE, Clock(3)),
-        InitializeRecord(4, Clock(3)),
-    ]
-    view.follow(begin)
-    assert (view.published, view.barrier, view.committed) == (2, first, {0: 3, 1: 3})
-    view.follow([PublishRecord(5, Clock(3), (Clock(3),)), CommitRecord(6, VW[1], LIFE, Wave(3), 9)])
-    assert (view.published, view.committed, view.passed) == (3, {0: 3, 1: 4}, None)
+    assert (view.published, view.barrier, view.segment, view.committed) == (2, None, None, {})
+    view.follow([TermRecord(0, Term(1)), InitializeRecord(1, Clock(3), VW[0], LIFE)])
+    assert (view.published, view.committed) == (2, {})
+    founding, first = segment(3, 3, (), 0, 0), BarrierRecord(4, Clock(5), "checkpoint", 0)
+    view.follow([PublishRecord(2, Clock(3), (Clock(3),)), founding, first, CommitRecord(5, VW[1], LIFE, Wave(3), 9)])
+    assert (view.published, view.committed, view.segment, view.barrier) == (3, {0: 3, 1: 4}, founding, first)
     assert view.behind(Clock(3)) == []
     assert view.behind(Clock(4)) == [0]
     assert view.behind(Clock(5)) == [0, 1]
-    lower = BarrierRecord(7, Clock(4), "stop", 0)
-    view.follow([lower, CommitRecord(8, VW[0], LIFE, Wave(3), 9), PublishRecord(9, Clock(4), (Clock(4),))])
-    assert view.passed == lower
-    following = BarrierRecord(10, Clock(9), "end", 0)
-    view.follow([following])
-    assert (view.barrier, view.passed) == (following, lower)
+    lower = BarrierRecord(6, Clock(4), "stop", 0)
+    view.follow([lower, CommitRecord(7, VW[0], LIFE, Wave(3), 9), PublishRecord(8, Clock(4), (Clock(4),))])
+    assert (view.segment, view.barrier, view.is_over) == (founding, lower, False)
+    last = segment(9, 4, ("stop",), 0, 0)
+    view.follow([last])
+    assert (view.segment, view.is_over) == (last, True)
 
 
-def test_an_eviction_ends_the_life_it_names_and_no_other() -> None:
+def test_members_are_those_of_the_segment_but_for_the_evicted() -> None:
+    view = LogView(Clock(3))
+    view.follow([segment(0, 3, (), 0, 0), EvictRecord(1, VW[1], LIFE, Clock(3))])
+    assert (view.members, view.committed) == ({0: 0}, {0: 3})
+    assert view.segment is not None
+    assert len(view.segment.members) == 2, "who was dealt something at its start"
+    view.follow([segment(2, 7, ("evict", "join"), 0, 1)])
+    assert (view.members, view.committed) == ({0: 0, 1: 1}, {0: 7, 1: 7})
+
+
+def test_it_may_begin_at_any_segment() -> None:
     view = LogView(Clock(0))
-    view.follow([JoinRecord(0, VW[0], LIFE, Clock(0)), JoinRecord(1, VW[1], LIFE, Clock(0))])
-    view.follow([EvictRecord(2, VW[1], LIFE, Clock(0)), JoinRecord(3, VW[1], Incarnation(1), Clock(7))])
-    view.follow([EvictRecord(4, VW[1], LIFE, Clock(0))])
-    assert view.committed == {0: 0, 1: 7}
+    view.follow([segment(20, 9, ("join",), 0, 1)])
+    assert (view.published, view.members) == (9, {0: 0, 1: 1})
 
 
 def test_it_agrees_with_the_log() -> None:

@@ -101,7 +101,7 @@ class TestDivision:
     @pytest.mark.parametrize("count", [1, 2, 3])
     @pytest.mark.parametrize("num_samples", [0, 1, 7, 8, 9, 24])
     def test_evaluation_takes_every_sample_once(self, num_samples: int, count: int) -> None:
-        parts = [blocks_of_evaluation(num_samples, 4, vw=vw, num_workers=count) for vw in members(count)]
+        parts = [blocks_of_evaluation(num_samples, 4, place=place, num_members=count) for place in range(count)]
         assert sorted(i for blocks in parts for block in blocks for i in block) == list(range(num_samples))
 
 

@@ -13,16 +13,17 @@ from hetpipe.errors import (
     StaleIncarnation,
     WaveOutOfOrder,
 )
-from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import PushHeader
 from hetpipe.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
     InitializeRecord,
-    JoinRecord,
     PublishRecord,
     Record,
+    SegmentMember,
+    SegmentRecord,
     TermRecord,
 )
 from hetpipe.sync.shard_state import (
@@ -64,7 +65,7 @@ class Follower:
             job_id=JOB,
             term=TERM,
             slices=scenario.slices_of_shard(0),
-            members=scenario.members,
+            founders=scenario.members,
             start=Clock(scenario.start),
             staleness=scenario.d,
         )
@@ -93,14 +94,20 @@ class Follower:
     def begin(self) -> Follower:
         """Everyone has joined, w^(0) is published, the barrier is at 9."""
         self.follow(TermRecord, TERM)
-        self.follow(BarrierRecord, Clock(9), "end", 0)
         self.push(0, None)
         self.push(0, None, 1)
-        for vw, _ in enumerate(self.scenario.num_stages):
-            self.follow(JoinRecord, VW[vw], LIFE, Clock(0))
-        assert self.follow(InitializeRecord, Clock(0)) == [Initialize(Clock(0), (VW[0], LIFE, None))]
+        initialized = self.follow(InitializeRecord, Clock(0), VW[0], LIFE)
+        assert initialized == [Initialize(Clock(0), (VW[0], LIFE, None))]
         assert self.follow(PublishRecord, Clock(0), (Clock(0),)) == []
+        self.segment(0, dict.fromkeys(range(len(self.scenario.num_stages)), 0))
+        self.follow(BarrierRecord, Clock(9), "end", 0)
         return self
+
+    def segment(self, start: int, lives: dict[int, int], *, joined: tuple[int, ...] | None = None) -> None:
+        """A segment of these virtual workers begins."""
+        new = lives if joined is None else joined
+        members = tuple(SegmentMember(VW[vw], Incarnation(life), 1, joined=vw in new) for vw, life in lives.items())
+        assert self.follow(SegmentRecord, Clock(start), (), 0, members) == []
 
 
 def key(vw: int, wave: int) -> StageKey:
@@ -155,9 +162,10 @@ class TestOrder:
     def test_a_shard_without_slices_applies_every_wave(self) -> None:
         shard = Follower(replace(SCENARIO, num_shards=3))
         shard.state = ShardState(
-            job_id=JOB, term=TERM, slices=(), members=SCENARIO.members, start=Clock(0), staleness=1
+            job_id=JOB, term=TERM, slices=(), founders=SCENARIO.members, start=Clock(0), staleness=1
         )
-        shard.follow(InitializeRecord, Clock(0))
+        shard.follow(InitializeRecord, Clock(0), VW[0], LIFE)
+        shard.segment(0, {0: 0, 1: 0, 2: 0})
         assert shard.commit(0, 0, 2) == [Apply(Clock(1), key(0, 0), is_empty=True, num_members=3)]
 
 
@@ -201,6 +209,8 @@ class TestEviction:
                 assert isinstance(apply, Apply)
                 assert apply.num_members == members
             shard.follow(PublishRecord, Clock(wave + 1), (Clock(wave + 1),))
+            if wave == 0:
+                shard.segment(1, {0: 0, 1: 0}, joined=())
 
     def test_first_weights_of_somebody_else_are_forgotten(self) -> None:
         """A second worker sent some, because it took the first one for dead."""
@@ -208,23 +218,104 @@ class TestEviction:
         shard.push(0, None)
         shard.push(0, None, 1)
         shard.push(1, None)
-        instructions = shard.follow(InitializeRecord, Clock(0))
+        instructions = shard.follow(InitializeRecord, Clock(0), VW[0], LIFE)
         assert instructions == [Initialize(Clock(0), (VW[0], LIFE, None)), Drop((VW[1], LIFE, None))]
         assert shard.push(1, None) is Admission.DUPLICATE
 
 
 class TestBarrier:
-    def test_what_is_staged_at_or_beyond_it_is_dropped(self) -> None:
+    def test_it_drops_nothing(self) -> None:
+        """Only empty waves lie beyond it. After a restart, old barriers are read again when new waves are staged."""
         shard = Follower().begin()
         for wave in (0, 1, 2):
             shard.stage_wave(1, wave)
-        assert shard.follow(BarrierRecord, Clock(1), "stop", 0) == [Drop(key(1, 1)), Drop(key(1, 2))]
-        assert list(shard.state.staged) == [key(1, 0)]
+        assert shard.follow(BarrierRecord, Clock(1), "stop", 0) == []
+        assert list(shard.state.staged) == [key(1, 0), key(1, 1), key(1, 2)]
+
+    def test_with_nobody_left_clocks_are_completed_up_to_it(self) -> None:
+        """What the dead have committed stands."""
+        shard = Follower().begin()
+        for wave in (0, 1):
+            shard.stage_wave(1, wave)
+            shard.commit(1, wave)
+        assert applied(shard.follow(EvictRecord, VW[0], LIFE, Clock(0))) == [(1, 0)]
+        for vw in (1, 2):
+            assert shard.follow(EvictRecord, VW[vw], LIFE, Clock(0)) == []
+        instructions = shard.follow(BarrierRecord, Clock(3), "evict", 0)
+        assert instructions == [
+            Close(Clock(1)),
+            Apply(Clock(2), key(1, 1), is_empty=False, num_members=3),
+            Close(Clock(2)),
+            Close(Clock(3)),
+        ]
 
     def test_a_barrier_drops_no_first_weights(self) -> None:
         shard = Follower()
         shard.push(0, None)
         assert shard.follow(BarrierRecord, Clock(1), "stop", 0) == []
+
+
+class TestSegments:
+    def test_a_new_life_may_push_once_the_shard_has_read_of_it(self) -> None:
+        shard = Follower().begin()
+        shard.follow(EvictRecord, VW[1], LIFE, Clock(0))
+        header = push_header(SCENARIO, 1, 0, 0, 1)
+        newer = replace(header, requester=replace(header.requester, incarnation=Incarnation(1)))
+        with pytest.raises(ClockNotPublished, match="yet to read that it joined"):
+            shard.state.admit(newer)
+        for vw in (0, 2):
+            shard.stage_wave(vw, 0)
+            shard.commit(vw, 0)
+        shard.follow(PublishRecord, Clock(1), (Clock(1),))
+        shard.segment(1, {0: 0, 1: 1, 2: 0}, joined=(1,))
+        assert shard.state.admit(newer)[0] is Admission.ACCEPT
+        with pytest.raises(StaleIncarnation, match="in incarnation 1"):
+            shard.state.admit(header)
+        before = push_header(SCENARIO, 1, 0, 0, 0)
+        with pytest.raises(WaveOutOfOrder):
+            shard.state.admit(replace(before, requester=newer.requester))
+        assert shard.push(0, 0) is Admission.DUPLICATE, "who was there before may repeat what it sent then"
+
+    def test_first_weights_of_an_older_life_come_too_late(self) -> None:
+        shard = Follower()
+        header = push_header(SCENARIO, 0, 0, 0, None)
+        newer = replace(header, requester=replace(header.requester, incarnation=Incarnation(1)))
+        shard.state.staged_by(newer, shard.state.admit(newer)[1])
+        with pytest.raises(StaleIncarnation, match="is in incarnation 1"):
+            shard.state.admit(header)
+
+
+class TestRestart:
+    def test_it_continues_from_where_a_clock_was_complete(self) -> None:
+        """With the log from there on and the pushes that were staged, the same is added in the same order."""
+        shard, fresh = Follower().begin(), Follower()
+        for vw in range(3):
+            for wave in (0, 1):
+                shard.stage_wave(vw, wave)
+        records: list[Record] = []
+        for vw, wave in [(2, 0), (2, 1), (0, 0), (1, 0), (0, 1)]:
+            records.append(CommitRecord(shard.state.followed, VW[vw], LIFE, Wave(wave), 1))
+            shard.state.follow(records[-1])
+        closed = shard.state.closed(Clock(1))
+        fresh.state.restore(closed)
+        wanted = {
+            (vw, wave): fresh.state.restage(*_staged(vw, wave, stage))
+            for vw in range(3)
+            for wave in (0, 1)
+            for stage in range(SCENARIO.num_stages[vw])
+        }
+        assert {where for where, still in wanted.items() if still} == {(0, 1), (1, 1), (2, 1)}
+        found = fresh.state.resume()
+        for record in records[closed.followed - records[0].index :]:
+            found += fresh.state.follow(record)
+        found += fresh.commit(1, 1)
+        assert applied(found) == [(0, 1), (1, 1), (2, 1)]
+        assert fresh.state.built == 2
+
+
+def _staged(vw: int, wave: int, stage: int) -> tuple[PushHeader, tuple[int, ...]]:
+    header = push_header(SCENARIO, vw, stage, 0, wave)
+    return header, Follower().state.slice_indices(header.slices)
 
 
 class TestAdmission:

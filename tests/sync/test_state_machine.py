@@ -11,7 +11,7 @@ import copy
 import logging
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -36,7 +36,7 @@ from hetpipe.errors import (
 )
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.sync.decision_log import DecisionLog
-from hetpipe.sync.records import BarrierRecord, CommitRecord, PublishRecord
+from hetpipe.sync.records import BarrierRecord, CommitRecord, PublishRecord, Record
 from hetpipe.sync.segment import STOP
 from hetpipe.sync.shard_state import Admission
 
@@ -84,8 +84,8 @@ class Machine(RuleBasedStateMachine):
 
     def judge(self) -> None:
         """Show the oracle what the log decided."""
-        while self.oracle.seen < len(self.log.records):
-            record = self.log.records[self.oracle.seen]
+        while self.oracle.seen < self.log.num_records:
+            record = self.log.records_from(self.oracle.seen)[0]
             used = None
             if isinstance(record, CommitRecord):
                 epoch, indices = self.log.take_used(record)
@@ -105,6 +105,11 @@ class Machine(RuleBasedStateMachine):
         """The workers that are not evicted."""
         return [worker for worker in self.workers if not worker.evicted]
 
+    def counts(self, worker: Worker) -> bool:
+        """Whether a worker is a member, in its newest life."""
+        oracle = self.oracle
+        return not worker.evicted and worker.vw in oracle.members and oracle.lives[worker.vw] == worker.incarnation
+
     def worker(self, index: int) -> Worker:
         """Some worker, an evicted one perhaps."""
         return self.workers[index % len(self.workers)]
@@ -122,10 +127,13 @@ class Machine(RuleBasedStateMachine):
         if worker.evicted:
             return
         stage %= worker.num_stages
-        self.log.join(VirtualWorkerIndex(worker.vw), LIFE, StageIndex(stage))
-        self.oracle.members[worker.vw].joined.add(stage)
+        if worker.incarnation == LIFE:
+            self.oracle.members[worker.vw].joined.add(stage)
+        else:
+            self.oracle.join(worker.vw, stage)
+        self.log.join(VirtualWorkerIndex(worker.vw), worker.incarnation, StageIndex(stage))
         self.judge()
-        if worker.vw == min(self.oracle.members):
+        if worker.incarnation == LIFE and worker.vw == min(self.oracle.members):
             for shard in self.shards:
                 if self.scenario.slices_of_stage(worker.vw, stage, shard.index):
                     shard.push(push_header(self.scenario, worker.vw, stage, shard.index, None))
@@ -144,6 +152,10 @@ class Machine(RuleBasedStateMachine):
             worker = self.random.choice(self.workers)
             if self.random.random() < self.mishaps:
                 self.evict(worker.vw, 0)
+            if worker.evicted and self.random.random() < 10 * self.mishaps:
+                self.come_back(worker.vw)
+            elif worker.joined_at is None and self.random.random() < 0.2:
+                self.bring_up(worker.vw, self.random.randrange(worker.num_stages))
             if worker.vw == slow and self.random.random() < 0.8:
                 continue
             match self.random.choice(("move", "move", "move", "read", "follow")):
@@ -177,13 +189,19 @@ class Machine(RuleBasedStateMachine):
         """A worker learns of some more records."""
         worker = self.worker(vw)
         if not worker.evicted:
-            worker.read(self.log.records[worker.known : worker.known + count], self.oracle.dealt)
+            worker.read(self.records_for(worker)[:count], self.oracle.dealt)
+
+    def records_for(self, worker: Worker) -> Sequence[Record]:
+        """What a worker has not read; what a slow newcomer missed may be forgotten."""
+        records = self.log.records_from(worker.known, jumps=worker.joined_at is None)
+        worker.known = records[0].index if records else worker.known
+        return records
 
     @rule(index=_INDEX, count=st.integers(1, 6), acknowledged=st.integers(0, 3))
     def follow(self, index: int, count: int, acknowledged: int) -> None:
         """A shard carries out some records and acknowledges all but the last few, perhaps for the second time."""
         shard = self.shard(index)
-        for record in self.log.records[shard.state.followed : shard.state.followed + count]:
+        for record in self.log.records_from(shard.state.followed)[:count]:
             shard.follow(record)
         self.log.acknowledge(ShardIndex(shard.index), max(0, shard.state.followed - acknowledged))
         self.judge()
@@ -192,12 +210,12 @@ class Machine(RuleBasedStateMachine):
     def everyone_catches_up(self) -> None:
         """All shards and members are where the log is."""
         for shard in self.shards:
-            for record in self.log.records[shard.state.followed :]:
+            for record in self.log.records_from(shard.state.followed):
                 shard.follow(record)
             self.log.acknowledge(ShardIndex(shard.index), shard.state.followed)
             self.judge()
         for worker in self.members():
-            worker.read(self.log.records[worker.known :], self.oracle.dealt)
+            worker.read(self.records_for(worker), self.oracle.dealt)
 
     # -- repetition, which changes nothing ---------------------------------------------------------------------------
 
@@ -221,7 +239,7 @@ class Machine(RuleBasedStateMachine):
         wave = worker.next_wave[stage] - back - 1
         target = self.shard(shard)
         blocks = () if stage == 0 else None
-        if wave < self.scenario.start:
+        if worker.joined_at is None or wave < worker.joined_at:
             return
         errors: tuple[type[Exception], ...] = ()
         if worker.evicted:
@@ -231,9 +249,17 @@ class Machine(RuleBasedStateMachine):
             assert wave not in worker.reported[stage]
             errors = (WaveOutOfOrder,)
         self.unchanged(
-            lambda: self.log.staged(VirtualWorkerIndex(worker.vw), LIFE, Wave(wave), StageIndex(stage), blocks), *errors
+            lambda: self.log.staged(
+                VirtualWorkerIndex(worker.vw),
+                worker.incarnation,
+                Wave(wave),
+                StageIndex(stage),
+                blocks,
+                segment=self.log.segment.start,
+            ),
+            *errors,
         )
-        header = push_header(self.scenario, worker.vw, stage, target.index, wave)
+        header = push_header(self.scenario, worker.vw, stage, target.index, wave, worker.incarnation)
         if header.slices and wave in worker.reported[stage] and not worker.evicted:
             verdicts: list[Admission] = []
             self.unchanged(lambda: verdicts.append(target.push(header)))
@@ -244,8 +270,10 @@ class Machine(RuleBasedStateMachine):
         """A push whose bytes do not all arrive stages nothing."""
         worker, target = self.worker(vw), self.shard(shard)
         stage %= worker.num_stages
-        header = push_header(self.scenario, worker.vw, stage, target.index, worker.next_wave[stage])
-        if worker.evicted or not worker.closed(worker.next_wave[stage]) or not header.slices:
+        wave = worker.next_wave[stage]
+        header = push_header(self.scenario, worker.vw, stage, target.index, wave, worker.incarnation)
+        is_due = worker.closed(wave) and target.knows(worker)
+        if worker.evicted or not is_due or not header.slices:
             return
         self.unchanged(lambda: target.push(header, arrives=False))
 
@@ -257,19 +285,28 @@ class Machine(RuleBasedStateMachine):
         worker, target = self.worker(vw), self.shard(shard)
         stage %= worker.num_stages
         wave = None if first else worker.next_wave[stage]
-        header = push_header(self.scenario, worker.vw, stage, target.index, wave)
-        if worker.evicted or not header.slices:
+        header = push_header(self.scenario, worker.vw, stage, target.index, wave, worker.incarnation)
+        if not self.counts(worker) or not header.slices or (first and worker.incarnation != LIFE):
             return
-        self.unchanged(lambda: target.push(wrong_headers(header)[lie]), REFUSALS[lie])
+        errors: tuple[type[HetpipeError], ...] = (REFUSALS[lie],)
+        if first and lie == "incarnation":
+            return  # whoever comes to make the first weights may have died before
+        if first:
+            pass
+        elif lie in {"incarnation", "stranger"}:
+            errors = (ClockNotPublished,)  # a member perhaps, of which the shard has yet to read
+        elif not target.knows(worker):
+            errors = (REFUSALS[lie], ClockNotPublished)
+        self.unchanged(lambda: target.push(wrong_headers(header)[lie]), *errors)
 
     @rule(vw=_INDEX, shard=_INDEX, wave=st.sampled_from([-1, -(2**63), 2**63 - 1, 100]))
     def push_a_wave_out_of_order(self, vw: int, shard: int, wave: int) -> None:
         """A push of a wave that cannot be: negative, or far in the future."""
         worker, target = self.worker(vw), self.shard(shard)
-        header = push_header(self.scenario, worker.vw, 0, target.index, wave)
-        if worker.evicted or not header.slices or (self.scenario.d is None and wave > 0):
+        header = push_header(self.scenario, worker.vw, 0, target.index, wave, worker.incarnation)
+        if not self.counts(worker) or not header.slices or (self.scenario.d is None and wave > 0):
             return
-        self.unchanged(lambda: target.push(header), WaveOutOfOrder)
+        self.unchanged(lambda: target.push(header), WaveOutOfOrder if target.knows(worker) else ClockNotPublished)
 
     @rule(
         vw=_INDEX, stage=_INDEX, lie=st.sampled_from(["skip", "negative", "future", "incarnation", "stranger", "stage"])
@@ -277,10 +314,10 @@ class Machine(RuleBasedStateMachine):
     def report_wrongly(self, vw: int, stage: int, lie: str) -> None:
         """A report with one thing wrong about who or when."""
         worker = self.worker(vw)
-        if worker.evicted:
+        if not self.counts(worker):
             return
         stage %= worker.num_stages
-        who, life, wave = VirtualWorkerIndex(worker.vw), LIFE, worker.next_wave[stage]
+        who, life, wave = VirtualWorkerIndex(worker.vw), worker.incarnation, worker.next_wave[stage]
         error: type[HetpipeError] = WaveOutOfOrder
         match lie:
             case "skip":
@@ -290,13 +327,18 @@ class Machine(RuleBasedStateMachine):
             case "future":
                 wave = 2**63 - 1
             case "incarnation":
-                life, error = Incarnation(1), StaleIncarnation
+                life, error = Incarnation(life + 1), StaleIncarnation
             case "stranger":
                 who, error = VirtualWorkerIndex(99), StaleIncarnation
             case _:
                 stage, error = worker.num_stages, ProtocolViolation
+        if self.oracle.published < self.scenario.start and lie == "stage":
+            error = WaveOutOfOrder
         blocks = () if stage == 0 else None
-        self.unchanged(lambda: self.log.staged(who, life, Wave(wave), StageIndex(stage), blocks), error)
+        self.unchanged(
+            lambda: self.log.staged(who, life, Wave(wave), StageIndex(stage), blocks, segment=self.log.segment.start),
+            error,
+        )
 
     @rule(vw=_INDEX, lie=st.sampled_from(["none", "from another stage", "outside", "negative", "twice", "used"]))
     def report_wrong_samples(self, vw: int, lie: str) -> None:
@@ -306,7 +348,7 @@ class Machine(RuleBasedStateMachine):
         wave = worker.next_wave[stage]
         staged = {sample for blocks in self.oracle.blocks.values() for block in blocks for sample in block}
         used = sorted(self.oracle.used | staged)
-        is_due = not worker.evicted and worker.segment is not None and wave < self.oracle.barrier
+        is_due = self.counts(worker) and worker.segment is not None and wave < self.oracle.barrier
         if not is_due or (lie == "used" and not used) or (lie == "from another stage" and not stage):
             return
         blocks: dict[str, Blocks | None] = {
@@ -318,7 +360,14 @@ class Machine(RuleBasedStateMachine):
             "used": ((self.random.choice(used),),) if used else None,
         }
         self.unchanged(
-            lambda: self.log.staged(VirtualWorkerIndex(worker.vw), LIFE, Wave(wave), StageIndex(stage), blocks[lie]),
+            lambda: self.log.staged(
+                VirtualWorkerIndex(worker.vw),
+                worker.incarnation,
+                Wave(wave),
+                StageIndex(stage),
+                blocks[lie],
+                segment=self.log.segment.start,
+            ),
             ProtocolViolation,
         )
 
@@ -328,10 +377,17 @@ class Machine(RuleBasedStateMachine):
         worker = self.worker(vw)
         stage %= worker.num_stages
         wave = worker.next_wave[stage]
-        if not worker.evicted and worker.segment is not None and wave == self.oracle.barrier:
+        if self.counts(worker) and worker.segment is not None and wave == self.oracle.barrier:
             blocks = () if stage == 0 else None
             self.unchanged(
-                lambda: self.log.staged(VirtualWorkerIndex(worker.vw), LIFE, Wave(wave), StageIndex(stage), blocks),
+                lambda: self.log.staged(
+                    VirtualWorkerIndex(worker.vw),
+                    worker.incarnation,
+                    Wave(wave),
+                    StageIndex(stage),
+                    blocks,
+                    segment=self.log.segment.start,
+                ),
                 WaveOutOfOrder,
             )
 
@@ -339,7 +395,7 @@ class Machine(RuleBasedStateMachine):
     def acknowledge_wrongly(self, ahead: int, shard: int) -> None:
         """More records than there are, or by a shard that is not."""
         index = ShardIndex(shard if shard >= len(self.shards) else -1) if ahead > 1 else ShardIndex(0)
-        self.unchanged(lambda: self.log.acknowledge(index, len(self.log.records) + ahead), ProtocolViolation)
+        self.unchanged(lambda: self.log.acknowledge(index, self.log.num_records + ahead), ProtocolViolation)
 
     # -- barriers and evictions --------------------------------------------------------------------------------------
 
@@ -362,11 +418,37 @@ class Machine(RuleBasedStateMachine):
         early = self.oracle.published <= self.scenario.start or len(self.members()) < len(self.workers)
         if worker.evicted or hesitation > (0 if early else 2):
             return
+        index, life = VirtualWorkerIndex(worker.vw), worker.incarnation
+        if self.counts(worker):
+            self.oracle.ask_for_eviction(worker.vw)
+        else:
+            del self.oracle.newcomers[worker.vw]
         worker.evicted = True
-        self.oracle.ask_for_eviction(worker.vw)
-        self.log.evict(VirtualWorkerIndex(worker.vw), LIFE)
+        self.log.evict(index, life)
         self.judge()
-        self.unchanged(lambda: self.log.evict(VirtualWorkerIndex(worker.vw), LIFE), StaleIncarnation)
+        self.unchanged(lambda: self.log.evict(index, life))
+        self.unchanged(lambda: self.log.evict(index, Incarnation(life + 1)), StaleIncarnation)
+
+    @rule(vw=_INDEX)
+    def come_back(self, vw: int) -> None:
+        """A new life of an evicted virtual worker is admitted; its stages join in their own time."""
+        worker = self.worker(vw)
+        if not worker.evicted or self.oracle.published < self.scenario.start or self.oracle.finished:
+            return
+        index, life = VirtualWorkerIndex(worker.vw), Incarnation(worker.incarnation + 1)
+        self.oracle.admit(worker.vw, life)
+        self.log.admit(index, life, worker.num_stages)
+        self.judge()
+        self.workers[worker.vw] = Worker(worker.vw, self.scenario, life, known=self.log.segments[1])
+        self.unchanged(lambda: self.log.admit(index, life, worker.num_stages))
+        self.unchanged(lambda: self.log.admit(index, worker.incarnation, worker.num_stages), StaleIncarnation)
+
+    @rule()
+    def clock_restarts(self) -> None:
+        """The clock shard is killed and goes on from what it knew."""
+        restored = DecisionLog.restore(self.scenario.log_config(), self.log.state())
+        assert vars(restored) == vars(self.log)
+        self.log = restored
 
     # -- what must hold at any time ----------------------------------------------------------------------------------
 
@@ -449,7 +531,7 @@ class Machine(RuleBasedStateMachine):
         """Counts at the end of the run."""
         committed = {(vw, wave) for wave, by_vw in self.oracle.waves.items() for vw in by_vw}
         for shard in self.shards:
-            followed_all = shard.state.followed == len(self.log.records)
+            followed_all = shard.state.followed == self.log.num_records
             assert followed_all
             if self.members():
                 assert set(shard.applied) == committed

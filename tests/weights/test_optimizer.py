@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from hetpipe.pipeline.checkpoint import CheckpointReader, save_part
+from hetpipe.pipeline.checkpoint import CheckpointReader, PartWriter
 from hetpipe.profiler.live_bytes import LiveBytes
+from hetpipe.spec.ids import Clock, JobId
 from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 from hetpipe.weights.optimizer import Decay, StageOptimizer, decay_of
@@ -398,9 +399,8 @@ def test_resumed_by_any_partition_is_uninterrupted(
     spec = spec_of(name, arguments, bias={"lr": 0.05})
     whole = Newest(spec, schedule=schedule, predicts=True)
     whole.run(0, 6)
-    path = save_part(
-        tmp_path, "part.safetensors", weights=whole.weights.views, buffers={}, optimizer=whole.optimizer.state()
-    )
+    writer = PartWriter(lambda _: tmp_path, JobId("job"), "part.safetensors")
+    path = writer.write(Clock(6), weights=whole.weights.views, buffers={}, optimizer=whole.optimizer.state())
     ahead = whole.predicted(2)
     whole.run(6, 12)
     reader = CheckpointReader([path])

@@ -63,7 +63,7 @@ class Device(_message.Message):
     def __init__(self, device: _Optional[str] = ..., type: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., torch_device: _Optional[str] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("role", "id", "host", "pid", "address", "devices", "shard_index", "highest_term")
+    __slots__ = ("role", "id", "host", "pid", "address", "devices", "shard_index", "highest_term", "stages")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class MemberInfo(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     SHARD_INDEX_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     role: MemberRole
     id: str
     host: str
@@ -80,7 +81,8 @@ class MemberInfo(_message.Message):
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     shard_index: int
     highest_term: int
-    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., shard_index: _Optional[int] = ..., highest_term: _Optional[int] = ...) -> None: ...
+    stages: _containers.RepeatedCompositeFieldContainer[StageKey]
+    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., shard_index: _Optional[int] = ..., highest_term: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("info", "order", "lease_seconds_left")
@@ -93,7 +95,7 @@ class Member(_message.Message):
     def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., order: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
 
 class ClockSnapshot(_message.Message):
-    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason")
+    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves")
     class LocalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +113,7 @@ class ClockSnapshot(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     BARRIER_REASON_FIELD_NUMBER: _ClassVar[int]
+    WAVES_FIELD_NUMBER: _ClassVar[int]
     term: int
     published: int
     global_clock: int
@@ -121,7 +124,8 @@ class ClockSnapshot(_message.Message):
     samples: int
     barrier: int
     barrier_reason: str
-    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ...) -> None: ...
+    waves: int
+    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("member",)
@@ -220,17 +224,29 @@ class StopJobCommand(_message.Message):
     job_id: str
     def __init__(self, job_id: _Optional[str] = ...) -> None: ...
 
+class StopVirtualWorkerCommand(_message.Message):
+    __slots__ = ("job_id", "vw", "incarnation")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    vw: int
+    incarnation: int
+    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
 class WatchCommandsResponse(_message.Message):
-    __slots__ = ("sequence", "inspect", "start_stage", "stop_job")
+    __slots__ = ("sequence", "inspect", "start_stage", "stop_job", "stop_virtual_worker")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
     START_STAGE_FIELD_NUMBER: _ClassVar[int]
     STOP_JOB_FIELD_NUMBER: _ClassVar[int]
+    STOP_VIRTUAL_WORKER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     inspect: InspectCommand
     start_stage: StartStageCommand
     stop_job: StopJobCommand
-    def __init__(self, sequence: _Optional[int] = ..., inspect: _Optional[_Union[InspectCommand, _Mapping]] = ..., start_stage: _Optional[_Union[StartStageCommand, _Mapping]] = ..., stop_job: _Optional[_Union[StopJobCommand, _Mapping]] = ...) -> None: ...
+    stop_virtual_worker: StopVirtualWorkerCommand
+    def __init__(self, sequence: _Optional[int] = ..., inspect: _Optional[_Union[InspectCommand, _Mapping]] = ..., start_stage: _Optional[_Union[StartStageCommand, _Mapping]] = ..., stop_job: _Optional[_Union[StopJobCommand, _Mapping]] = ..., stop_virtual_worker: _Optional[_Union[StopVirtualWorkerCommand, _Mapping]] = ...) -> None: ...
 
 class StageKey(_message.Message):
     __slots__ = ("job_id", "vw", "stage", "incarnation")
@@ -281,16 +297,18 @@ class InspectionStep(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., device_type: _Optional[str] = ..., layer: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class ChildExit(_message.Message):
-    __slots__ = ("key", "pid", "exit_code", "last_output")
+    __slots__ = ("key", "pid", "exit_code", "last_output", "ordered")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     LAST_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
     key: StageKey
     pid: int
     exit_code: int
     last_output: str
-    def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ...) -> None: ...
+    ordered: bool
+    def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ..., ordered: bool = ...) -> None: ...
 
 class AgentNews(_message.Message):
     __slots__ = ("stage", "inspection", "exit", "inspection_step")
@@ -376,8 +394,20 @@ class Process(_message.Message):
     state: str
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., vw: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
+class WorkerStatus(_message.Message):
+    __slots__ = ("vw", "incarnation", "deaths", "state")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    incarnation: int
+    deaths: int
+    state: str
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress")
+    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -386,6 +416,7 @@ class JobStatus(_message.Message):
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: JobState
@@ -394,7 +425,8 @@ class JobStatus(_message.Message):
     processes: _containers.RepeatedCompositeFieldContainer[Process]
     clocks: ClockSnapshot
     progress: ProgressTable
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)
@@ -445,6 +477,32 @@ class Evaluated(_message.Message):
     values: _containers.ScalarMap[str, float]
     def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class WorkerLost(_message.Message):
+    __slots__ = ("vw", "incarnation", "sentence")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    incarnation: int
+    sentence: str
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class WorkerRejoined(_message.Message):
+    __slots__ = ("vw", "incarnation")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    incarnation: int
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class WorkerQuarantined(_message.Message):
+    __slots__ = ("vw", "sentence")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    sentence: str
+    def __init__(self, vw: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+
 class StageRow(_message.Message):
     __slots__ = ("first_layer", "last_layer", "device")
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -476,7 +534,7 @@ class VirtualWorkerRow(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ProgressTable(_message.Message):
-    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock")
+    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +544,7 @@ class ProgressTable(_message.Message):
     ETA_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLER_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[VirtualWorkerRow]
     running_seconds: float
     epoch: int
@@ -495,7 +554,8 @@ class ProgressTable(_message.Message):
     eta_seconds: float
     staleness: int
     global_clock: int
-    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ...) -> None: ...
+    straggler: int
+    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ...) -> None: ...
 
 class JobEnded(_message.Message):
     __slots__ = ("state", "sentence", "error", "problems", "result_json")
@@ -512,20 +572,26 @@ class JobEnded(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., sentence: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., result_json: _Optional[str] = ...) -> None: ...
 
 class WatchJobResponse(_message.Message):
-    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress", "ended")
+    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress", "ended", "worker_lost", "worker_rejoined", "worker_quarantined")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
+    WORKER_REJOINED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     state_changed: StateChanged
     waiting: Waiting
     evaluated: Evaluated
     progress: ProgressTable
     ended: JobEnded
-    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
+    worker_lost: WorkerLost
+    worker_rejoined: WorkerRejoined
+    worker_quarantined: WorkerQuarantined
+    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ()

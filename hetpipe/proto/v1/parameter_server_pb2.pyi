@@ -89,24 +89,28 @@ class ReleaseResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("requester", "link_address", "replicas_address")
+    __slots__ = ("requester", "link_address", "replicas_address", "only_meets")
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_MEETS_FIELD_NUMBER: _ClassVar[int]
     requester: Requester
     link_address: str
     replicas_address: str
-    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., link_address: _Optional[str] = ..., replicas_address: _Optional[str] = ...) -> None: ...
+    only_meets: bool
+    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., link_address: _Optional[str] = ..., replicas_address: _Optional[str] = ..., only_meets: bool = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("link_address", "joined", "replicas_address")
+    __slots__ = ("link_address", "joined", "replicas_address", "makes_weights")
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MAKES_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     link_address: str
     joined: _containers.RepeatedScalarFieldContainer[int]
     replicas_address: str
-    def __init__(self, link_address: _Optional[str] = ..., joined: _Optional[_Iterable[int]] = ..., replicas_address: _Optional[str] = ...) -> None: ...
+    makes_weights: bool
+    def __init__(self, link_address: _Optional[str] = ..., joined: _Optional[_Iterable[int]] = ..., replicas_address: _Optional[str] = ..., makes_weights: bool = ...) -> None: ...
 
 class ReportInitializedRequest(_message.Message):
     __slots__ = ("requester",)
@@ -125,14 +129,16 @@ class Block(_message.Message):
     def __init__(self, indices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportStagedRequest(_message.Message):
-    __slots__ = ("requester", "wave", "blocks")
+    __slots__ = ("requester", "wave", "blocks", "segment")
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     WAVE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     requester: Requester
     wave: int
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
-    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., wave: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ...) -> None: ...
+    segment: int
+    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., wave: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., segment: _Optional[int] = ...) -> None: ...
 
 class ReportStagedResponse(_message.Message):
     __slots__ = ()
@@ -213,16 +219,40 @@ class CheckpointFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportCheckpointRequest(_message.Message):
-    __slots__ = ("requester", "clock", "files")
+    __slots__ = ("requester", "clock", "files", "failure")
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     requester: Requester
     clock: int
     files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
-    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., clock: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ...) -> None: ...
+    failure: str
+    def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., clock: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class ReportCheckpointResponse(_message.Message):
+    __slots__ = ("complete",)
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    complete: bool
+    def __init__(self, complete: bool = ...) -> None: ...
+
+class ReportShardCheckpointRequest(_message.Message):
+    __slots__ = ("job_id", "term", "shard", "clock", "files", "failure")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    term: int
+    shard: int
+    clock: int
+    files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
+    failure: str
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., clock: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class ReportShardCheckpointResponse(_message.Message):
     __slots__ = ("complete",)
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     complete: bool
@@ -249,24 +279,24 @@ class FollowLogResponse(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ...) -> None: ...
 
 class LogRecord(_message.Message):
-    __slots__ = ("index", "term", "join", "initialize", "commit", "evict", "barrier", "publish")
+    __slots__ = ("index", "term", "initialize", "commit", "evict", "barrier", "publish", "segment")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
-    JOIN_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     index: int
     term: TermDecision
-    join: MemberDecision
-    initialize: int
+    initialize: MemberDecision
     commit: CommitDecision
     evict: MemberDecision
     barrier: BarrierDecision
     publish: PublishDecision
-    def __init__(self, index: _Optional[int] = ..., term: _Optional[_Union[TermDecision, _Mapping]] = ..., join: _Optional[_Union[MemberDecision, _Mapping]] = ..., initialize: _Optional[int] = ..., commit: _Optional[_Union[CommitDecision, _Mapping]] = ..., evict: _Optional[_Union[MemberDecision, _Mapping]] = ..., barrier: _Optional[_Union[BarrierDecision, _Mapping]] = ..., publish: _Optional[_Union[PublishDecision, _Mapping]] = ...) -> None: ...
+    segment: SegmentDecision
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[_Union[TermDecision, _Mapping]] = ..., initialize: _Optional[_Union[MemberDecision, _Mapping]] = ..., commit: _Optional[_Union[CommitDecision, _Mapping]] = ..., evict: _Optional[_Union[MemberDecision, _Mapping]] = ..., barrier: _Optional[_Union[BarrierDecision, _Mapping]] = ..., publish: _Optional[_Union[PublishDecision, _Mapping]] = ..., segment: _Optional[_Union[SegmentDecision, _Mapping]] = ...) -> None: ...
 
 class TermDecision(_message.Message):
     __slots__ = ("term",)
@@ -314,17 +344,95 @@ class PublishDecision(_message.Message):
     retained: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, clock: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class SegmentDecision(_message.Message):
+    __slots__ = ("start", "reasons", "epoch", "members", "left")
+    START_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    members: _containers.RepeatedCompositeFieldContainer[SegmentMember]
+    left: _containers.RepeatedCompositeFieldContainer[SegmentMember]
+    def __init__(self, start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ...) -> None: ...
+
+class SegmentMember(_message.Message):
+    __slots__ = ("vw", "incarnation", "num_stages", "joined")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    incarnation: int
+    num_stages: int
+    joined: bool
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("job_id", "term", "vw", "incarnation")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    term: int
+    vw: int
+    incarnation: int
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class EvictResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("job_id", "term", "vw", "incarnation")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    term: int
+    vw: int
+    incarnation: int
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AdmitRequest(_message.Message):
+    __slots__ = ("job_id", "term", "vw", "incarnation", "num_stages")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    term: int
+    vw: int
+    incarnation: int
+    num_stages: int
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ...) -> None: ...
+
+class AdmitResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AcknowledgeRequest(_message.Message):
-    __slots__ = ("job_id", "term", "shard", "num_records")
+    __slots__ = ("job_id", "term", "shard", "num_records", "durable")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     shard: int
     num_records: int
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_records: _Optional[int] = ...) -> None: ...
+    durable: int
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_records: _Optional[int] = ..., durable: _Optional[int] = ...) -> None: ...
 
 class AcknowledgeResponse(_message.Message):
     __slots__ = ()

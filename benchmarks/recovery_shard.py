@@ -1,0 +1,204 @@
+"""From kill -9 of a shard of 256 MB to serving again, and what its write-ahead log costs.
+
+The shard is a process with all that `services.parameter_server` imports and does, but for its registration: a
+coordinator would have it forget a job that it has not heard of. It is started again on its port; *serving* means that a
+pull of the newest clock is answered. Part of that is the start of a Python process with torch, so that is measured
+beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+
+from hetpipe.cli.service import Service, ServiceSpec
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.errors import HetpipeError
+from hetpipe.observe.history import NullHistory
+from hetpipe.ps.chunks import Chunks, RunMap
+from hetpipe.ps.job_state import StateOptions
+from hetpipe.ps.server import ShardServer
+from hetpipe.ps.write_ahead_log import LogLimits, WriteAheadLog
+from hetpipe.rpc.channel import split_address
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
+from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.spec.ids import (
+    Clock,
+    Incarnation,
+    JobId,
+    LayerIndex,
+    ShardIndex,
+    StageIndex,
+    Term,
+    VirtualWorkerIndex,
+    Wave,
+)
+from hetpipe.spec.plan import SlicePlan, TensorSpec
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
+from hetpipe.sync.segment import first_progress
+from hetpipe.weights.allocator import settle_memory
+from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from services.parameter_server.__main__ import CALL_THREADS
+from services.runtime import announce_ready
+
+TOTAL_BYTES = 256 * 1024 * 1024
+#: Waves in the log when the shard is killed: as many as make the next snapshot fall due.
+NUM_WAVES = 2
+_READY_SECONDS = 60.0
+_REQUESTER = Requester(JobId("bench"), Term(1), VirtualWorkerIndex(0), Incarnation(0), StageIndex(0))
+#: A small slice, whose pull shows that the shard serves.
+_SIZES = {"probe": 16, "weights": TOTAL_BYTES // 4}
+_HEADERS = tuple(SliceHeader(name, 0, size, "float32") for name, size in _SIZES.items())
+
+
+def _config(address: str, run_dir: Path) -> ShardConfig:
+    data = DataSpec(1_000_000, 1, 0, 1, None)
+    return ShardConfig(
+        job_id=JobId("bench"),
+        term=Term(1),
+        shard=ShardIndex(0),
+        num_shards=1,
+        clock_shard_address=address,
+        membership=Membership({VirtualWorkerIndex(0): 1}),
+        slices=tuple(
+            SlicePlan(TensorSpec(name, (size,), "float32"), LayerIndex(index), ShardIndex(0), 0, size)
+            for index, (name, size) in enumerate(_SIZES.items())
+        ),
+        sync=SyncSpec(minibatches_per_wave=1, staleness=1),
+        data=data,
+        checkpoint_every_waves=None,
+        checkpoint_keep=1,
+        run_dir=str(run_dir),
+        progress=first_progress(data),
+    )
+
+
+def serve(state: str, port: int) -> None:
+    """The shard's process, until it is killed."""
+    settle_memory(one_heap=False)
+    shards = ShardServer(lambda _: NullHistory(), state=StateOptions(root=Path(state)))
+    shards.recover()
+    server = Server(ServerConfig(port=port, num_threads=CALL_THREADS))
+    add_shard_service(server, shards)
+    announce_ready("parameter_server", server.start())
+    threading.Event().wait()
+
+
+class Bench:
+    """One shard, which is killed and started again."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="recovery-"))
+        self._buffer = FlatBuffer(FlatLayout([(n, (s,), "float32") for n, s in _SIZES.items()]), torch.device("cpu"))
+        self._runs = RunMap(_HEADERS, [slot.offset for slot in self._buffer.layout.slots])
+        self._shard = self._start("state", 0)
+        self._shard_address = self._shard.wait_ready(deadline_seconds=_READY_SECONDS)
+
+    def close(self) -> None:
+        """End it, and delete everything."""
+        self._shard.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def train(self) -> None:
+        """First weights and some waves."""
+        control, shard = ShardControl(self._shard_address), GrpcShard(self._shard_address, ShardIndex(0))
+        control.configure(_config(self._shard_address, self._folder))
+        clock = GrpcClock(self._shard_address, job_id=JobId("bench"), term=Term(1))
+        clock.join(_REQUESTER)
+        shard.push(PushHeader(_REQUESTER, None, _HEADERS), Chunks(self._buffer, self._runs))
+        clock.initialized(_REQUESTER)
+        self._wait_for(0)
+        self._buffer.views["weights"].fill_(1e-3)
+        for wave in range(NUM_WAVES):
+            shard.push(PushHeader(_REQUESTER, Wave(wave), _HEADERS), Chunks(self._buffer, self._runs))
+            clock.staged(_REQUESTER, Wave(wave), ((wave,),), segment=Clock(0))
+            self._wait_for(wave + 1)
+        for connection in (control, shard, clock):
+            connection.close()
+
+    def recover(self) -> float:
+        """Seconds from SIGKILL to an answer."""
+        began = SYSTEM_CLOCK.monotonic()
+        os.kill(self._shard.pid, signal.SIGKILL)
+        self._shard.wait_ended(timeout_seconds=_READY_SECONDS)
+        self._shard = self._start("state", split_address(self._shard_address)[1])
+        self._wait_for(NUM_WAVES)
+        return SYSTEM_CLOCK.monotonic() - began
+
+    def start_empty(self) -> float:
+        """Seconds until a shard that serves nothing yet is ready."""
+        began = SYSTEM_CLOCK.monotonic()
+        service = self._start("nothing", 0)
+        service.wait_ready(deadline_seconds=_READY_SECONDS)
+        seconds = SYSTEM_CLOCK.monotonic() - began
+        service.kill()
+        return seconds
+
+    def _start(self, state: str, port: int) -> Service:
+        command = (sys.executable, "-m", "benchmarks.recovery_shard", str(self._folder / state), str(port))
+        spec = ServiceSpec(key="shard", title="the shard", command=command, logs=self._folder)
+        return Service(spec, environment=os.environ, on_death=lambda _: None)
+
+    def _wait_for(self, clock: int) -> None:
+        """Until a pull of `clock` is answered."""
+        deadline = SYSTEM_CLOCK.monotonic() + _READY_SECONDS
+        while True:
+            shard = GrpcShard(self._shard_address, ShardIndex(0))
+            try:
+                next(iter(shard.pull(PullHeader(_REQUESTER, Clock(clock), _HEADERS[:1]))))
+            except HetpipeError:
+                if SYSTEM_CLOCK.monotonic() > deadline:
+                    raise
+                SYSTEM_CLOCK.sleep(0.02)
+            else:
+                return
+            finally:
+                shard.close()
+
+
+def log_seconds_per_gigabyte(rounds: int, *, fsync: bool) -> list[float]:
+    """What it takes to check and keep a push, without its way to the shard; behind it the log is shortened."""
+    folder = Path(tempfile.mkdtemp(prefix="log-"))
+    log = WriteAheadLog(folder, identity=b"bench", limits=LogLimits(max_bytes=1 << 40, fsync=fsync))
+    payload = memoryview(bytearray(os.urandom(1 << 20) * (TOTAL_BYTES >> 20)))
+    seconds = []
+    for _ in range(rounds + 1):
+        began = SYSTEM_CLOCK.monotonic()
+        log.sync(log.append(b"", [payload]))
+        seconds.append((SYSTEM_CLOCK.monotonic() - began) * 1e9 / TOTAL_BYTES)
+        log.forget(log.rotate())
+    log.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    return seconds[1:]
+
+
+def measure(rounds: int) -> dict[str, float]:
+    """Medians, in seconds."""
+    bench = Bench()
+    try:
+        bench.train()
+        killed = [bench.recover() for _ in range(rounds)]
+        empty = [bench.start_empty() for _ in range(rounds)]
+    finally:
+        bench.close()
+    return {
+        "kill -9 to serving again": statistics.median(killed),
+        "a process that serves nothing, start to ready": statistics.median(empty),
+        "write-ahead log, per GB": statistics.median(log_seconds_per_gigabyte(rounds, fsync=False)),
+        "write-ahead log with fsync, per GB": statistics.median(log_seconds_per_gigabyte(rounds, fsync=True)),
+    }
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

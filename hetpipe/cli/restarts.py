@@ -1,0 +1,74 @@
+"""When is a service that has ended started again, and when is it given up? Pure: times in, a decision out.
+
+It is started again after a pause that doubles with each death, and is short again after a life that was long enough.
+One that keeps dying soon is quarantined: somebody has to look at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartRules:
+    """How often a service may die, and how long it rests; in seconds."""
+
+    first_pause_seconds: float = 0.1
+    longest_pause_seconds: float = 5.0
+    most_deaths: int = 5
+    """So many within `within_seconds` are too many."""
+    within_seconds: float = 60.0
+    """Also the life after which pauses begin anew."""
+
+
+RULES = RestartRules()
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAt:
+    """Start it again."""
+
+    at_seconds: float
+    """Monotonic time."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not start it again."""
+
+    reason: str
+    """The end of a sentence about its last death; empty where nothing needs to be added."""
+
+
+#: Services that are not started again, and why. A new coordinator knows nothing of the job that is under way.
+IRREPLACEABLE = frozenset({"coordinator"})
+
+
+def decide(key: str, deaths: Sequence[float], rules: RestartRules = RULES) -> RestartAt | GiveUp:
+    """What to do after the last of a service's deaths.
+
+    Args:
+        key: names the service.
+        deaths: when it has died, in monotonic seconds; the last one has just happened. Older ones may be left out.
+        rules: how patient to be.
+
+    >>> decide("agent", [10.0])
+    RestartAt(at_seconds=10.1)
+    >>> decide("agent", [10.0, 11.0, 12.0])
+    RestartAt(at_seconds=12.4)
+    >>> decide("agent", [1.0, 2.0, 3.0, 4.0, 5.0])
+    GiveUp(reason='it is not started again, as it has died 5 times within 60 s')
+    """
+    now = deaths[-1]
+    if key in IRREPLACEABLE:
+        return GiveUp("")
+    recent = sum(now - death < rules.within_seconds for death in deaths)
+    if recent >= rules.most_deaths:
+        within = f"{rules.within_seconds:.0f} s"
+        return GiveUp(f"it is not started again, as it has died {recent} times within {within}")
+    streak = 0
+    for before, after in pairwise(deaths):
+        streak = streak + 1 if after - before < rules.within_seconds else 0
+    return RestartAt(now + min(rules.first_pause_seconds * 2**streak, rules.longest_pause_seconds))

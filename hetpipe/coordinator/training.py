@@ -1,0 +1,169 @@
+"""A job whose stages were told to start: who lives, how far it is, what was evaluated, who is missing. Pure.
+
+The part of `job_machine` that is about processes; facts in, instructions out, and failures that the job cannot survive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hetpipe.coordinator.configs import Assignment
+from hetpipe.coordinator.evaluations import Evaluations
+from hetpipe.coordinator.exchange import (
+    Announce,
+    ClocksTold,
+    MemberGone,
+    MemberSeen,
+    Prepared,
+    SendCommand,
+    Tick,
+)
+from hetpipe.coordinator.patience import Patience
+from hetpipe.coordinator.progress import ProgressBoard
+from hetpipe.coordinator.root_cause import Failure
+from hetpipe.coordinator.shard_watch import ShardWatch
+from hetpipe.coordinator.stage_table import StageTable
+from hetpipe.coordinator.summary import RunRecord, result_object
+from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_lives import LivesInput, Told, WorkerLives
+from hetpipe.spec.commands import StageNews
+from hetpipe.spec.events import Evaluated, JobEvent, Waiting
+from hetpipe.spec.run import ClockSnapshot, StageEvaluation, StageProgress, StageWaiting
+
+
+class Training:
+    """One job under way. Not thread-safe; every call gives the monotonic time."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        prepared: Prepared,
+        stages: StageTable,
+        *,
+        eval_samples: int | None,
+        patience: Patience,
+        now: float,
+    ) -> None:
+        """Nothing is started before `begin`.
+
+        Args:
+            assignment: the plan and who carries it out.
+            prepared: the same, with where the run starts.
+            stages: the processes; filled here.
+            eval_samples: samples that a whole evaluation covers; None: not known.
+            patience: bounds of waits that no user sets.
+            now: monotonic seconds.
+        """
+        self._assignment = assignment
+        self._prepared = prepared
+        self._stages = stages
+        self._patience = patience
+        self._lives = WorkerLives(assignment, stages, patience=patience, now=now)
+        self._shard_watch = ShardWatch(assignment.job.survive.absence.total_seconds(), patience.notice_seconds)
+        self._evaluations = Evaluations(eval_samples)
+        #: From the moment training begins.
+        self._board: ProgressBoard | None = None
+        #: When the last progress table was announced.
+        self._pictured = now
+        self.clocks: ClockSnapshot | None = None
+
+    @property
+    def lives(self) -> WorkerLives:
+        """The virtual workers."""
+        return self._lives
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it came to its end because somebody asked for it, or has not come to its end at all."""
+        return self._stages.was_stopped or not self._lives.all_done
+
+    def begin(self, *, now: float) -> list[SendCommand]:
+        """Start the first life of every virtual worker."""
+        return self._lives.begin(now=now)
+
+    def run(self, *, now: float) -> None:
+        """Training begins: from here on its time counts."""
+        prepared = self._prepared
+        staleness = self._assignment.job.sync.D
+        self._board = ProgressBoard(prepared.plan, prepared.data, prepared.start, staleness, now=now)
+
+    def handle(self, fact: LivesInput, *, now: float) -> list[Told]:
+        """Take one fact in.
+
+        Returns:
+            What to do, in order, and what the job cannot survive.
+        """
+        out: list[Told] = []
+        match fact:
+            case StageNews() if self._stages.get(fact.key) is not None:
+                out += map(Announce, self._heard(fact, now=now))
+            case MemberGone(member=member, sentence=sentence):
+                for shard in self._assignment.shards:
+                    if shard.id == member:
+                        self._shard_watch.gone(shard, sentence, now=now)
+            case MemberSeen(info=info):
+                self._shard_watch.seen(info)
+            case ClocksTold(clocks=clocks):
+                self.clocks = clocks
+            case Tick():
+                out += self._tick(now=now)
+            case _:
+                """It is about a life."""
+        out += self._lives.handle(fact, now=now)
+        computing = [worker.vw for worker in self._lives if _may_compute(worker)]
+        out += map(Announce, _if_any(self._evaluations.without(computing)))
+        return out
+
+    def result(self, run_dir: str, running_seconds: float) -> dict[str, Any] | None:
+        """The result of the run as far as it came; None when training had not begun."""
+        if self._board is None:
+            return None
+        return result_object(
+            RunRecord(
+                run_dir=run_dir,
+                plan=self._prepared.plan,
+                start=self._prepared.start,
+                told_clocks=self.clocks,
+                reports=self._board.reports,
+                evaluation=self._evaluations.latest,
+                running_seconds=running_seconds,
+                staleness=self._assignment.job.sync.D,
+                deaths={worker.vw: worker.deaths for worker in self._lives},
+            )
+        )
+
+    def running_seconds(self, *, now: float) -> float:
+        """Since training began; 0 before."""
+        return 0.0 if self._board is None else self._board.running_seconds(now=now)
+
+    def _heard(self, news: StageNews, *, now: float) -> list[JobEvent]:
+        """What people are told of a stage's report that is not about its life."""
+        match news.report:
+            case StageProgress() as progress if self._board is not None:
+                self._board.add(news.key, progress, now=now)
+            case StageWaiting(sentence=sentence, seconds=seconds):
+                return [Waiting(sentence, seconds)]
+            case StageEvaluation() as part:
+                return [*_if_any(self._evaluations.add(news.key.vw, part))]
+            case _:
+                """Its life is told of elsewhere."""
+        return []
+
+    def _tick(self, *, now: float) -> list[Told]:
+        watched = self._shard_watch.check(now=now)
+        out: list[Told] = [found if isinstance(found, Failure) else Announce(found) for found in watched]
+        self._lives.is_on_hold = self._shard_watch.is_waiting
+        if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
+            self._pictured = now
+            out.append(Announce(self._board.table(self.clocks, up=self._lives.up, now=now)))
+        return out
+
+
+def _may_compute(worker: WorkerLife) -> bool:
+    """Whether parts of evaluations may come from it. That a first life is ready may be told after its first part."""
+    is_first = worker.state is LifeState.STARTING and worker.incarnation == 0
+    return is_first or worker.state is LifeState.READY
+
+
+def _if_any(whole: Evaluated | None) -> list[Evaluated]:
+    return [] if whole is None else [whole]

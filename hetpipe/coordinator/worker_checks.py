@@ -1,0 +1,38 @@
+"""Whether a virtual worker has been silent for too long. Pure.
+
+A process that hangs still has an agent that sends heartbeats: only what it does not say gives it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hetpipe.coordinator.root_cause import Failure, Rank
+from hetpipe.coordinator.stage_table import StageState, StageTable
+from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.errors import DeadlineExceeded, JobFailed
+
+
+def overdue(
+    worker: WorkerLife, stages: StageTable, *, stall_seconds: float, ready_seconds: float, now: float
+) -> Iterator[Failure]:
+    """What is wrong with the newest life by the clock alone.
+
+    Args:
+        worker: who.
+        stages: the processes of the job.
+        stall_seconds: after so long without a word a stage that is ready hangs.
+        ready_seconds: so long may a later life take to get ready; the first ones have a common limit of their own.
+        now: monotonic seconds.
+    """
+    if worker.state is LifeState.READY:
+        for life in stages.of(worker.vw):
+            silent = now - life.heard
+            if life.state is StageState.READY and not life.exited and silent > stall_seconds:
+                sentence = f"{life} hangs: it has reported nothing for {silent:.0f} s"
+                yield Failure(Rank.GONE, JobFailed.__name__, sentence, now)
+    elif worker.state is LifeState.STARTING and worker.incarnation and now - worker.since >= ready_seconds:
+        for life in stages.of(worker.vw):
+            if life.state is StageState.STARTING:
+                sentence = f"{life} did not get ready within {ready_seconds:.0f} s"
+                yield Failure(Rank.GONE, DeadlineExceeded.__name__, sentence, now)

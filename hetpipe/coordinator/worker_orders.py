@@ -1,0 +1,39 @@
+"""What the clock shard and the agents are told of one virtual worker. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hetpipe.coordinator.configs import Assignment
+from hetpipe.coordinator.exchange import Admit, Evict, SendCommand
+from hetpipe.coordinator.stage_table import StageTable
+from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.spec.commands import StopVirtualWorkerCommand
+from hetpipe.spec.ids import AgentId
+from hetpipe.spec.members import MemberInfo, MemberRole
+from hetpipe.spec.plan import Plan
+
+
+def question(worker: WorkerLife, assignment: Assignment) -> Evict | Admit:
+    """What the clock shard is to be told: that its newest life is over, or of the next one."""
+    plan, clock_shard = assignment.plan, assignment.shards[0]
+    if worker.state is LifeState.ADMITTING:
+        num_stages = len(plan.virtual_workers[worker.vw].stages)
+        return Admit(worker.vw, worker.incarnation, num_stages, plan.term, clock_shard)
+    return Evict(worker.vw, worker.incarnation, plan.term, clock_shard)
+
+
+def kills(
+    worker: WorkerLife, assignment: Assignment, stages: StageTable, *, absent: Collection[AgentId]
+) -> list[SendCommand]:
+    """End what is left of its processes, on all agents but the absent ones."""
+    command = StopVirtualWorkerCommand(assignment.plan.job_id, worker.vw, worker.incarnation)
+    agents = {life.agent for life in stages.of(worker.vw)}.difference(absent)
+    return [SendCommand(agent, command) for agent in sorted(agents)]
+
+
+def has_devices(info: MemberInfo, plan: Plan) -> bool:
+    """Whether a member is an agent with all devices that the plan gives the agent of its name."""
+    stages = [stage for vw in plan.virtual_workers for stage in vw.stages if stage.agent == AgentId(info.id)]
+    offered = {device.device for device in info.devices}
+    return info.role is MemberRole.AGENT and {stage.device for stage in stages} <= offered

@@ -1,0 +1,275 @@
+"""Named places at which a test has a process die, stop, hang or fail. Compiled in, off, and refused unless allowed.
+
+`reach("push.after_stage")` stands where the table `POINTS` says and does nothing, in some tens of nanoseconds, until
+`arm` was called. What then happens is said by the environment variable `HETPIPE_FAILPOINTS`, entries with commas
+between them:
+
+    NAME=ACTION[@HIT][;FILTER=VALUE]...     push.after_stage=kill@3;role=parameter_server;index=1
+
+A process counts how often it reaches each name and acts at hit number HIT (default: the first). Filters choose
+processes: `role`, `index` (shard), `node` (agent), `vw`, `stage` and `incarnation` (stage). Every life of a process
+counts anew; `HETPIPE_FAILPOINTS_ONCE` names an existing folder in which an entry leaves its mark before it acts, so
+that it acts once in all, whatever restarts, and so that a test sees who was hit.
+
+The variable alone arms nothing: a service needs `--allow-failpoints`, too, and without it refuses to start rather than
+to run with faults that nobody wanted. Stages inherit both from their agent.
+
+There is no action "duplicate": `drop` behind the reply, at the sender, makes it send again what has arrived already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hetpipe.errors import InjectedFault, PeerUnreachable, UserError
+
+#: Environment variable that holds the entries.
+VARIABLE = "HETPIPE_FAILPOINTS"
+
+#: Environment variable that names the folder of the marks.
+ONCE_VARIABLE = "HETPIPE_FAILPOINTS_ONCE"
+
+#: Option of services without which a set `VARIABLE` is an error.
+OPTION = "--allow-failpoints"
+
+#: What processes are chosen by.
+FILTERS = ("role", "index", "node", "vw", "stage", "incarnation")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place: what has happened when it is reached, and which roles reach it."""
+
+    meaning: str
+    roles: tuple[str, ...]
+
+
+_STAGE = ("stage",)
+_SHARD = ("parameter_server",)
+_EITHER_END = ("stage", "parameter_server")
+_COORDINATOR = ("coordinator",)
+
+#: Every place there is (`reliability.md`, section 2).
+POINTS: Mapping[str, Point] = {
+    "push.before_send": Point("a stage is about to send its part of a wave to a shard", _STAGE),
+    "push.mid_stream": Point("the first chunk is sent (stage) or written (shard), the end is not", _EITHER_END),
+    "push.after_last_chunk": Point("all chunks are sent (stage) or written (shard), nothing is staged", _EITHER_END),
+    "push.after_stage": Point("the push is staged, its sender does not know", _SHARD),
+    "push.after_durable": Point("the push is in the write-ahead log, its sender does not know", _SHARD),
+    "push.after_apply": Point("a committed update is added, the history does not say so", _SHARD),
+    "push.after_reply": Point("the reply is sent (shard), or received and not acted upon (stage)", _EITHER_END),
+    "pull.before_gate": Point("the first stage is about to choose the clock of a switch point", _STAGE),
+    "pull.while_gated": Point("a clock that it needs is not published yet, the first stage waits", _STAGE),
+    "pull.mid_stream": Point("the first chunk is sent (shard) or written (stage), the end is not", _EITHER_END),
+    "pull.after_last_chunk": Point("all chunks are sent (shard) or written (stage), nobody has used them", _EITHER_END),
+    "commit.before_propose": Point("a wave is staged on all shards, its stage has not reported it", _STAGE),
+    "commit.after_some_shards": Point("this shard has carried out a commit, others perhaps not", _SHARD),
+    "commit.before_publish": Point("a clock is decided to be published, it is written nowhere", _SHARD),
+    "commit.after_publish": Point("a clock is published and in the history, nobody was told", _SHARD),
+    "membership.lease_granted_not_recorded": Point("a member has its lease, the store does not know", _COORDINATOR),
+    "membership.recorded_not_published": Point("the store knows a member, jobs do not", _COORDINATOR),
+    "membership.published_not_seen": Point(
+        "jobs know a member, who has not heard (coordinator) or used (member) the answer",
+        ("coordinator", "parameter_server", "agent"),
+    ),
+    "membership.evict_decided_not_published": Point(
+        "the coordinator has decided on an eviction, the clock shard does not know", _COORDINATOR
+    ),
+    "repartition.plan_computed": Point("there is a new plan, nobody knows", _COORDINATOR),
+    "repartition.published": Point("the new plan is kept and told, nobody acts on it", _COORDINATOR),
+    "repartition.some_agents_drained": Point("some stages of the old plan have ended, others run", _COORDINATOR),
+    "repartition.layers_half_moved": Point("some shards hold the new plan's slices, others the old", _COORDINATOR),
+    "repartition.committed": Point("all shards serve the new plan, no stage runs", _COORDINATOR),
+    "repartition.old_plan_not_cleaned": Point("the new plan's stages run, the old plan's state is there", _COORDINATOR),
+    "snapshot.temp_open": Point("the file of a snapshot is open under another name", _SHARD),
+    "snapshot.half_written": Point("some of a snapshot is written", _SHARD),
+    "snapshot.before_fsync": Point("all of a snapshot is written, perhaps not on disk", _SHARD),
+    "snapshot.before_rename": Point("a snapshot is on disk under another name", _SHARD),
+    "snapshot.before_directory_fsync": Point("a snapshot has its name, perhaps not on disk", _SHARD),
+    "snapshot.manifest_on_some_shards": Point("some shards have their part of a snapshot, others not", _SHARD),
+    "snapshot.old_deleted": Point("what a newer snapshot replaces is gone", _SHARD),
+}
+
+
+class Action(StrEnum):
+    """What happens at a place."""
+
+    KILL = "kill"
+    """SIGKILL to this process."""
+    STOP = "stop"
+    """SIGSTOP to this process; whoever tests sends SIGCONT."""
+    HANG = "hang"
+    """This thread goes no further; the others, heartbeats among them, do."""
+    ERROR = "error"
+    """`InjectedFault` is raised."""
+    DROP = "drop"
+    """`PeerUnreachable` is raised: what was done is done, and whoever asked gets no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trap:
+    """One entry of the variable."""
+
+    name: str
+    action: Action
+    hit: int
+    """At which visit of the place it acts; from 1."""
+    filters: Mapping[str, str]
+    mark: str
+    """Name of its mark."""
+
+    def concerns(self, who: Mapping[str, str]) -> bool:
+        """Whether it is for this process."""
+        return all(who.get(key) == value for key, value in self.filters.items())
+
+
+def parse(text: str) -> tuple[Trap, ...]:
+    """The entries of the variable.
+
+    Raises:
+        UserError: it cannot be read; the message says which entry and why.
+    """
+    return tuple(_parse_entry(position, entry.strip()) for position, entry in enumerate(text.split(",")))
+
+
+def _parse_entry(position: int, entry: str) -> Trap:
+    what, *filters = entry.split(";")
+    name, _, deed = what.partition("=")
+    action, at, hit = deed.partition("@")
+    if name not in POINTS:
+        raise _unreadable(entry, f"there is no failpoint {name!r}; they are {', '.join(POINTS)}")
+    if action not in {*Action}:
+        raise _unreadable(entry, f"{action!r} is no action; they are {', '.join(Action)}")
+    if at and not (hit.isascii() and hit.isdigit() and int(hit) > 0):
+        raise _unreadable(entry, f"{hit!r} is no number of a hit; write one from 1")
+    chosen = {key: value for key, _, value in (each.partition("=") for each in filters)}
+    for key, value in chosen.items():
+        if key not in FILTERS or not value:
+            raise _unreadable(entry, f"{key}={value} chooses no process; write one of {', '.join(FILTERS)} and a value")
+    return Trap(name=name, action=Action(action), hit=int(hit) if at else 1, filters=chosen, mark=f"{position}-{name}")
+
+
+def _unreadable(entry: str, why: str) -> UserError:
+    return UserError(f"{VARIABLE} has an entry {entry!r} that cannot be read: {why}")
+
+
+class _Armed:
+    """The traps of this process, and how often each place was reached. Thread-safe."""
+
+    def __init__(self, traps: Iterable[Trap], who: Mapping[str, str], once: Path | None) -> None:
+        self._traps = tuple(traps)
+        self._who = who
+        self._once = once
+        self._lock = threading.Lock()
+        self._hits: Counter[str] = Counter()
+
+    def reach(self, name: str) -> None:
+        with self._lock:
+            self._hits[name] += 1
+            hit = self._hits[name]
+        for trap in self._traps:
+            if trap.name == name and trap.hit == hit and self._is_first(trap):
+                _act(trap)
+
+    def _is_first(self, trap: Trap) -> bool:
+        """Leave the mark; whether it was not there before. Without a folder every life is the first."""
+        if self._once is None:
+            return True
+        try:
+            descriptor = os.open(self._once / trap.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        said = {"pid": os.getpid(), "point": trap.name, "action": trap.action, "hit": trap.hit, "who": self._who}
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(said) + "\n")
+        return True
+
+
+def _act(trap: Trap) -> None:
+    match trap.action:
+        case Action.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Action.STOP:
+            # To this very thread, which goes no further before the process is stopped.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        case Action.HANG:
+            threading.Event().wait()
+        case Action.ERROR:
+            raise InjectedFault(f"failpoint {trap.name} raised this error, as {VARIABLE} asks")
+        case Action.DROP:
+            raise PeerUnreachable(f"failpoint {trap.name} dropped the reply, as {VARIABLE} asks")
+
+
+_armed: _Armed | None = None
+
+
+def reach(name: str) -> None:
+    """Say that this thread is at the place `name` of `POINTS`.
+
+    Raises:
+        InjectedFault, PeerUnreachable: a test asks for it.
+    """
+    if _armed is not None:
+        _armed.reach(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """Chunks with places behind the first and the last one, each time they are iterated."""
+
+    operation: str
+    chunks: Iterable[bytes]
+
+    def __iter__(self) -> Iterator[bytes]:
+        for position, chunk in enumerate(self.chunks):
+            yield chunk
+            if position == 0:
+                reach(f"{self.operation}.mid_stream")
+        reach(f"{self.operation}.after_last_chunk")
+
+
+def passing(operation: str, chunks: Iterable[bytes]) -> Iterable[bytes]:
+    """`chunks`, with `OPERATION.mid_stream` behind the first one and `OPERATION.after_last_chunk` behind the last."""
+    return chunks if _armed is None else _Passing(operation, chunks)
+
+
+def arm(environment: Mapping[str, str], *, is_allowed: bool, **who: str | int | None) -> None:
+    """Have this process do what the environment says. Once, before it works.
+
+    Args:
+        environment: the process's.
+        is_allowed: whether somebody has said that this process may fail on purpose.
+        who: this process, by the names in `FILTERS`; None: it has no such name.
+
+    Raises:
+        UserError: failpoints are asked for and not allowed, or the variables cannot be used.
+    """
+    global _armed  # noqa: PLW0603 - one process, one switch: what is off must cost nothing
+    text = environment.get(VARIABLE, "")
+    if not text:
+        return
+    if not is_allowed:
+        raise UserError(
+            f"{VARIABLE} is set, which makes processes fail on purpose; unset it, or give {OPTION} if that is wanted"
+        )
+    named = environment.get(ONCE_VARIABLE, "")
+    once = Path(named) if named else None
+    if once is not None and not once.is_dir():
+        raise UserError(f"{ONCE_VARIABLE} names {once}, which is no folder; make it first")
+    known = {name: str(value) for name, value in who.items() if value is not None}
+    traps = [trap for trap in parse(text) if trap.concerns(known)]
+    _armed = _Armed(traps, known, once) if traps else None
+
+
+def disarm() -> None:
+    """Have no place do anything; for tests."""
+    global _armed  # noqa: PLW0603 - see `arm`
+    _armed = None

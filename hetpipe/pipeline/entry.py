@@ -1,0 +1,115 @@
+"""How a stage comes into the run: it calls at the clock shard until a segment begins that names its virtual worker.
+
+A founder waits for the start of the run; who comes later, or comes back, for the next barrier. Whoever the clock shard
+names makes the first weights: usually the first virtual worker, but it may be gone before the run has begun.
+"""
+
+from __future__ import annotations
+
+from hetpipe.errors import CheckpointNotWritten, ProtocolViolation
+from hetpipe.pipeline.chain import forget_weights
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.layer_weights import filled
+from hetpipe.pipeline.setup import StageParts
+from hetpipe.pipeline.waiting import Waiter
+from hetpipe.spec.ids import Clock
+from hetpipe.sync.log_view import LogView
+from hetpipe.sync.records import SegmentRecord
+
+#: Between two calls at the clock shard: so long a stage may not know that its life is over, or its help wanted.
+CALL_SECONDS = 0.5
+
+#: How long the parameter servers may take to write what they have of the last checkpoint, and the pause between looks.
+LAST_CHECKPOINT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.05
+
+
+class Entry:
+    """The way of one stage into the run. The layers have their own weights until it is through."""
+
+    def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter) -> None:
+        self._parts = parts
+        self._inbox = inbox
+        self._waiter = waiter
+        self._made_weights = False
+
+    def wait(self) -> SegmentRecord:
+        """Wait until the virtual worker is a member; returns the segment in which it is one, or the end of the run.
+
+        Raises:
+            StaleIncarnation: its life is over before it began.
+            ProtocolViolation: the run goes on without parameter servers, which would give it its weights.
+            CheckpointNotWritten: the run is over, and nobody is left to write its last checkpoint.
+        """
+        self._wait_for_log()
+        while (segment := self._found_or_sleep()) is None:
+            self._call()
+        self._waiter.proceed()
+        forget_weights(self._parts.layers)
+        self._check(segment)
+        return segment
+
+    def _check(self, segment: SegmentRecord) -> None:
+        identity = self._parts.identity
+        if identity.incarnation > 0 and segment.reasons and not self._parts.has_shards:
+            raise ProtocolViolation(
+                f"{identity} cannot come back into the run: its weights were in its stages only; resume from the last "
+                "checkpoint"
+            )
+        with self._inbox.bell:
+            is_deserted = not self._inbox.log.members
+        if is_deserted and identity.in_segment(segment) is None:
+            self._await_last_checkpoint(segment.start)
+
+    def _await_last_checkpoint(self, clock: Clock) -> None:
+        """Nobody is left who saw the end of the run: it is one only if its checkpoint is complete."""
+        parts = self._parts
+        started = parts.clock.monotonic()
+        while not parts.synchroniser.is_complete(parts.part_writer.folder(clock)):
+            if parts.clock.monotonic() - started > LAST_CHECKPOINT_SECONDS:
+                raise CheckpointNotWritten(
+                    f"{parts.identity} came back when the run had ended at clock {clock}, and nobody is left to write "
+                    "its last checkpoint; resume from the newest complete one"
+                )
+            parts.clock.sleep(_PAUSE_SECONDS)
+
+    def _wait_for_log(self) -> None:
+        """Wait for the first records: from then on nothing that happens to this virtual worker is missed."""
+        with self._inbox.bell:
+            while not self._inbox.follows:
+                self._inbox.collect(needs_frames=False)
+                self._waiter.sleep("the decision log of the clock shard", for_clock=False)
+        self._call()
+
+    def _call(self) -> None:
+        """Say that this stage is there, and do what is asked of it."""
+        parts = self._parts
+        if not parts.synchroniser.join() or self._made_weights:
+            return
+        self._made_weights = True
+        first = filled(parts.pool.take_on_host(), parts.layers)
+        try:
+            parts.synchroniser.push_first_weights(first)
+        finally:
+            parts.pool.release(first)
+
+    def _found_or_sleep(self) -> SegmentRecord | None:
+        with self._inbox.bell:
+            self._inbox.collect(needs_frames=False)
+            log = self._inbox.log
+            segment = log.segment
+            if segment is not None and (log.is_over or self._parts.identity.in_segment(segment) is not None):
+                return segment
+            self._waiter.sleep(_awaited(log), for_clock=True, at_most_seconds=CALL_SECONDS)
+            return None
+
+
+def _awaited(log: LogView) -> str:
+    """What a virtual worker waits for that is no member yet."""
+    if log.segment is None:
+        return "the run to begin, that is for all virtual workers to join, and for the first weights"
+    if log.barrier is None:
+        return "the clock shard to say where the next barrier is"
+    behind = log.behind(log.barrier.clock)
+    who = f"virtual workers {behind} to commit" if behind else "the parameter servers and all of its own stages"
+    return f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), to join there, that is for {who}"

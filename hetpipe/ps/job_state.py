@@ -1,0 +1,312 @@
+"""Everything a parameter server keeps of one job on its disk, and how a restarted one finds it again.
+
+The folder of a job and term is `JOB@TERM` in the folder of the process:
+
+    job               what the shard was told of the job; written last, so a folder without it holds nothing yet
+    lost              stands in its place while the disk fails: what is here is not whole, and must not be used
+    pushes/           log of pushes, snapshot of weights (`push_log`)
+    decisions/        on the clock shard: log of events, snapshot of the decision log (`journal`)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from hetpipe.errors import ProtocolViolation, StateLost, UserError
+from hetpipe.observe.history import HistoryWriter
+from hetpipe.ps.frames import DISK, Disk
+from hetpipe.ps.journal import MAX_BYTES, Journal, OldDecisions, old_decisions
+from hetpipe.ps.kept import Found, Keeping, Kept, read_kept
+from hetpipe.ps.kept_buffers import KeptBuffers
+from hetpipe.ps.push_log import OldPushes, PushLimits, PushLog, old_pushes, push_limits
+from hetpipe.ps.retelling import Retelling
+from hetpipe.ps.snapshots import read_snapshot, write_snapshot
+from hetpipe.ps.write_ahead_log import Level
+from hetpipe.spec import wire
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.plan import DTYPE_BYTES, SlicePlan
+from hetpipe.spec.run import ShardConfig
+from hetpipe.weights.flat import aligned
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: Locked by the process whose folder it is; no job.
+_OWNER = "owner"
+#: In a run's folder: the folders of its parameter servers.
+_STATE = "state"
+_JOB = "job"
+_LOST = "lost"
+_PUSHES = "pushes"
+_DECISIONS = "decisions"
+_BUFFERS = "buffers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOptions:
+    """How a parameter server keeps its state."""
+
+    root: Path | None = None
+    """A folder for this process alone; None: `state/shard-I` in the folder of each run."""
+    fsync: bool = False
+    """Whether what was acknowledged outlives the machine, too."""
+    disk: Disk = DISK
+    limits: PushLimits | None = None
+    """When logs of pushes are shortened; None: by the size of the shard."""
+
+    def root_of(self, config: ShardConfig) -> Path:
+        """Where the folder of a job is."""
+        return self.root or Path(config.run_dir) / _STATE / f"shard-{config.shard}"
+
+    def folder_of(self, config: ShardConfig) -> Path:
+        """The folder of a job."""
+        return self.root_of(config) / f"{config.job_id}@{config.term}"
+
+
+def identity_of(config: ShardConfig) -> str:
+    """Says whose state it is: nothing of another job, term, shard, model or partition is ever read as this one's."""
+    slices = wire.to_json(tuple[SlicePlan, ...], config.slices).encode()
+    return json.dumps(
+        {
+            "job": config.job_id,
+            "term": config.term,
+            "shard": config.shard,
+            "num_shards": config.num_shards,
+            "slices": hashlib.sha256(slices).hexdigest(),
+        }
+    )
+
+
+def old_jobs(root: Path) -> Iterator[tuple[JobId, ShardConfig | StateLost]]:
+    """The newest term of every job of which something is kept in `root`, or why that cannot be used.
+
+    What is older, or was never finished, is deleted.
+    """
+    newest: dict[str, Path] = {}
+    for folder in sorted(root.glob("*@*"), key=_term):
+        older = newest.get(_job(folder))
+        if not (folder / _JOB).exists() and not (folder / _LOST).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        if older is not None:
+            delete(older)
+        newest[_job(folder)] = folder
+    for job, folder in newest.items():
+        try:
+            found: ShardConfig | StateLost = read_config(folder)
+        except StateLost as error:
+            found = error
+        yield JobId(job), found
+
+
+def claim(root: Path) -> int:
+    """Make a folder this process's own until it ends; returns a descriptor to keep open.
+
+    Raises:
+        UserError: another process uses it, or it cannot be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(root / _OWNER, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"the state in {root} cannot be kept: {error.strerror}; give another folder") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"another process keeps its state in {root}; give each parameter server a folder of its own (--state)"
+        ) from None
+    except OSError as error:
+        log.warning("state_not_locked", folder=str(root), reason=error.strerror or str(error))
+    return descriptor
+
+
+def disclaim(root: Path, descriptor: int) -> None:
+    """The opposite of `claim`; a folder in which nothing is kept goes, too."""
+    if [path.name for path in root.glob("*")] == [_OWNER]:
+        (root / _OWNER).unlink(missing_ok=True)
+    os.close(descriptor)
+    _remove_empty(root)
+
+
+def _remove_empty(root: Path) -> None:
+    """Leave no empty folder in that of a run that is over."""
+    with suppress(OSError):
+        root.rmdir()
+        if root.parent.name == _STATE:
+            root.parent.rmdir()
+
+
+def read_config(folder: Path) -> ShardConfig:
+    """What the shard was told of the job in `folder`.
+
+    Raises:
+        StateLost: it is not whole.
+    """
+    if (folder / _LOST).exists():
+        raise StateLost(f"{folder} lacks what was pushed while its disk failed; the job must go back to a checkpoint")
+    try:
+        config: ShardConfig = wire.from_json(ShardConfig, read_snapshot(folder / _JOB).header)
+    except ProtocolViolation as error:
+        raise StateLost(f"{folder / _JOB} cannot be read: {error}") from None
+    return config
+
+
+def delete(folder: Path) -> None:
+    """Forget the job in `folder`, so that not even half of it can be found."""
+    for name in (_JOB, _LOST):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class JobState:
+    """What is kept of one job. Its parts are for the job's `Shard` and `ClockShard`."""
+
+    def __init__(self, config: ShardConfig, options: StateOptions, history: HistoryWriter) -> None:
+        """Go on with what is there of this term of the job, or begin.
+
+        Args:
+            config: the job.
+            options: how to keep it.
+            history: of this process.
+
+        Raises:
+            StateLost: something is there and cannot be used.
+        """
+        self._config = config
+        self._folder = options.folder_of(config)
+        self._lock = threading.Lock()
+        #: Logs whose disk fails; with the lock held.
+        self._failing: set[Path] = set()
+        identity = identity_of(config)
+        keeping = Keeping(identity=identity, fsync=options.fsync, disk=options.disk, on_level=self._on_level)
+        limits = options.limits or _limits(config)
+        pushes, decisions = self._find(identity)
+        #: What an earlier process kept; None: there was none.
+        self.old_pushes: OldPushes | None = None if pushes is None else _in_terms(old_pushes, pushes)
+        self.old_decisions: OldDecisions | None = None if decisions is None else _in_terms(old_decisions, decisions)
+        self._retelling = self._retell(history)
+        kept = Kept(self._folder / _PUSHES, keeping, max_bytes=limits.max_bytes, found=pushes)
+        self.pushes = PushLog(kept, limits, start=config.progress.clock, history_position=history.position)
+        if self.old_pushes is not None and pushes is not None:
+            self.pushes.recall(self.old_pushes, pushes)
+        self.journal: Journal | None = None
+        self.buffers: KeptBuffers | None = None
+        if config.shard == 0:
+            self.buffers = KeptBuffers(self._folder / _BUFFERS)
+            self.journal = Journal(Kept(self._folder / _DECISIONS, keeping, max_bytes=MAX_BYTES, found=decisions))
+        self.history: HistoryWriter = history if self._retelling is None else self._retelling
+        if pushes is None:
+            with self._lock:
+                self._write_down()
+            self._delete_other_terms(options.root_of(config))
+
+    @property
+    def level(self) -> Level:
+        """What is promised of what is acknowledged now."""
+        return Level.APPLIED if self._failing else Level.DURABLE
+
+    def caught_up(self) -> None:
+        """Everything that an earlier process did is done again."""
+        if self._retelling is not None:
+            self._retelling.is_up_to_date()
+
+    def wait_idle(self) -> None:
+        """Return when no snapshot is under way."""
+        self.pushes.wait_idle()
+        if self.journal is not None:
+            self.journal.wait_idle()
+
+    def close(self) -> None:
+        """Close the files; they stay."""
+        self.pushes.close()
+        if self.journal is not None:
+            self.journal.close()
+
+    def delete(self) -> None:
+        """Close and delete the files."""
+        self.close()
+        delete(self._folder)
+        _remove_empty(self._folder.parent)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _find(self, identity: str) -> tuple[Found | None, Found | None]:
+        """What is in the logs of pushes and of decisions."""
+        if not (self._folder / _JOB).exists() and not (self._folder / _LOST).exists():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return None, None
+        if identity_of(read_config(self._folder)) != identity:
+            raise StateLost(
+                f"{self._folder} is the state of another model or partition, though of the same job and term"
+            )
+        pushes = read_kept(self._folder / _PUSHES, identity=identity)
+        decisions = read_kept(self._folder / _DECISIONS, identity=identity) if self._config.shard == 0 else None
+        return pushes, decisions
+
+    def _retell(self, history: HistoryWriter) -> Retelling | None:
+        places = [old.history for old in (self.old_pushes, self.old_decisions) if old is not None]
+        return Retelling(history, min(places)) if places else None
+
+    def _on_level(self, folder: Path, level: Level) -> None:
+        with self._lock:
+            if level is Level.APPLIED:
+                self._failing.add(folder)
+            else:
+                self._failing.discard(folder)
+            self._write_down()
+
+    def _write_down(self) -> None:
+        """Say in the folder whether what is in it is whole. With the lock held."""
+        job, lost = self._folder / _JOB, self._folder / _LOST
+        try:
+            if self._failing:
+                if job.exists():
+                    job.replace(lost)
+            elif lost.exists():
+                lost.replace(job)
+            elif not job.exists():
+                write_snapshot(job, 0, wire.to_json(ShardConfig, self._config).encode(), points="")
+        except OSError as error:
+            log.warning("state_not_written", folder=str(self._folder), reason=error.strerror or str(error))
+
+    def _delete_other_terms(self, root: Path) -> None:
+        for folder in root.glob(f"{self._config.job_id}@*"):
+            if folder != self._folder:
+                delete(folder)
+
+
+def _limits(config: ShardConfig) -> PushLimits:
+    sizes = [aligned((s.stop - s.start) * DTYPE_BYTES[s.parameter.dtype]) for s in config.slices]
+    num_members = len(config.membership.members)
+    return push_limits(sum(sizes), num_members=num_members, staleness=config.sync.staleness)
+
+
+def _in_terms(read: Callable[[Found], T], found: Found) -> T:
+    try:
+        return read(found)
+    except ProtocolViolation as error:
+        raise StateLost(f"what was kept cannot be read: {error}") from None
+
+
+def _job(folder: Path) -> str:
+    return folder.name.rpartition("@")[0]
+
+
+def _term(folder: Path) -> int:
+    term = folder.name.rpartition("@")[2]
+    return int(term) if term.isascii() and term.isdigit() else -1

@@ -1,0 +1,122 @@
+"""What the clock shard keeps on its disk: the events its decision log accepted, and now and then all that it knows.
+
+An event is kept before anybody is told what came of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetpipe.ps.decision_events import Event
+from hetpipe.ps.kept import Found, Kept
+from hetpipe.spec import wire
+from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.sync.log_state import LogState
+
+#: Bytes of events that make a snapshot worth while at a barrier, where there is least to keep, and anywhere: 100,000
+#: events are played again in three seconds.
+_BARRIER_BYTES = 1 << 20
+_WORTH_BYTES = 4 << 20
+
+#: Nobody can be made to wait for decisions; the log is never called full.
+MAX_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a stage awaits others."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    link: str
+    """For the next stage of its virtual worker; empty: nowhere."""
+    replicas: str
+    """For the same stage of the other virtual workers; empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockState:
+    """All that a clock shard knows."""
+
+    log: LogState
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OldDecisions:
+    """What an earlier process kept."""
+
+    state: ClockState | None
+    """In which to begin; None: a fresh one."""
+    events: tuple[Event, ...]
+    history: int
+    """Position in the history from which on lines may be repeated."""
+
+
+def old_decisions(found: Found) -> OldDecisions:
+    """What was found, in the terms of a clock shard.
+
+    Raises:
+        ProtocolViolation: another version wrote it.
+    """
+    events = tuple(_events(found))
+    if found.snapshot is None:
+        return OldDecisions(None, events, 0)
+    label = found.snapshot.label
+    return OldDecisions(wire.from_json(ClockState, label.content), events, label.history)
+
+
+def _events(found: Found) -> Iterator[Event]:
+    for frame in found.records:
+        event: Event = wire.from_json(Event, frame.header)
+        yield event
+
+
+class Journal:
+    """The events of one clock shard. For callers that hold the bell."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self._first_bytes = kept.log.num_bytes
+        self._thread: threading.Thread | None = None
+
+    def keep(self, event: Event) -> None:
+        """Have an event on the disk, as far as that can be had, before this returns."""
+        self._kept.append(wire.to_json(Event, event).encode())
+
+    def wants_snapshot(self, *, at_barrier: bool) -> bool:
+        """Whether it is time for one. After the disk failed nothing else makes the log whole again."""
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        grown = self._kept.log.num_bytes - self._first_bytes
+        has_gap = self._kept.log.alarm is not None
+        return (at_barrier and has_gap) or grown > (_BARRIER_BYTES if at_barrier else _WORTH_BYTES)
+
+    def snapshot(self, state: ClockState, *, num_records: int, history: int) -> None:
+        """Keep all that is known now, in the background; if the disk fails, that is logged, and the events stay."""
+        if self._kept.log.alarm is not None and not self._kept.log.resume():
+            return
+        since = self._kept.log.rotate()
+        number = max(num_records, (self._kept.newest or 0) + 1)
+
+        def work() -> None:
+            content = wire.to_json(ClockState, state)
+            if self._kept.snapshot(number, content, (), since=since, history=history):
+                self._kept.log.settle()
+                self._first_bytes = self._kept.log.num_bytes
+
+        self._thread = threading.Thread(target=work, name="snapshot-decisions", daemon=True)
+        self._thread.start()
+
+    def wait_idle(self) -> None:
+        """Return when no snapshot is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Close the log, once no snapshot is under way."""
+        self.wait_idle()
+        self._kept.log.close()

@@ -1,0 +1,163 @@
+"""A write-ahead log and the snapshots that shorten it, in one folder.
+
+A snapshot says from which record on the log goes on from it. It is durable before anything it replaces is deleted; one
+that is torn or damaged is passed over for the one before, if that is still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from hetpipe.errors import InjectedFault, ProtocolViolation, StateLost
+from hetpipe.failpoints import reach
+from hetpipe.ps.frames import DISK, Bytes, Disk, Extent, Frame
+from hetpipe.ps.old_log import read_log
+from hetpipe.ps.snapshots import read_snapshot, write_snapshot
+from hetpipe.ps.write_ahead_log import Level, LogLimits, WriteAheadLog
+from hetpipe.spec import wire
+
+log = structlog.get_logger(__name__)
+
+_PREFIX = "snapshot-"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLabel:
+    """What a snapshot is of."""
+
+    identity: str
+    """Whose it is."""
+    since: int
+    """The log goes on from it with this record."""
+    history: int
+    """Position in the history from which on lines may be repeated by what the log holds."""
+    content: str
+    """The small part of the state, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A whole snapshot."""
+
+    number: int
+    label: SnapshotLabel
+    payload: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an earlier process left."""
+
+    snapshot: Snapshot | None
+    records: tuple[Frame, ...]
+    """Those that the snapshot lacks; without one, all."""
+    next_sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How state is kept."""
+
+    identity: str
+    """Whose it is: job, term, shard, and what the shard holds."""
+    fsync: bool = False
+    """Whether what was acknowledged outlives the machine, too."""
+    disk: Disk = DISK
+    on_level: Callable[[Path, Level], None] = lambda _folder, _level: None
+    """Hears of a folder, and what is promised of it from now on, whenever that changes."""
+
+
+class Kept:
+    """Where one part of a process's state is kept. Thread-safe; `snapshot` is for one thread at a time."""
+
+    def __init__(self, folder: Path, keeping: Keeping, *, max_bytes: int, found: Found | None = None) -> None:
+        """Go on behind what was found, or begin; then the folder holds nothing yet."""
+        self._folder = folder
+        self._keeping = keeping
+        self.log = WriteAheadLog(
+            folder,
+            identity=keeping.identity.encode(),
+            limits=LogLimits(max_bytes=max_bytes, fsync=keeping.fsync),
+            next_sequence=0 if found is None else found.next_sequence,
+            disk=keeping.disk,
+            on_level=lambda level: keeping.on_level(folder, level),
+        )
+        #: Number of the newest snapshot; None before the first.
+        self.newest = None if found is None or found.snapshot is None else found.snapshot.number
+
+    def append(self, header: bytes, payload: Sequence[Bytes] = (), *, payload_crc: int | None = None) -> int | None:
+        """Keep a record: it is there after a restart when this returns. Its number, or None (`WriteAheadLog.alarm`)."""
+        number = self.log.append(header, payload, payload_crc=payload_crc)
+        self.log.sync(number)
+        return number
+
+    def snapshot(self, number: int, content: str, payload: Sequence[Bytes], *, since: int, history: int) -> bool:
+        """Keep a whole state, and delete what lies behind it; whether that went well.
+
+        Args:
+            number: of the snapshot; larger than that of the newest.
+            content: the small part of the state.
+            payload: the large part.
+            since: the first record that it lacks.
+            history: see `SnapshotLabel`.
+        """
+        label = SnapshotLabel(self._keeping.identity, since, history, content)
+        path = self._folder / f"{_PREFIX}{number:016d}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_snapshot(path, number, wire.to_json(SnapshotLabel, label).encode(), payload, disk=self._keeping.disk)
+            self.newest = number
+            for other in self._folder.glob(f"{_PREFIX}*"):
+                if other != path:
+                    other.unlink(missing_ok=True)
+            self.log.forget(since)
+            reach("snapshot.old_deleted")
+        except (OSError, InjectedFault) as error:
+            log.warning("snapshot_failed", path=str(path), reason=str(error))
+            return False
+        return True
+
+
+def read_kept(folder: Path, *, identity: str) -> Found:
+    """What is kept in a folder.
+
+    Raises:
+        StateLost: it is damaged, incomplete, or of another.
+    """
+    refused: list[str] = []
+    for path in sorted(folder.glob(f"{_PREFIX}*"), reverse=True):
+        if path.suffix:
+            continue  # one that was never finished
+        try:
+            snapshot = _read_snapshot(path, identity)
+            return _with_log(folder, identity, snapshot)
+        except StateLost as error:
+            refused.append(str(error))
+            log.warning("snapshot_refused", sentence=str(error))
+    try:
+        return _with_log(folder, identity, None)
+    except StateLost as error:
+        raise StateLost("; ".join([*refused, str(error)])) from None
+
+
+def _read_snapshot(path: Path, identity: str) -> Snapshot:
+    frame = read_snapshot(path)
+    try:
+        label: SnapshotLabel = wire.from_json(SnapshotLabel, frame.header)
+    except ProtocolViolation as error:
+        raise StateLost(f"{path} cannot be read: {error}") from None
+    if label.identity != identity:
+        raise StateLost(f"{path} is a snapshot of {label.identity:.200}, not of {identity:.200}")
+    return Snapshot(frame.sequence, label, frame.payload)
+
+
+def _with_log(folder: Path, identity: str, snapshot: Snapshot | None) -> Found:
+    since = 0 if snapshot is None else snapshot.label.since
+    old = read_log(folder, identity=identity.encode(), since=since)
+    for tail in old.torn:
+        log.warning("torn_tail", sentence=str(tail))
+    return Found(snapshot, old.records, old.next_sequence)

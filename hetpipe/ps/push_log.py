@@ -1,0 +1,308 @@
+"""What a shard keeps of its pushes on its disk, so that a restarted one goes on with the same weights.
+
+Every push is logged before it counts as staged. Once in a while the oldest weights that are alive, w^(R), are kept as a
+snapshot: the oldest clock never falls, so one snapshot and the pushes of waves ≥ R are all that a restart needs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from hetpipe.ps.frames import Bytes, Extent
+from hetpipe.ps.kept import Found, Kept
+from hetpipe.spec import wire
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.sync.shard_state import ClosedState
+from hetpipe.weights.flat import FlatBuffer
+
+log = structlog.get_logger(__name__)
+
+#: Bytes of pushes behind a snapshot that make one worth while, beside those that grow with the shard.
+_FLOOR_BYTES = 64 << 20
+
+#: Waves behind a snapshot that make one worth while, however small they are: to go over them again takes time.
+_WORTH_WAVES = 500
+
+#: A log is full with so many times what makes a snapshot worth while.
+_FULL = 4
+
+#: Stands for D = ∞ where the log's size is bounded.
+_MANY_WAVES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPush:
+    """A push, as it is logged before its bytes."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    wave: Wave | None
+    followed: int
+    """Records of the decision log that the shard had followed."""
+    slices: tuple[int, ...]
+    """Positions of its slices in the shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldPush:
+    """A push of an earlier process."""
+
+    push: LoggedPush
+    payload: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class OldPushes:
+    """What an earlier process of this shard kept."""
+
+    closed: ClosedState | None
+    """The state in which to begin; None: a fresh one."""
+    weights: Extent | None
+    """The weights of `closed`."""
+    pushes: tuple[OldPush, ...]
+    history: int
+    """Position in the history from which on lines may be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushLimits:
+    """When the log is shortened, and how long it may become."""
+
+    worth_bytes: int
+    """So many bytes behind a snapshot make one worth while."""
+    barrier_bytes: int
+    """The same at a barrier."""
+    max_bytes: int
+    """With more, nothing is taken that is ahead of the clock being built."""
+
+
+def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, floor: int = _FLOOR_BYTES) -> PushLimits:
+    """The limits of a shard.
+
+    Args:
+        shard_bytes: of one copy of its weights.
+        num_members: V.
+        staleness: D.
+        floor: what is not worth a snapshot, however small the shard is; in bytes.
+    """
+    worth = max(2, num_members + 1) * shard_bytes + floor
+    ahead = _MANY_WAVES if staleness is None else staleness
+    # A member commits up to D + 1 waves beyond the slowest, is at most D + 3 ahead of that, and R is D + 1 behind.
+    needed = num_members * (3 * ahead + 6) * shard_bytes
+    return PushLimits(worth, shard_bytes + floor // 4, max(_FULL * worth, worth + needed))
+
+
+def old_pushes(found: Found) -> OldPushes:
+    """What was found, in the terms of a shard.
+
+    Raises:
+        ProtocolViolation: another version wrote it.
+    """
+    pushes = tuple(OldPush(wire.from_json(LoggedPush, frame.header), frame.payload) for frame in found.records)
+    snapshot = found.snapshot
+    if snapshot is None:
+        return OldPushes(None, None, pushes, 0)
+    closed: ClosedState = wire.from_json(ClosedState, snapshot.label.content)
+    return OldPushes(closed, snapshot.payload, pushes, snapshot.label.history)
+
+
+@dataclass(slots=True)
+class _LoggedWave:
+    """The pushes of one wave, of all virtual workers, that are in the log."""
+
+    sequence: int
+    """Of the first one."""
+    history: int
+    """Where the history stood before it."""
+    num_bytes: int = 0
+
+
+#: The oldest weights that are alive, held by whoever asks, and the state in which they were complete.
+Oldest = tuple[ClosedState, FlatBuffer]
+
+
+class PushLog:
+    """The log of one shard's pushes. Thread-safe."""
+
+    def __init__(self, kept: Kept, limits: PushLimits, *, start: Clock, history_position: Callable[[], int]) -> None:
+        """Log nothing yet.
+
+        Args:
+            kept: where.
+            limits: how much.
+            start: the run's first clock.
+            history_position: where the history of this process stands.
+        """
+        self._kept = kept
+        self._limits = limits
+        self._start = start
+        self._history_position = history_position
+        #: Guards what follows; never held while the disk is waited for.
+        self._lock = threading.Lock()
+        self._waves: dict[int, _LoggedWave] = {}
+        #: clock → where the history stood when its weights were complete.
+        self._completed_at: dict[Clock, int] = {}
+        #: Waves below it may be missing from the log, after its disk failed.
+        self._gap = start - 1
+        self._newest_wave = start - 1
+        #: Whether pushes are logged again since.
+        self._has_resumed = False
+        self._thread: threading.Thread | None = None
+        #: Records of the decision log that the newest snapshot makes superfluous.
+        self.durable_records = 0
+
+    def recall(self, old: OldPushes, found: Found) -> None:
+        """Go on with what was found."""
+        with self._lock:
+            for frame, push in zip(found.records, old.pushes, strict=True):
+                self._note(frame.sequence, self._wave(push.push.wave), push.payload.num_bytes, old.history)
+        if old.closed is not None:
+            self.durable_records = _superfluous(old.closed)
+            self._completed_at[old.closed.built] = old.history
+
+    # -- pushes ------------------------------------------------------------------------------------------------------
+
+    def keep(self, push: LoggedPush, pieces: Sequence[Bytes], *, crc: int) -> None:
+        """Have a push on the disk, as far as that can be had, before this returns.
+
+        Args:
+            push: what it is.
+            pieces: its bytes.
+            crc: their CRC-32.
+        """
+        wave = self._wave(push.wave)
+        header = wire.to_json(LoggedPush, push).encode()
+        history = self._history_position()
+        with self._lock:
+            # Before it is written: a snapshot that is taken meanwhile must not make the log forget it.
+            num_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+            self._note(self._kept.log.next_sequence, wave, num_bytes, history)
+        sequence = self._kept.log.append(header, pieces, payload_crc=crc)
+        if sequence is None:
+            with self._lock:
+                self._gap = self._newest_wave
+        self._kept.log.sync(sequence)
+
+    def completed(self, clock: Clock) -> None:
+        """The weights of `clock` are complete; nothing of the next one is in the history yet."""
+        with self._lock:
+            self._completed_at[clock] = self._history_position()
+
+    def check_room(self, wave: Wave | None, *, built: Clock) -> None:
+        """Refuse a push for which there is no room; never one that the clock being built needs, or nobody went on.
+
+        Raises:
+            Busy: the log is full; come again.
+        """
+        if wave is not None and wave > built:
+            self._kept.log.check_room()
+
+    def durable_clock(self, staged: Clock) -> Clock:
+        """The clock through which waves are here after a restart, if they are here now through `staged`."""
+        if self._kept.log.alarm is None:
+            return staged
+        newest = self._kept.newest
+        return self._start if newest is None else Clock(newest)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the log."""
+        return self._kept.log.num_bytes
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def consider_snapshot(
+        self, oldest: Clock, hold: Callable[[], Oldest], release: Callable[[FlatBuffer], None], *, at_barrier: bool
+    ) -> None:
+        """Begin a snapshot of the oldest weights in the background, if it is worth while and none is under way.
+
+        Args:
+            oldest: their clock.
+            hold: holds and gives them.
+            release: gives them back.
+            at_barrier: whether a barrier was just passed: a good moment.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if at_barrier and self._kept.log.alarm is not None:
+            self._try_again()
+        newest = self._kept.newest
+        if (newest is not None and oldest <= newest) or not self._is_worth_while(oldest, at_barrier=at_barrier):
+            return
+        closed, weights = hold()
+
+        def work() -> None:
+            try:
+                self._snapshot(closed, weights)
+            finally:
+                release(weights)
+
+        self._thread = threading.Thread(target=work, name="snapshot", daemon=True)
+        self._thread.start()
+
+    def wait_idle(self) -> None:
+        """Return when no snapshot is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Close the log."""
+        self.wait_idle()
+        self._kept.log.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _wave(self, wave: Wave | None) -> int:
+        """First weights count as the wave before the first one."""
+        return self._start - 1 if wave is None else wave
+
+    def _note(self, sequence: int, wave: int, num_bytes: int, history: int) -> None:
+        """A push has this number in the log, or a larger one. With the lock held."""
+        self._newest_wave = max(self._newest_wave, wave)
+        logged = self._waves.setdefault(wave, _LoggedWave(sequence, history))
+        logged.num_bytes += num_bytes
+
+    def _try_again(self) -> None:
+        """The disk failed: log again, and remember which waves are in doubt."""
+        with self._lock:
+            if not self._has_resumed:
+                self._gap = self._newest_wave
+            self._has_resumed = self._kept.log.resume()
+
+    def _is_worth_while(self, oldest: Clock, *, at_barrier: bool) -> bool:
+        if self._kept.log.alarm is not None:
+            return self._has_resumed and oldest > self._gap
+        with self._lock:
+            behind = [logged.num_bytes for wave, logged in self._waves.items() if wave < oldest]
+        worth = self._limits.barrier_bytes if at_barrier else self._limits.worth_bytes
+        return sum(behind) > worth or len(behind) > _WORTH_WAVES
+
+    def _snapshot(self, closed: ClosedState, weights: FlatBuffer) -> None:
+        with self._lock:
+            needed = [logged for wave, logged in self._waves.items() if wave >= closed.built]
+            # The newest record that is there; one that was noted may never come.
+            newest = self._kept.log.next_sequence - 1
+            since = min([newest, *(logged.sequence for logged in needed)])
+            history = min([self._completed_at[closed.built], *(logged.history for logged in needed)])
+        content = wire.to_json(ClosedState, closed)
+        if not self._kept.snapshot(closed.built, content, [weights.memory()], since=since, history=history):
+            return
+        with self._lock:
+            self._waves = {wave: logged for wave, logged in self._waves.items() if wave >= closed.built}
+            self._completed_at = {c: place for c, place in self._completed_at.items() if c >= closed.built}
+            is_whole = self._has_resumed and closed.built > self._gap
+            self._has_resumed = self._has_resumed and not is_whole
+        if is_whole:
+            self._kept.log.settle()
+        self._kept.log.rotate()
+        self.durable_records = _superfluous(closed)
+
+
+def _superfluous(closed: ClosedState) -> int:
+    """Records of the decision log that nobody who begins with `closed` asks for: all that it followed but the last."""
+    return max(0, closed.followed - 1)

@@ -1,0 +1,142 @@
+"""A stage's part of a checkpoint: who writes what, and what is waited for at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from hetpipe.errors import CheckpointNotWritten, DeadlineExceeded
+from hetpipe.observe.timeline import NullTimeline
+from hetpipe.pipeline.barrier_checkpoint import CheckpointWork
+from hetpipe.pipeline.chain import chain_of
+from hetpipe.pipeline.checkpoint import CheckpointReader, PartWriter
+from hetpipe.pipeline.waiting import Waiter
+from hetpipe.spec.ids import Clock, JobId
+from hetpipe.testing.fake_clock import FakeClock
+
+NAME = "vw-0-stage-0.safetensors"
+
+
+class Bell:
+    """A bell at which time passes."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+
+class Stage:
+    """A stage of one frozen and one trained layer, whose clock shard gives these answers."""
+
+    def __init__(self, folder: Path, answers: Iterable[bool | Exception] = (), *, has_shards: bool = True) -> None:
+        self.answers = list(answers)
+        self.reports: list[tuple[Path | None, str]] = []
+        self.clock = FakeClock()
+        bell = Bell(self.clock)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        model.get_parameter("0.weight").requires_grad = False
+        parts = SimpleNamespace(
+            timeline=NullTimeline(),
+            layers=chain_of(model),
+            has_shards=has_shards,
+            part_writer=PartWriter(lambda _: folder, JobId("job"), NAME),
+            weights=SimpleNamespace(
+                at_barrier=SimpleNamespace(views={"1.weight": torch.ones(1, 2)}),
+                optimizer=SimpleNamespace(state=lambda: {"1.weight": {"num_updates": 3}}),
+            ),
+            synchroniser=SimpleNamespace(report_checkpoint=self.report),
+        )
+        waiter = Waiter(
+            "stage 0",
+            cast("threading.Condition", bell),
+            report=lambda _: None,
+            timeline=NullTimeline(),
+            clock=self.clock,
+            stall_seconds=60.0,
+        )
+        self.work = CheckpointWork(cast("Any", parts), cast("Any", SimpleNamespace(bell=bell)), waiter)
+        self.path = folder / NAME
+
+    def report(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
+        assert clock == 4
+        self.reports.append((path, failure))
+        if failure:
+            raise CheckpointNotWritten("given up")
+        answer = self.answers.pop(0) if self.answers else False
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def run(self, *, is_keeper: bool = True, is_last: bool = False) -> None:
+        self.work.run(Clock(4), buffers={"mean": torch.zeros(2)}, is_keeper=is_keeper, is_last=is_last)
+
+    def keys(self) -> list[str]:
+        return CheckpointReader([self.path]).keys("")
+
+
+def test_the_shards_have_the_weights(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.run()
+    assert stage.reports == [(stage.path, "")]
+    assert stage.keys() == ["buffers/0.weight", "buffers/mean"]
+    assert CheckpointReader([stage.path]).optimizer_state(["1.weight"]) == {"1.weight": {"num_updates": 3}}
+
+
+def test_without_shards_a_keeper_has_the_weights(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, has_shards=False)
+    stage.run()
+    assert stage.keys() == ["buffers/0.weight", "buffers/mean", "weights/1.weight"]
+
+
+@pytest.mark.parametrize("has_shards", [True, False])
+def test_others_have_their_optimizer_state_only(tmp_path: Path, *, has_shards: bool) -> None:
+    stage = Stage(tmp_path, has_shards=has_shards)
+    stage.run(is_keeper=False)
+    assert stage.keys() == []
+
+
+def test_the_last_checkpoint_is_waited_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [False] * 5 + [True])
+    stage.run(is_last=True)
+    assert stage.reports == [(stage.path, "")] * 6
+
+
+def test_not_for_ever(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    with pytest.raises(DeadlineExceeded, match="stage 0 waited 60 s for the other parts of the checkpoint at clock 4"):
+        stage.run(is_last=True)
+
+
+def test_one_that_is_given_up_is_the_end_of_a_run_only_at_its_end(tmp_path: Path) -> None:
+    error = CheckpointNotWritten("the checkpoint at clock 4 was given up: shard 1 is full")
+    Stage(tmp_path, [error]).run()
+    with pytest.raises(CheckpointNotWritten, match="shard 1 is full"):
+        Stage(tmp_path, [False, error]).run(is_last=True)
+
+
+def test_a_disk_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
+    """Here it is a file where the folder should be; `test_checkpoint` fills one."""
+    (tmp_path / "no folder").write_bytes(b"")
+    stage = Stage(tmp_path / "no folder")
+    stage.run()
+    ((path, failure),) = stage.reports
+    assert path is None
+    assert f"{NAME} cannot be written" in failure
+    with pytest.raises(CheckpointNotWritten, match="given up"):
+        stage.run(is_last=True)

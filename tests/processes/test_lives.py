@@ -1,0 +1,95 @@
+"""Virtual workers that are killed or hang come back, nobody else stops, and the history is in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.clock import SYSTEM_CLOCK
+from tests.polling import wait_until
+from tests.processes.harness import Outcome, Train, kill, pids_of, write_job
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+#: The promise: the others never stop for longer than the lease and half a second.
+LONGEST_STOP_SECONDS = 5.5
+
+
+#: A run that waits more than it computes, so that those who start find a free core.
+ENDLESS: dict[str, Any] = {
+    "epochs": 100_000,
+    "checkpoint": {"every_waves": 20, "keep": 2},
+    "cluster": {"devices": [{"slowdown": 30.0}]},
+}
+
+
+def wait_for_lives(train: Train, count: int) -> None:
+    """Until virtual workers have come back `count` times in all."""
+    wait_until(
+        lambda: train.stderr().count("event=worker_rejoined") >= count or train.process.poll() is not None,
+        timeout_seconds=90.0,
+        what=f"{count} returns",
+    )
+    assert train.process.poll() is None, train.stderr()
+
+
+def waves(train: Train, vw: int, life: int) -> list[float]:
+    """When a life of a virtual worker has committed its waves, in monotonic seconds."""
+    lines = (train.run_dir / "history" / "shard-0.jsonl").read_text().splitlines()
+    commits = [line for line in map(json.loads, lines) if line["event"] == "commit"]
+    return [line["t"] for line in commits if (line["vw"], line["incarnation"]) == (vw, life)]
+
+
+def stop(train: Train) -> Outcome:
+    train.process.send_signal(signal.SIGINT)
+    outcome = train.finish()
+    assert outcome.returncode == 130, outcome.stderr
+    assert outcome.result["staleness"]["violations"] == 0
+    return outcome
+
+
+def test_a_stage_that_is_killed_and_one_that_hangs(tmp_path: Path) -> None:
+    job = write_job(tmp_path, **ENDLESS, survive={"stall": "8s"})
+    train = Train(tmp_path, job)
+    train.wait_for_checkpoint()
+    stages = pids_of(train.status(), "stage")
+    killed_at = SYSTEM_CLOCK.monotonic()
+    kill(stages[3])
+    wait_for_lives(train, 1)
+    wait_until(lambda: len(waves(train, 1, 1)) > 10, timeout_seconds=30.0, what="waves of the second life")
+
+    hung_at = SYSTEM_CLOCK.monotonic()
+    os.kill(stages[0], signal.SIGSTOP)
+    wait_for_lives(train, 2)
+    wait_until(lambda: len(waves(train, 0, 1)) > 10, timeout_seconds=30.0, what="waves of the second life")
+    outcome = stop(train)
+
+    assert outcome.result["deaths"] == {"0": 1, "1": 1}
+    assert "stage 1 of virtual worker 1" in outcome.stderr
+    assert "was killed by SIGKILL" in outcome.stderr
+    assert "stage 0 of virtual worker 0" in outcome.stderr
+    assert "hangs: it has reported nothing for" in outcome.stderr
+    of_survivor = [moment for moment in waves(train, 0, 0) if killed_at - 1.0 < moment < hung_at]
+    assert max(later - earlier for earlier, later in pairwise(of_survivor)) < LONGEST_STOP_SECONDS
+    assert max(waves(train, 1, 0)) - killed_at < 1.0
+
+
+def test_an_agent_that_is_killed_comes_back_with_all_its_virtual_workers(tmp_path: Path) -> None:
+    job = write_job(tmp_path, **ENDLESS, workers={"count": 2, "stages": 1})
+    train = Train(tmp_path, job)
+    train.wait_for_checkpoint()
+    (agent,) = pids_of(train.status(), "agent")
+    kill(agent)
+    wait_for_lives(train, 2)
+    for vw in (0, 1):
+        wait_until(lambda vw=vw: len(waves(train, vw, 1)) > 10, timeout_seconds=30.0, what="waves of the second lives")  # type: ignore[misc]
+    outcome = stop(train)
+
+    assert outcome.result["deaths"] == {"0": 1, "1": 1}
+    assert f"(pid {agent} on 127.0.0.1) was replaced by" in outcome.stderr

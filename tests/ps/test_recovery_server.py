@@ -1,0 +1,228 @@
+"""Parameter-server processes that go on with the jobs of earlier ones, over real connections."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from hetpipe.errors import Busy, ClockNotPublished, StateLost, Unavailable, UnknownJob, UserError
+from hetpipe.observe.history import MemoryHistory
+from hetpipe.ps.job_state import StateOptions, claim, disclaim
+from hetpipe.ps.server import ShardServer
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
+from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.spec.ids import Clock, ShardIndex, Term, Wave
+from hetpipe.spec.requests import PullHeader
+from tests.pipeline.witness import Witness
+from tests.polling import wait_until
+
+from .builders import JOB, decode, encode, headers_of, push_header, requester, shard_config, slices_of
+
+WITNESS = Witness(num_vws=2, num_waves=4, num_slices=2)
+SECONDS = 20.0
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody cuts the power here."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+class Processes:
+    """Two shards of one job, each with a server of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.histories = [MemoryHistory(), MemoryHistory()]
+        self.handlers: list[ShardServer] = []
+        self.servers: list[Server] = []
+        for index in range(2):
+            handler, server = self.start(index)
+            self.handlers.append(handler)
+            self.servers.append(server)
+        addresses = [server.address for server in self.servers]
+        for index in range(2):
+            self.handlers[index].configure(
+                shard_config(
+                    slices_of([WITNESS.slice_elements] * 2, shard=index),
+                    shard=index,
+                    num_shards=2,
+                    clock_shard_address=addresses[0],
+                    run_dir=str(folder),
+                )
+            )
+        self.headers = headers_of(slices_of([WITNESS.slice_elements] * 2))
+        self.shards = [GrpcShard(address, ShardIndex(index)) for index, address in enumerate(addresses)]
+        self.clock = GrpcClock(addresses[0], job_id=JOB, term=Term(1))
+
+    def start(self, index: int, port: int = 0) -> tuple[ShardServer, Server]:
+        options = StateOptions(root=self.folder / f"shard-{index}")
+        handler = ShardServer(lambda _config: self.histories[index], state=options)
+        handler.recover()
+        server = Server(ServerConfig(num_threads=12, port=port))
+        add_shard_service(server, handler)
+        server.start()
+        return handler, server
+
+    def kill(self, index: int, *, restart: bool = True) -> None:
+        """As by kill -9: nothing is said to anybody, and the folder is free for the next process."""
+        handler = self.handlers[index]
+        self.servers[index].stop(grace_seconds=0.0)
+        for job in handler.job_shards():
+            job._stopped.set()
+            if job._transport is not None:
+                job._transport.close()
+            if job._clock_shard is not None:
+                with job._clock_shard.bell:
+                    job._clock_shard.bell.notify_all()
+            assert job._thread is not None
+            job._thread.join()
+            assert job._state is not None
+            job._state.wait_idle()
+        assert handler._claim is not None
+        os.close(handler._claim)
+        if restart:
+            port = int(self.servers[index].address.rpartition(":")[2])
+            self.handlers[index], self.servers[index] = self.start(index, port)
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.close()
+        self.clock.close()
+        for handler, server in zip(self.handlers, self.servers, strict=True):
+            server.stop(grace_seconds=0.0)
+            handler.stop()
+
+    def begin(self) -> None:
+        for vw in range(2):
+            self.clock.join(requester(vw), "")
+        for shard in self.shards:
+            shard.push(
+                push_header(requester(), None, self.headers), encode([torch.zeros(h.stop) for h in self.headers])
+            )
+        self.clock.initialized(requester())
+        self.wait_published(0)
+
+    def push(self, vw: int, wave: int) -> list[bool]:
+        update = encode([WITNESS.update(vw, wave, index) for index in range(2)])
+        header = push_header(requester(vw), wave, self.headers)
+        return [patiently(lambda shard=shard: shard.push(header, update)) for shard in self.shards]  # type: ignore[misc]
+
+    def commit(self, vw: int, wave: int) -> None:
+        patiently(lambda: self.clock.staged(requester(vw), Wave(wave), ((2 * wave + vw,),), segment=Clock(0)))
+
+    def pull(self, clock: int, index: int) -> list[torch.Tensor]:
+        header = PullHeader(requester(), Clock(clock), self.headers)
+        return patiently(lambda: decode(list(self.shards[index].pull(header)), self.headers))
+
+    def wait_published(self, clock: int) -> None:
+        for index in range(2):
+            self.pull(clock, index)
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """As `ps.patient` does for stages."""
+    answers: list[T] = []
+
+    def attempt() -> bool:
+        try:
+            answers.append(work())
+        except (Busy, ClockNotPublished, Unavailable):
+            return False
+        return True
+
+    wait_until(attempt, timeout_seconds=SECONDS, what="answer")
+    return answers[0]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with closing(Processes(tmp_path)) as value:
+        value.begin()
+        yield value
+
+
+@pytest.mark.matrix
+def test_both_are_killed_in_turn_and_every_wave_counts_once(processes: Processes) -> None:
+    for wave in range(4):
+        for vw in range(2):
+            assert processes.push(vw, wave) == [False, False]
+            processes.kill((wave + vw) % 2)
+            assert processes.push(vw, wave) == [True, True], "what was acknowledged is there"
+            processes.commit(vw, wave)
+    processes.wait_published(4)
+
+    assert [WITNESS.faults(processes.pull(4, index)) for index in range(2)] == [[], []]
+    for index, history in enumerate(processes.histories):
+        assert len(history.of("apply")) == len(history.of("staged")) == 8, f"shard {index}"
+    assert [entry["clock"] for entry in processes.histories[0].of("publish")] == [0, 1, 2, 3, 4]
+
+
+def test_a_configuration_that_is_repeated_changes_nothing_and_a_release_deletes_everything(
+    processes: Processes, tmp_path: Path
+) -> None:
+    processes.push(0, 0)
+    processes.kill(1)
+    processes.handlers[1].configure(processes.handlers[1].job_shards()[0].config)
+    assert processes.push(0, 0) == [True, True]
+    processes.handlers[1].release(JOB)
+
+    assert [path.name for path in (tmp_path / "shard-1").iterdir()] == ["owner"]
+    processes.handlers[1].stop()
+    assert not (tmp_path / "shard-1").exists()
+
+
+def test_without_a_folder_of_its_own_it_goes_on_when_it_is_configured_again(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    config = shard_config(slices_of([4]), stages=(1,), run_dir=str(tmp_path))
+    for life in range(2):
+        server = ShardServer(lambda _config: history, state=StateOptions())
+        server.recover()
+        server.configure(config)
+        if life == 0:
+            server.join(requester(), "")
+            server.push(push_header(requester(), None, headers_of(config.slices)), encode([torch.ones(4)]))
+            server.initialized(requester())
+        wait_until(lambda: server.clocks(JOB).published == 0, timeout_seconds=SECONDS, what="clock 0")  # noqa: B023
+        if life == 1:
+            header = PullHeader(requester(), Clock(0), headers_of(config.slices))
+            found = patiently(lambda: list(server.pull(header)))  # noqa: B023
+            assert torch.equal(decode(found, headers_of(config.slices))[0], torch.ones(4))
+        server.stop()
+    assert (tmp_path / "state" / "shard-0" / "job@1" / "job").exists()
+
+
+def test_lost_state_is_told_and_the_job_is_not_served(processes: Processes, tmp_path: Path) -> None:
+    processes.push(0, 0)
+    processes.kill(1, restart=False)
+    (log,) = (tmp_path / "shard-1" / "job@1" / "pushes").glob("*.log")
+    whole = log.read_bytes()
+    log.write_bytes(whole[:100] + b"?" + whole[101:])
+    port = int(processes.servers[1].address.rpartition(":")[2])
+    processes.handlers[1], processes.servers[1] = processes.start(1, port)
+
+    with pytest.raises(UnknownJob):
+        processes.push(0, 0)
+    assert "is damaged at byte" in processes.handlers[1].lost[JOB]
+    with pytest.raises(StateLost):
+        processes.handlers[1].configure(processes.handlers[0].job_shards()[0].config)
+
+
+def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
+    descriptor = claim(tmp_path / "shard-0")
+    with pytest.raises(UserError, match="another process keeps its state"):
+        claim(tmp_path / "shard-0")
+    disclaim(tmp_path / "shard-0", descriptor)
+    assert not (tmp_path / "shard-0").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="give another folder"):
+        claim(tmp_path / "file")
