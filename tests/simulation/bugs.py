@@ -1,0 +1,360 @@
+"""Bugs that somebody could make, switched on one at a time by tests: does the simulation see them?
+
+Each is a patch of the real machines or of the rule of their shells, named as in the table of `docs/reliability.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from hetpipe.errors import StaleIncarnation
+from hetpipe.spec.ids import Clock, Incarnation
+from hetpipe.sync import gate, log_settling, shard_state
+from hetpipe.sync.decision_log import DecisionLog
+from hetpipe.sync.log_core import LogCore
+from hetpipe.sync.records import BarrierRecord, CommitRecord, EvictRecord, InitializeRecord, Record
+from hetpipe.sync.segment import EVICT
+from hetpipe.sync.shard_state import ShardState
+
+from .clock_part import ClockPart
+from .disk import Disk
+from .job import Faults, Job
+from .network import Weather
+from .pusher import Pusher
+from .server import Server
+from .stage import Stage
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One bug."""
+
+    what: str
+    """In words, with its number in `reliability.md` where it has one."""
+    patch: Patch
+    seed: int
+    """A history that shows it."""
+    suits: Callable[[Job], Job] = lambda job: job
+    """Makes a job one in which it can show, where few are."""
+
+
+def _no_incarnation(patch: pytest.MonkeyPatch) -> None:
+    original = ShardState.follow
+
+    def follow(self: ShardState, record: Record) -> Any:
+        if isinstance(record, InitializeRecord | CommitRecord | EvictRecord):
+            record = replace(record, incarnation=Incarnation(0))
+        return original(self, record)
+
+    patch.setattr(shard_state, "stage_key", lambda h: (h.requester.vw, Incarnation(0), h.wave))
+    patch.setattr("tests.simulation.shard_part.stage_key", lambda h: (h.requester.vw, Incarnation(0), h.wave))
+    patch.setattr(ShardState, "_check_life", lambda *_: None)
+    patch.setattr(ShardState, "follow", follow)
+
+
+def _staged_only_in_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShardState, "restage", lambda *_: True)
+
+
+def _answered_before_written(patch: pytest.MonkeyPatch) -> None:
+    late: dict[int, list[object]] = {}
+    crash = Server.crash
+
+    def append(self: Disk[Any, Any], entry: object) -> None:
+        self.entries.extend(late.get(id(self), []))
+        late[id(self)] = [entry]
+
+    def crash_and_forget(self: Server, *, power: bool = False) -> None:
+        late.pop(id(self.shard.disk), None)
+        crash(self, power=power)
+
+    def append_push(self: Any, push: object) -> None:
+        append(self.disk, push)
+
+    patch.setattr("tests.simulation.shard_part.ShardPart._write_down", append_push)
+    patch.setattr(Server, "crash", crash_and_forget)
+
+
+def _answered_before_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Disk, "append", lambda self, entry: self.entries.append(entry))
+
+
+def _events_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClockPart, "_write_down", lambda self, event: self.disk.entries.append(event))
+
+
+def _folder_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """The log before a snapshot is deleted, though after a power cut the old snapshot may be back."""
+    lose_power = Disk.lose_power
+    older: dict[int, object] = {}
+    put = Disk.replace
+
+    def put_unsynced(self: Disk[Any, Any], snapshot: object, entries: list[Any]) -> None:
+        older[id(self)] = self.snapshot
+        put(self, snapshot, entries)
+
+    def lose(self: Disk[Any, Any], chance: Any) -> int:
+        if id(self) in older:
+            self.snapshot = older.pop(id(self))
+        return lose_power(self, chance)
+
+    patch.setattr(Disk, "replace", put_unsynced)
+    patch.setattr(Disk, "lose_power", lose)
+
+
+def _gate_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    original = gate.required_clock
+
+    def required_clock(p: int, *, staleness: int | None, **kwargs: Any) -> Clock:
+        return original(p, staleness=None if staleness is None else staleness + 1, **kwargs)
+
+    patch.setattr("tests.simulation.clock_choice.gate.required_clock", required_clock)
+
+
+def _commit_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    original = gate.may_commit
+
+    def may_commit(wave: int, *, published: int, staleness: int | None) -> bool:
+        return original(wave - 1, published=published, staleness=staleness)
+
+    patch.setattr(log_settling, "may_commit", may_commit)
+
+
+def _dead_in_the_minimum(patch: pytest.MonkeyPatch) -> None:
+    original = DecisionLog._evict_member
+
+    def evict_member(self: DecisionLog, vw: Any, member: Any) -> None:
+        original(self, vw, member)
+        self.members[vw] = member
+
+    patch.setattr(DecisionLog, "_evict_member", evict_member)
+
+
+def _minimum_of_nothing(patch: pytest.MonkeyPatch) -> None:
+    clock = property(lambda self: min(member.committed for member in self.members.values()))
+    patch.setattr(LogCore, "global_clock", clock)
+
+
+def _old_term_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShardState, "_check_term", lambda *_: None)
+
+
+def _reported_after_the_first_shard(patch: pytest.MonkeyPatch) -> None:
+    original = Pusher._to_shards
+
+    def to_shards(self: Pusher, wave: int | None, part: int, then: Callable[[], None]) -> None:
+        original(self, wave, part, lambda: None)
+        then()
+
+    patch.setattr(Pusher, "_to_shards", to_shards)
+
+
+def _published_before_all_shards(patch: pytest.MonkeyPatch) -> None:
+    original = DecisionLog.acknowledge
+
+    def acknowledge(self: DecisionLog, shard: Any, num_records: int, durable: int | None = None) -> Any:
+        self.acknowledged = [max(count, num_records) for count in self.acknowledged]
+        return original(self, shard, num_records, durable)
+
+    patch.setattr(DecisionLog, "acknowledge", acknowledge)
+
+
+def _clock_begins_again(patch: pytest.MonkeyPatch) -> None:
+    original = ClockPart.restart
+
+    def restart(self: ClockPart) -> None:
+        self.disk.snapshot = None
+        self.disk.entries.clear()
+        original(self)
+
+    patch.setattr(ClockPart, "restart", restart)
+
+
+def _rejoins_below(patch: pytest.MonkeyPatch) -> None:
+    original = DecisionLog._cross
+
+    def cross(self: DecisionLog) -> None:
+        before = set(self.members)
+        original(self)
+        for vw in set(self.members) - before:
+            self.members[vw].committed = Clock(max(0, self.members[vw].committed - 1))
+
+    patch.setattr(DecisionLog, "_cross", cross)
+
+
+def _holds_not_written(patch: pytest.MonkeyPatch) -> None:
+    original = ClockPart._write_down
+
+    def write_down(self: ClockPart, event: Any) -> None:
+        if event[0] != "hold":
+            original(self, event)
+
+    patch.setattr(ClockPart, "_write_down", write_down)
+
+
+def _eviction_takes_back(patch: pytest.MonkeyPatch) -> None:
+    original = ShardState._evict
+
+    def evict(self: ShardState, record: EvictRecord) -> Any:
+        for key in [key for key in self._committed if key[0] == record.vw]:
+            self._committed[key] = True
+        return original(self, record)
+
+    patch.setattr(ShardState, "_evict", evict)
+
+
+def _held_clock_freed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(log_settling, "retained", lambda *_args, published, **_: (published,))
+
+
+def _old_barrier_drops(patch: pytest.MonkeyPatch) -> None:
+    original = ShardState.follow
+
+    def follow(self: ShardState, record: Record) -> Any:
+        found = original(self, record)
+        if isinstance(record, BarrierRecord):
+            found = self._drop([k for k in self.staged if k[2] is not None and k[2] >= record.clock]) + found
+        return found
+
+    patch.setattr(ShardState, "follow", follow)
+
+
+def _report_of_any_segment(patch: pytest.MonkeyPatch) -> None:
+    original = DecisionLog.staged
+
+    def staged(self: DecisionLog, *args: Any, segment: Clock) -> Any:
+        return original(self, *args, segment=self.segment.start)
+
+    patch.setattr(DecisionLog, "staged", staged)
+
+
+def _stop_forgotten(patch: pytest.MonkeyPatch) -> None:
+    original = DecisionLog._set_barrier
+
+    def set_barrier(self: DecisionLog, reason: str, planned: tuple[str, ...]) -> None:
+        if reason == EVICT:
+            self.asked = (EVICT,)
+            self.most_switched = max((member.last_switch for member in self.members.values()), default=0)
+        original(self, reason, planned)
+
+    patch.setattr(DecisionLog, "_set_barrier", set_barrier)
+
+
+def _next_barrier_for_own(patch: pytest.MonkeyPatch) -> None:
+    def end_of_segment(self: Stage) -> int | None:
+        barrier = self.log.barrier
+        return None if barrier is None or self.segment is None else barrier.clock
+
+    patch.setattr(Stage, "end_of_segment", end_of_segment)
+
+
+def _dealt_among_survivors(patch: pytest.MonkeyPatch) -> None:
+    original = Stage._on_progress
+
+    def on_progress(self: Stage, answer: object) -> None:
+        assert self.segment is not None
+        whole = self.segment
+        left = tuple(m for m in whole.members if m.vw in self.log.members)
+        self.segment = replace(whole, members=left)
+        original(self, answer)
+        self.segment = whole
+
+    patch.setattr(Stage, "_on_progress", on_progress)
+
+
+def _records_forgotten(patch: pytest.MonkeyPatch) -> None:
+    original = DecisionLog._forget
+
+    def forget(self: DecisionLog) -> None:
+        durable, self.durable = self.durable, [self.num_records] * len(self.durable)
+        original(self)
+        self.durable = durable
+
+    patch.setattr(DecisionLog, "_forget", forget)
+
+
+def _serves_before_it_knows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Server, "_check_ready", lambda _: None)
+
+
+def _stranger_for_good(patch: pytest.MonkeyPatch) -> None:
+    original = ShardState._check_life
+
+    def check_life(self: ShardState, requester: Any) -> None:
+        if requester.incarnation > self._lives.get(requester.vw, -1):
+            raise StaleIncarnation("nobody knows it")
+        original(self, requester)
+
+    patch.setattr(ShardState, "_check_life", check_life)
+
+
+def _with_late_copies(job: Job) -> Job:
+    """Evictions, which set barriers early and deal samples again, and calls that are repeated long after."""
+    scenario = replace(job.scenario, n=1, d=0, weights="flush", num_stages=(1, 1), num_shards=1, epochs=4)
+    scenario = replace(scenario, num_samples=3, batch_size=1, total_minibatches=None, every=None)
+    weather = Weather(duplication=0.5, slowness=2, lateness=40)
+    return Job(scenario, Faults(weather=weather, false_evictions=6), fsync=False)
+
+
+def _with_endless_staleness(job: Job) -> Job:
+    """D = ∞, a stop and evictions."""
+    scenario = replace(job.scenario, d=None, deterministic=False, num_stages=(1, 1, 1), every=None)
+    return Job(scenario, Faults(stop=1, false_evictions=2, stage_pauses=2), fsync=False)
+
+
+def _with_slow_readers(job: Job) -> Job:
+    """Clocks that are required, not chosen; a worker that dies and another one far ahead of it."""
+    scenario = replace(job.scenario, n=1, d=1, weights="flush", deterministic=True, num_stages=(1, 1), num_shards=1)
+    scenario = replace(scenario, num_samples=16, batch_size=1, epochs=1, total_minibatches=None, every=None)
+    return Job(scenario, Faults(weather=Weather(loss=0.1), stage_crashes=4, false_evictions=4), fsync=False)
+
+
+def _with_dying_shards(job: Job) -> Job:
+    """Shards that restart again and again on a slow network."""
+    scenario = replace(job.scenario, n=1, d=0, weights="wave", num_stages=(1, 1), num_shards=3)
+    scenario = replace(scenario, num_samples=60, batch_size=1, epochs=1, total_minibatches=None, every=None)
+    return Job(scenario, Faults(weather=Weather(slowness=4), server_crashes=4), fsync=False)
+
+
+BUGS: dict[str, Bug] = {
+    "no-incarnation": Bug("1: no incarnation in the key of what is staged", _no_incarnation, 2),
+    "staged-in-memory": Bug("2: what is staged is known in memory only", _staged_only_in_memory, 1),
+    "answered-before-written": Bug("3: a push is acknowledged before it is written down", _answered_before_written, 1),
+    "answered-before-synced": Bug("3: with fsync, acknowledged before it is synced", _answered_before_synced, 2),
+    "events-not-synced": Bug("3: the same, of the events of the decision log", _events_not_synced, 2),
+    "gate-off-by-one": Bug("4: D off by one in the gate", _gate_off_by_one, 1),
+    "commit-off-by-one": Bug("4: D off by one in the rule of commits", _commit_off_by_one, 18),
+    "dead-in-minimum": Bug("5: an evicted worker stays in the minimum", _dead_in_the_minimum, 0),
+    "minimum-of-nothing": Bug("6: the minimum over no members", _minimum_of_nothing, 0),
+    "old-term": Bug("7: an old term is taken", _old_term_taken, 11),
+    "folder-not-synced": Bug("8: a snapshot is renamed, its folder not synced", _folder_not_synced, 2),
+    "reported-early": Bug("10: a wave is reported before all shards have it", _reported_after_the_first_shard, 0),
+    "published-early": Bug("10: a clock is published before all shards have it", _published_before_all_shards, 0),
+    "clock-begins-again": Bug("13: the log begins again in the same term", _clock_begins_again, 1),
+    "rejoins-below": Bug("16: who comes back begins below the global clock", _rejoins_below, 0),
+    "hold-not-written": Bug("the clocks that were chosen are not written down", _holds_not_written, 22),
+    "eviction-takes-back": Bug("an eviction drops committed waves", _eviction_takes_back, 126),
+    "held-clock-freed": Bug("a clock is freed while it is held", _held_clock_freed, 7),
+    "old-barrier-drops": Bug("a restarted shard reads an old barrier and drops new pushes", _old_barrier_drops, 3),
+    "report-of-any-segment": Bug(
+        "a late report counts in the next segment", _report_of_any_segment, 6, _with_late_copies
+    ),
+    "stop-forgotten": Bug(
+        "an eviction forgets that somebody asked for the end", _stop_forgotten, 42, _with_endless_staleness
+    ),
+    "next-barrier": Bug(
+        "a stage takes the next segment's barrier for its own", _next_barrier_for_own, 26, _with_slow_readers
+    ),
+    "dealt-among-survivors": Bug("samples are dealt among those who are left", _dealt_among_survivors, 81),
+    "records-forgotten": Bug("records are forgotten that a restarted shard needs", _records_forgotten, 3),
+    "serves-early": Bug(
+        "a restarted shard serves before it has caught up", _serves_before_it_knows, 1155, _with_dying_shards
+    ),
+    "stranger-for-good": Bug("a shard refuses who joined a moment ago", _stranger_for_good, 12),
+}

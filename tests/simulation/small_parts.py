@@ -1,0 +1,104 @@
+"""The parts of a small world: virtual workers, shards and messages, and what makes two of them alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
+from hetpipe.spec.requests import PushHeader
+from hetpipe.sync.division import Block
+from hetpipe.sync.log_view import LogView
+from hetpipe.sync.records import SegmentRecord
+from hetpipe.sync.shard_state import ShardState
+from tests.sync.scenario import Scenario
+
+from .freezing import freeze_object
+from .job import Faults, Job
+
+#: What copies of a shard's state share, and what does not tell two of them apart.
+SHARD_SHARED = frozenset({"job_id", "term", "slices", "_index", "_names", "_founders"})
+_SHARD_LEFT_OUT = SHARD_SHARED | {"_closed"}
+
+
+@dataclass(slots=True)
+class Worker:
+    """One virtual worker: what its one stage knows."""
+
+    vw: VirtualWorkerIndex
+    view: LogView
+    incarnation: Incarnation = Incarnation(0)
+    is_alive: bool = True
+    is_done: bool = False
+    has_joined: bool = False
+    position: int = 0
+    segment: SegmentRecord | None = None
+    blocks: tuple[Block, ...] = ()
+    #: The wave it works on, the clock it chose for it, and the shards that have it.
+    wave: int = 0
+    clock: int | None = None
+    is_computed: bool = False
+    pushed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something that was sent and may arrive again: a push to a shard, or a report."""
+
+    header: PushHeader
+    shard: int | None
+    blocks: tuple[Block, ...] = ()
+    segment: int = 0
+
+
+@dataclass(slots=True)
+class Shard:
+    """One shard: its state, and what its process has besides."""
+
+    state: ShardState
+    #: The pushes on its disk.
+    pushes: dict[PushHeader, None] = field(default_factory=dict)
+    #: Records that there were when it was restarted: it serves nobody before it has read them.
+    serves_from: int = 0
+    #: What is added to the clock being built.
+    added: frozenset[tuple[int, int]] = frozenset()
+    #: Newest clock ever completed.
+    built: int = -1
+
+
+def end_of(worker: Worker) -> int | None:
+    """Where the segment of a worker ends, as far as it has read."""
+    newest, barrier = worker.view.segment, worker.view.barrier
+    if worker.segment is None or newest is None:
+        return None
+    if newest.index > worker.segment.index:
+        return newest.start
+    return None if barrier is None or barrier.clock <= worker.segment.start else barrier.clock
+
+
+def small_job(staleness: int, *, samples: int, deterministic: bool) -> Job:
+    """Three virtual workers of one stage, two shards."""
+    scenario = Scenario(
+        num_stages=(1, 1, 1),
+        num_shards=2,
+        n=1,
+        d=staleness,
+        deterministic=deterministic,
+        num_samples=samples,
+        batch_size=1,
+        epochs=1,
+        total_minibatches=None,
+        every=None,
+    )
+    return Job(scenario, Faults(), fsync=False)
+
+
+def freeze_shard(shard: Shard) -> object:
+    state = shard.state
+    is_behind = shard.serves_from > state.followed
+    return (freeze_object(state, _SHARD_LEFT_OUT), frozenset(shard.pushes), is_behind, shard.added)
+
+
+def freeze_worker(worker: Worker) -> object:
+    names = (name for name in Worker.__slots__ if name not in {"view", "segment"})
+    start = None if worker.segment is None else worker.segment.index
+    return (tuple(getattr(worker, name) for name in names), start, freeze_object(worker.view))

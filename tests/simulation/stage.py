@@ -1,0 +1,322 @@
+"""One stage process as far as the protocol goes: what `pipeline.segment_run`, `clock_use` and `ps.client` do.
+
+It joins, follows the log, waits for a segment of which it is a member, starts minibatches when the gate allows it
+(first stage) or when frames come, pushes and reports its waves in order, and leaves when the run is over or when it
+hears that its life is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from hetpipe.errors import HetpipeError, ProtocolViolation
+from hetpipe.schedule.in_flight import in_flight
+from hetpipe.spec.ids import Clock
+from hetpipe.spec.requests import PullHeader
+from hetpipe.spec.sync import Progress
+from hetpipe.sync.division import Block
+from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.sync.log_view import LogView
+from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
+from hetpipe.sync.segment import divide
+from tests.sync.scenario import TERM
+
+from .clock_choice import ClockChoice
+from .job import requester
+from .pusher import Pusher
+from .scheduler import Process, Violation
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class Stage(Process):
+    """A stage of one life of a virtual worker."""
+
+    def __init__(self, world: World, vw: int, incarnation: int, index: int, num_stages: int) -> None:
+        super().__init__(f"stage {vw}.{incarnation}/{index}")
+        self.world = world
+        self.job = world.job
+        self.vw, self.incarnation, self.index, self.num_stages = vw, incarnation, index, num_stages
+        self.requester = requester(vw, incarnation, index, TERM)
+        #: Whether it left in order.
+        self.is_done = False
+        self.log = LogView(Clock(self.job.scenario.start))
+        self._position = FROM_NEWEST_SEGMENT if incarnation else 0
+        #: The segment it works in; None before the first one.
+        self.segment: SegmentRecord | None = None
+        self._is_waiting = True
+        #: First stage: its minibatches of the segment; None until it knows them.
+        self.blocks: tuple[Block, ...] | None = None
+        #: Last minibatch begun, and completed.
+        self.begun = self.completed = 0
+        #: Last minibatch of the segment, once that is known.
+        self._last: int | None = None
+        #: Waves closed.
+        self._closed = 0
+        #: clock → its weights; those that came, and those that are under way.
+        self.fetched: dict[int, set[int]] = {}
+        self._fetching: set[int] = set()
+        #: Later stages: frames (minibatch, clock) that came; without a clock, the segment's last minibatch went by.
+        self._frames: list[tuple[int, int | None]] = []
+        self._busy_until = 0
+        self._choice = ClockChoice(self)
+        self.pusher = Pusher(self)
+        self._limit = in_flight(
+            stage=0, num_stages=num_stages, minibatches_per_wave=self.job.n, weights=self.job.weights
+        )
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        shard: int,
+        name: str,
+        serve: Callable[[], object],
+        done: Callable[[object], None],
+        failed: Callable[[HetpipeError], None] | None = None,
+        *,
+        retries: bool = True,
+    ) -> None:
+        """Call a shard. A refusal that nobody expects ends this stage, or, if it is a member, the simulation."""
+        refused = failed if failed is not None else (lambda error: self.refused(name, error))
+        self.world.network.call(self, self.world.servers[shard], name, serve, done, refused, retries=retries)
+
+    def decide(self, name: str, *args: object, **kwargs: object) -> object:
+        """At shard 0: an event of the log."""
+        return self.world.servers[0].clock_part.decide(name, *args, **kwargs)
+
+    def refused(self, name: str, error: HetpipeError) -> None:
+        """A call was refused for good."""
+        if not isinstance(error, ProtocolViolation) or not self.world.is_gone(self.vw, self.incarnation):
+            raise Violation(f"{self}: {name} was refused: {error!r}")
+        self.leave(f"ends, refused: {error}")
+
+    # -- beginning and end -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join, and follow the log."""
+        if self.incarnation == 0:
+            self._join(ready=True, then=self._joined)
+        else:  # the run goes on without it until it has found its neighbours
+            self._join(ready=False, then=lambda: self._join(ready=True, then=self._joined))
+
+    def _join(self, *, ready: bool, then: Callable[[], None]) -> None:
+        who = self.requester
+        self.ask(
+            0, "join", lambda: self.decide("join", who.vw, who.incarnation, who.stage, ready=ready), lambda _: then()
+        )
+
+    def _joined(self) -> None:
+        self._follow()
+        if self.vw == 0 and self.world.promises.published < 0:
+            self.pusher.push_first_weights()
+
+    def leave(self, why: str, *, in_order: bool = False) -> None:
+        """End."""
+        self.world.scheduler.trace(self, why)
+        self.is_done = in_order
+        self.end()
+        if not in_order:
+            self.world.close_links(self)
+
+    def _follow(self) -> None:
+        position, first = self._position, self.world.servers[0]
+        jumps = self.segment is None
+        self.ask(0, "follow", lambda: first.clock_part.follow(position, jumps=jumps), self._on_records)
+
+    def _on_records(self, answer: object) -> None:
+        first, records = cast("tuple[int, tuple[Record, ...]]", answer)
+        self._position = first + len(records)
+        self.log.follow(records)
+        if any(isinstance(r, EvictRecord) and (r.vw, r.incarnation) == (self.vw, self.incarnation) for r in records):
+            self.leave("ends: it is evicted")
+            return
+        self._follow()
+        self.look()
+
+    # -- what can be done now ----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Do whatever has become possible."""
+        if self._is_waiting and not self._enter_segment():
+            return
+        assert self.segment is not None
+        if self.segment.start not in self.fetched and self._choice.clock == self.segment.start:
+            return
+        if self.log.is_over:
+            self.leave("ends: the run is over", in_order=True)
+            return
+        if self.index == 0:
+            self._open()
+        else:
+            self._forward()
+
+    def _enter_segment(self) -> bool:
+        """Begin the next segment, if there is one of which it is a member."""
+        record = self.log.segment
+        if record is None or (self.segment is not None and record.index == self.segment.index):
+            return False
+        life = (self.vw, self.incarnation)
+        if life not in {(m.vw, m.incarnation) for m in record.members}:
+            if self.log.is_over:
+                self.leave("ends: the run is over", in_order=True)
+            elif life in {(m.vw, m.incarnation) for m in record.left}:
+                self.leave("ends: it leaves", in_order=True)
+            return False
+        self.segment = record
+        self._is_waiting = False
+        self.begun = self.completed = record.start * self.job.n
+        self._last, self._closed = None, record.start
+        self.fetched = {}
+        self._choice.restart(record.start)
+        self.fetch(record.start)
+        self.blocks = None
+        if self.index == 0:
+            self.ask(0, "progress", lambda: self.world.servers[0].clock_part.log.progress, self._on_progress)
+        return True
+
+    def _on_progress(self, answer: object) -> None:
+        progress, segment = cast("Progress", answer), self.segment
+        assert segment is not None
+        if progress.clock != segment.start:
+            if not self.world.is_gone(self.vw, self.incarnation):
+                raise Violation(f"{self} is in the segment from {segment.start}, the log in that from {progress.clock}")
+            return
+        self.blocks = divide(progress, self.job.data, [m.vw for m in segment.members])[self.requester.vw]
+        self.look()
+
+    def fetch(self, clock: int) -> None:
+        """Pull w^(clock), if nobody did."""
+        if clock in self.fetched or clock in self._fetching:
+            return
+        self._fetching.add(clock)
+        parts: dict[int, tuple[int, ...]] = {}
+        shards = [shard for shard in self.job.slices if self.job.headers(self.num_stages, self.index, shard)]
+
+        def came(shard: int, answer: object) -> None:
+            parts[shard] = cast("tuple[int, ...]", answer)
+            if len(parts) == len(shards):
+                self._fetching.discard(clock)
+                self.fetched[clock] = {value for values in parts.values() for value in values}
+                self.world.promises.check_weights(clock, self.fetched[clock], str(self))
+                self.look()
+
+        for shard in shards:
+            self._pull(shard, clock, came)
+
+    def _pull(self, shard: int, clock: int, came: Callable[[int, object], None]) -> None:
+        headers = self.job.headers(self.num_stages, self.index, shard)
+        header, server = PullHeader(self.requester, Clock(clock), headers), self.world.servers[shard]
+        self.ask(shard, f"pull {clock}", lambda: server.pull(header), lambda answer: came(shard, answer))
+
+    # -- computing ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """First stage: begin every minibatch that may begin."""
+        segment, end = self.segment, self.end_of_segment()
+        assert segment is not None
+        if self.blocks is None or self._last is not None or end is None:
+            return
+        while True:
+            n, p = self.job.n, self.begun + 1
+            if p > min(end * n, segment.start * n + len(self.blocks)):
+                self._pass_barrier_on(self.begun)
+                return
+            if self.begun - self.completed >= self._limit or not self._choice.opens(p):
+                return
+            clock = self._choice.clock
+            self.begun = p
+            self.world.scheduler.trace(self, f"begins minibatch {p} with w^({clock})")
+            self.world.promises.begin(self.vw, self.incarnation, p, clock)
+            self._pass_on(p, clock)
+
+    def _forward(self) -> None:
+        """Later stages: compute the frames whose weights are here."""
+        while self._frames:
+            p, clock = self._frames[0]
+            if clock is None:
+                self._frames.pop(0)
+                self._pass_barrier_on(p)
+                return
+            if clock != self._choice.clock and clock not in self.fetched:
+                self.fetch(clock)
+                return
+            self._choice.clock = clock
+            self._frames.pop(0)
+            self._pass_on(p, clock)
+        self._finish()
+
+    def _pass_on(self, p: int, clock: int) -> None:
+        if self.index + 1 < self.num_stages:
+            self.world.send_frame(self, self.index + 1, lambda stage: stage.on_frame(p, clock))
+        else:
+            self._busy_until = max(self._busy_until, self.world.scheduler.now) + self.world.compute_ticks()
+            self.world.scheduler.at(self._busy_until - self.world.scheduler.now, lambda: self._complete(p), self)
+
+    def on_frame(self, p: int, clock: int | None) -> None:
+        """The previous stage sent a minibatch, or, with no clock, says that it was the last of the segment."""
+        self._frames.append((p, clock))
+        self.look()
+
+    def _complete(self, p: int) -> None:
+        """Its backward is done here."""
+        self.completed = p
+        if self.index > 0:
+            self.world.send_frame(self, self.index - 1, lambda stage: stage.on_gradient(p))
+        if p % self.job.n == 0:
+            self._close_wave()
+        self._finish()
+        self.look()
+
+    def on_gradient(self, p: int) -> None:
+        """The next stage sent one back."""
+        self._complete(p)
+
+    def _pass_barrier_on(self, last: int) -> None:
+        self._last = last
+        if self.index + 1 < self.num_stages:
+            self.world.send_frame(self, self.index + 1, lambda stage: stage.on_frame(last, None))
+        self._finish()
+
+    # -- waves -------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_wave(self) -> int:
+        """The first that is not closed."""
+        return self._closed
+
+    def end_of_segment(self) -> int | None:
+        """The clock at which the segment ends, as far as this stage has read; None before it knows."""
+        newest, barrier, segment = self.log.segment, self.log.barrier, self.segment
+        assert newest is not None and segment is not None
+        if newest.index > segment.index:
+            return newest.start
+        return None if barrier is None or barrier.clock <= segment.start else barrier.clock
+
+    def _close_wave(self) -> None:
+        segment, wave = self.segment, self._closed
+        assert segment is not None
+        blocks = None
+        if self.blocks is not None:
+            first = (wave - segment.start) * self.job.n
+            blocks = self.blocks[first : min(first + self.job.n, self.completed - segment.start * self.job.n)]
+        self._closed += 1
+        self.pusher.push(wave, segment.start, blocks, is_empty=False)
+
+    def _finish(self) -> None:
+        """If the segment is computed, close what is left of its waves and wait for the next one."""
+        segment = self.segment
+        if self._is_waiting or self._last is None or self.completed < self._last or segment is None:
+            return
+        if self._last > self._closed * self.job.n:
+            self._close_wave()
+        end = self.end_of_segment()
+        if end is None:
+            return  # a later stage, which has not read as far as the first one
+        while self._closed < end:
+            self.pusher.push(self._closed, segment.start, () if self.index == 0 else None, is_empty=True)
+            self._closed += 1
+        self._is_waiting = True
+        self.look()
