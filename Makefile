@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test unit lint types protos imports bench fuzz e2e-docker docs clean help
+.PHONY: setup demo test unit lint types protos imports bench simulate explore chaos partitions soak bench-recovery fuzz e2e-docker docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,12 @@ help:
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make unit    the fast tests only (under a minute)"
 	@echo "make bench   the speed figures, side by side in one run"
+	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (a minute)"
+	@echo "make explore    200,000 states of three virtual workers and two shards (a minute)"
+	@echo "make chaos   kill -9 and pause of every process at every failpoint, real processes, TLS (a quarter of an hour)"
+	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
+	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
+	@echo "make bench-recovery   how long what takes when somebody dies, medians (some minutes)"
 	@echo "make e2e-docker   the image and docker-compose.yml for real: needs dockerd and root (some minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
@@ -50,6 +56,27 @@ protos: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
+
+simulate: $(STAMP)
+	@$(BIN)/python -m tests.simulation
+
+explore: $(STAMP)
+	@$(BIN)/python -m tests.simulation.explore
+
+chaos: setup
+	@$(BIN)/python -m tests.chaos
+
+partitions: setup
+	@$(BIN)/python -m tests.chaos.partitions
+
+MINUTES ?= 30
+
+soak: setup
+	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
+
+bench-recovery: setup
+	@$(BIN)/python -m tests.chaos.recovery
+	@$(BIN)/python -m benchmarks recovery-shard
 
 fuzz: $(STAMP)
 	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal

@@ -1,0 +1,285 @@
+"""A small cluster of real processes under mutual TLS: Redis, one coordinator, parameter servers, agents.
+
+Every process has an address for life, so it is found again when it was started again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hetpipe.certs.authority import PROCESS_DAYS
+from hetpipe.certs.files import CA_FILE, process_folder
+from hetpipe.certs.folders import init_authority, issue_certificate
+from hetpipe.coordinator.client import CoordinatorClient
+from hetpipe.errors import HetpipeError
+from hetpipe.rpc.tls import TLS_VARIABLE, Tls
+from hetpipe.spec.identity import NamedPeer, Role
+from tests.chaos.keeper import Keeper, Kept, Spec, dying_with_parent
+from tests.polling import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+COORDINATOR, REDIS = "coordinator", "redis"
+
+#: Ports are looked for below those that the kernel hands out to clients, one of which could take the port of a server
+#: that is down for a moment.
+_PORTS = range(20_000, 30_000)
+
+_READY_SECONDS = 60.0
+
+#: Shorter than by default, so that going beyond it takes less time.
+LEASE_SECONDS = 3.0
+
+#: Starts that fail in a row; a coordinator that finds no Redis may fail some.
+_CRASH_LOOP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process runs."""
+
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    """Goes before its command: into a network namespace."""
+    name: str = "localhost"
+    """Host name behind `host`; Redis clients know servers by that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a cluster is made of."""
+
+    num_shards: int = 2
+    devices: tuple[int, ...] = (2, 2)
+    """CPU devices of each agent."""
+    lease_seconds: float = LEASE_SECONDS
+    """Of members, and of the coordinator's lead."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """By key of the process; the others run on loopback."""
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Further options, by role: `coordinator`, `shard`, `agent`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to that of every process."""
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Keys of the parameter servers; the first one is the clock shard."""
+        return tuple(f"shard-{index}" for index in range(self.num_shards))
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Keys of the agents, which are also the names of their nodes."""
+        return tuple(f"agent-{index}" for index in range(len(self.devices)))
+
+    def place(self, key: str) -> Place:
+        """Where a process runs."""
+        return self.places.get(key, Place())
+
+
+def free_port(taken: set[int]) -> int:
+    """A port nobody listens on now."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        if port not in taken:
+            taken.add(port)
+            return port
+
+
+class Cluster:
+    """A cluster under way. Use it in a `with` block, which ends all of its processes however it is left."""
+
+    def __init__(self, folder: Path, layout: Layout | None = None) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            folder: for certificates, logs, states and runs; made where it is missing.
+            layout: what to start.
+        """
+        self.folder = folder
+        self.layout = layout or Layout()
+        self.owner = f"{os.getpid()}-{uuid.uuid4().hex}"
+        #: By key.
+        self.kept: dict[str, Kept] = {}
+        taken: set[int] = set()
+        self._ports = {key: free_port(taken) for key in (REDIS, COORDINATOR, *self.layout.shards)}
+        self._keeper = Keeper(folder / "processes", self.owner)
+        self._stack = ExitStack()
+        self._client: CoordinatorClient | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_certificates()
+        self._stack.enter_context(self._keeper)
+        try:
+            self.start(REDIS)
+            self.kept[REDIS].wait_up(timeout_seconds=_READY_SECONDS)
+            for key in (COORDINATOR, *self.layout.shards, *self.layout.agents):
+                self.start(key)
+            self.wait_whole()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all processes."""
+        return tuple(self.kept)
+
+    @property
+    def client(self) -> CoordinatorClient:
+        """Calls to the coordinator, as an operator."""
+        if self._client is None:
+            tls = Tls(self._certificates(NamedPeer(Role.OPERATOR, "chaos")))
+            self._client = CoordinatorClient(self.address(COORDINATOR), tls=tls)
+            self._stack.callback(self._client.close)
+        return self._client
+
+    @property
+    def is_up(self) -> bool:
+        """Every process is ready."""
+        return all(kept.is_up for kept in self.kept.values())
+
+    def address(self, key: str) -> str:
+        """`HOST:PORT` of a server."""
+        return f"{self.layout.place(key).host}:{self._ports[key]}"
+
+    def start(self, key: str) -> Kept:
+        """Keep one more process."""
+        self.kept[key] = self._keeper.keep(self._spec(key))
+        return self.kept[key]
+
+    def wait_whole(self, *, timeout_seconds: float = _READY_SECONDS) -> None:
+        """Until every process is up and a member.
+
+        Raises:
+            AssertionError: it took too long; the message says who is missing.
+        """
+        wanted = {*self.layout.agents, *(f"parameter-server-{index}" for index in range(self.layout.num_shards))}
+        seen: set[str] = set()
+
+        def is_whole() -> bool:
+            nonlocal seen
+            self.check_starts()
+            if not self.is_up:
+                return False
+            try:
+                seen = {str(member.info.id) for member in self.client.members()}
+            except HetpipeError:
+                return False
+            return wanted <= seen
+
+        try:
+            wait_until(is_whole, timeout_seconds=timeout_seconds, what="whole cluster")
+        except AssertionError as error:
+            down = [f"{key}: {kept.story()}" for key, kept in self.kept.items() if not kept.is_up]
+            raise AssertionError(f"{error}; no members: {sorted(wanted - seen)}; down: {down}") from None
+
+    def wipe_redis(self, victims: Sequence[str]) -> None:
+        """Kill `victims`, of which Redis is one, and start them again with a Redis that knows nothing."""
+        kept = [self.kept[key] for key in victims]
+        for each in kept:
+            each.wanted = False
+            each.kill()
+        wait_until(
+            lambda: not any(each.is_up for each in kept), timeout_seconds=_READY_SECONDS, what=f"end of {victims}"
+        )
+        shutil.rmtree(self.folder / "redis")
+        (self.folder / "redis").mkdir()
+        for each in kept:
+            each.wanted = True
+
+    def check_starts(self) -> None:
+        """Nobody is in a crash loop.
+
+        Raises:
+            AssertionError: somebody cannot start; the message holds its last words.
+        """
+        for kept in self.kept.values():
+            assert kept.failures < _CRASH_LOOP, f"{kept.spec.key} cannot start: {kept.story()}"
+
+    def _spec(self, key: str) -> Spec:
+        place = self.layout.place(key)
+        if key == REDIS:
+            command = dying_with_parent([*place.prefix, *self._redis()])
+            return Spec(key=key, command=command, environment=self._environment(None), ready="eady to accept")
+        peer, program, options = self._program(key)
+        command = [*place.prefix, sys.executable, "-m", f"services.{program}", *options]
+        command += ["--host", place.host, "--log", str(self.folder / "processes" / f"{key}.log")]
+        command += ["--exit-with-parent", *self.layout.options.get(key.partition("-")[0], ())]
+        return Spec(key=key, command=command, environment=self._environment(peer), ready='"address"')
+
+    def _program(self, key: str) -> tuple[NamedPeer, str, list[str]]:
+        role, _, index = key.partition("-")
+        if role == COORDINATOR:
+            store = f"rediss://{self.layout.place(REDIS).name}:{self._ports[REDIS]}/0"
+            ca = self._certificates(NamedPeer(Role.COORDINATOR, COORDINATOR)) / CA_FILE
+            options = ["--store", store, "--store-ca", str(ca), "--port", str(self._ports[key])]
+            options += ["--leader-lease", str(self.layout.lease_seconds), "--lease", str(self.layout.lease_seconds)]
+            return NamedPeer(Role.COORDINATOR, COORDINATOR), "coordinator", options
+        to_coordinator = ["--coordinator", self.address(COORDINATOR)]
+        if role == "shard":
+            options = [*to_coordinator, "--index", index, "--port", str(self._ports[key]), "--threads", "1"]
+            options += ["--state", str(self.folder / "state" / key)]
+            return NamedPeer(Role.PARAMETER_SERVER, index), "parameter_server", options
+        options = [*to_coordinator, "--node", key, "--cpu-devices", str(self.layout.devices[int(index)])]
+        return NamedPeer(Role.AGENT, key), "agent", [*options, "--allow-modules", "tests.*"]
+
+    def _redis(self) -> list[str]:
+        own = self._certificates(NamedPeer(Role.REDIS, self.layout.place(REDIS).name))
+        tls = [
+            "--tls-port",
+            str(self._ports[REDIS]),
+            "--port",
+            "0",
+            "--tls-auth-clients",
+            "yes",
+            "--protected-mode",
+            "no",
+        ]
+        tls += ["--tls-ca-cert-file", str(own / "ca.pem"), "--tls-cert-file", str(own / "cert.pem")]
+        tls += ["--tls-key-file", str(own / "key.pem"), "--bind", self.layout.place(REDIS).host]
+        # Nobody gets in without a certificate, so there need be no password, too.
+        kept = ["--protected-mode", "no", "--save", "", "--appendonly", "yes", "--dir", str(self.folder / "redis")]
+        (self.folder / "redis").mkdir(exist_ok=True)
+        return ["redis-server", *tls, *kept]
+
+    def _environment(self, peer: NamedPeer | None) -> dict[str, str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.layout.environment}
+        if peer is not None:
+            environment[TLS_VARIABLE] = str(self._certificates(peer))
+        return environment
+
+    def _certificates(self, peer: NamedPeer) -> Path:
+        return process_folder(self.folder / "certs", peer)
+
+    def _make_certificates(self) -> None:
+        authority = self.folder / "certs"
+        init_authority(authority)
+        peers = [NamedPeer(Role.COORDINATOR, COORDINATOR), NamedPeer(Role.OPERATOR, "chaos")]
+        peers += [NamedPeer(Role.REDIS, self.layout.place(REDIS).name)]
+        peers += [NamedPeer(Role.PARAMETER_SERVER, str(index)) for index in range(self.layout.num_shards)]
+        peers += [NamedPeer(Role.AGENT, key) for key in self.layout.agents]
+        for peer in peers:
+            issue_certificate(authority, peer, days=PROCESS_DAYS)

@@ -1,0 +1,60 @@
+"""The tables of chaos and partitions are whole, and results are told as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.failpoints import POINTS
+from hetpipe.testing.network_namespaces import Direction
+from tests.chaos.cells import UNREACHED, all_cells, skips
+from tests.chaos.outcome import Outcome, Results
+from tests.chaos.wires import Damage, all_wires
+
+
+def test_every_role_at_every_point_is_tried_or_skipped_with_a_reason() -> None:
+    names = {cell.name for cell in all_cells()}
+    assert len(names) == len(all_cells()) >= 100
+    assert not names & skips().keys()
+    assert all(skips().values())
+    points = {name.partition("/")[0] for name in {*names, *skips()}} - {"any"}
+    assert points == set(POINTS)
+
+
+def test_reasons_for_skips_are_about_points_that_exist() -> None:
+    groups = {name.partition(".")[0] for name in POINTS}
+    assert UNREACHED.keys() <= {*POINTS, *groups}
+
+
+def test_every_pair_of_roles_is_cut_both_ways_and_each_way() -> None:
+    cuts = [wire for wire in all_wires() if wire.damage is Damage.CUT]
+    assert len(cuts) == 8 * 3
+    assert {wire.direction for wire in cuts} == set(Direction)
+    roles = {frozenset({wire.first.partition("-")[0], wire.second.partition("-")[0]}) for wire in cuts}
+    assert len(roles) == 8, "six pairs of four roles, two shards, two agents"
+
+
+@dataclass(frozen=True)
+class Fall:
+    name: str
+    row: str = "falls"
+    column: str = "down"
+
+
+def results(*outcomes: Outcome) -> Results:
+    return Results(outcomes=outcomes, skipped={"c": "there is no c"}, seconds=2.0, seed=7, again="play")
+
+
+def test_what_is_not_survived_is_named_with_its_reason_and_how_to_play_it_again() -> None:
+    found = results(
+        Outcome(case=Fall("a"), survived=True), Outcome(case=Fall("b"), survived=False, sentence="nobody came")
+    )
+    assert not found.ok
+    assert found.lines() == [
+        "              down   survived / tried",
+        "falls          1/2",
+        "all: 1 of 2 survived in 2 s, seed 7",
+        "skipped: 1 because there is no c",
+        "not survived: b: nobody came",
+        "  again with: play b",
+    ]
+    assert (found.to_json()["tried"], found.to_json()["survived"]) == (2, 1)

@@ -1,0 +1,242 @@
+"""One witness job on a cluster: handed in, watched from its own files, stopped, judged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from hetpipe.check import check_run
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.coordinator.client import new_request_id
+from hetpipe.errors import CheckpointError, HetpipeError, Unavailable
+from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.spec.events import JobState, JobStatus, StopMode, Submission
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.job import Job
+from tests.chaos import witness_job
+from tests.chaos.cluster import ROOT, Cluster
+from tests.chaos.keeper import state_of
+from tests.chaos.run_folder import HistoryTail
+from tests.pipeline.witness import sample_counts
+from tests.polling import wait_until
+
+#: From handing a job in to its first published clocks: imports of torch on busy processors.
+_START_SECONDS = 90.0
+
+#: From asking for a stop to the end, a checkpoint between.
+_STOP_SECONDS = 60.0
+
+#: Waves that must be published for a run to count as moving on.
+MOVES_WAVES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a finished trial has shown."""
+
+    problems: tuple[str, ...]
+    waves: int = 0
+    samples: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Nothing lost, doubled, torn or stale."""
+        return not self.problems
+
+
+class Trial:
+    """One job under way."""
+
+    def __init__(self, cluster: Cluster, run_dir: Path, **changes: Any) -> None:
+        """Hand the job in.
+
+        Args:
+            cluster: trains it.
+            run_dir: its folder, new.
+            changes: keys of the job (`witness_job.job`).
+        """
+        run_dir.mkdir(parents=True)
+        self.run_dir = run_dir
+        self._cluster = cluster
+        job = Job.model_validate(witness_job.job(**changes))
+        assert job.workers.count is not None
+        self._num_workers = job.workers.count
+        (run_dir / "job.json").write_text(job.model_dump_json())
+        submission = Submission(new_request_id(), job.model_dump_json(), str(run_dir), str(ROOT))
+        self.job_id: JobId = cluster.client.submit_job(submission)
+        self.tail = HistoryTail(run_dir)
+
+    def status(self) -> JobStatus | None:
+        """What the coordinator says; None while it is away."""
+        try:
+            return self._cluster.client.status(self.job_id)
+        except HetpipeError:
+            return None
+
+    def published(self) -> int:
+        """The newest published clock; -1 before any."""
+        self.tail.look()
+        return self.tail.published
+
+    def wait(self, condition: Callable[[], bool], *, timeout_seconds: float, what: str) -> None:
+        """Until `condition` holds.
+
+        Raises:
+            AssertionError: it took too long, or the job has ended.
+        """
+        looked = SYSTEM_CLOCK.monotonic()
+
+        def holds() -> bool:
+            nonlocal looked
+            if condition():
+                return True
+            if SYSTEM_CLOCK.monotonic() - looked > 1.0:
+                looked = SYSTEM_CLOCK.monotonic()
+                self.check_alive()
+            return False
+
+        began = self.published()
+        try:
+            wait_until(holds, timeout_seconds=timeout_seconds, what=what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; meanwhile the clock went from {began} to {self.published()}") from None
+
+    def check_alive(self) -> None:
+        """The job has not ended.
+
+        Raises:
+            AssertionError: it has; the message says why.
+        """
+        status = self.status()
+        if status is not None and status.state is not None and status.state.is_terminal:
+            raise AssertionError(f"the job {status.state}: {status.failure or 'without a reason'}")
+
+    def wait_moving(self, *, waves: int = MOVES_WAVES, timeout_seconds: float = _START_SECONDS) -> None:
+        """Until so many more waves are published."""
+        wanted = self.published() + waves
+        self.wait(lambda: self.published() >= wanted, timeout_seconds=timeout_seconds, what=f"clock {wanted}")
+
+    def stage_pids(self) -> dict[tuple[int, int], int]:
+        """The stages that live, by virtual worker and stage; as far as the coordinator knows."""
+        status = self.status()
+        rows = () if status is None else status.processes
+        return {
+            (row.vw, row.index): row.pid for row in rows if row.role == "stage" and row.vw is not None and row.pid > 0
+        }
+
+    def is_whole(self) -> bool:
+        """The coordinator says that it runs with all stages, they live, and every virtual worker is a member."""
+        status = self.status()
+        if status is None or status.state is not JobState.RUNNING:
+            return False
+        stages = [row for row in status.processes if row.role == "stage"]
+        self.tail.look()
+        return (
+            {row.vw for row in stages} == self.tail.members.keys() == set(range(self._num_workers))
+            and all(row.state == "ready" for row in stages)
+            and all(state_of(row.pid) not in {"", "Z"} for row in stages)
+        )
+
+    def story(self) -> str:
+        """What the coordinator says of the job, in a few words."""
+        status = self.status()
+        if status is None:
+            return "the coordinator does not answer"
+        stages = [f"{row.vw}.{row.index} {row.state}" for row in status.processes if row.role == "stage"]
+        members = ", ".join(f"{vw} (life {life})" for vw, life in sorted(self.tail.members.items()))
+        return f"the job is {status.state}, its stages are {', '.join(stages) or 'not there'}, members are {members}"
+
+    def stop(self) -> JobStatus:
+        """Stop at a barrier with a checkpoint; how it ended."""
+        deadline = SYSTEM_CLOCK.monotonic() + _STOP_SECONDS
+        while True:
+            try:
+                self._cluster.client.stop_job(self.job_id, mode=StopMode.CHECKPOINT)
+                break
+            except Unavailable:
+                assert SYSTEM_CLOCK.monotonic() < deadline, "the coordinator takes no wish to stop"
+                SYSTEM_CLOCK.sleep(0.1)
+        return self.wait_ended(timeout_seconds=_STOP_SECONDS)
+
+    def wait_ended(self, *, timeout_seconds: float) -> JobStatus:
+        """Until the job has ended; how."""
+        found: JobStatus | None = None
+
+        def has_ended() -> bool:
+            nonlocal found
+            found = self.status()
+            return found is not None and found.state is not None and found.state.is_terminal
+
+        wait_until(has_ended, timeout_seconds=timeout_seconds, what=f"end of the job (clock {self.published()})")
+        assert found is not None
+        return found
+
+    def abandon(self) -> None:
+        """End it at once, whatever its state."""
+        try:
+            self._cluster.client.stop_job(self.job_id, mode=StopMode.NOW)
+            self.wait_ended(timeout_seconds=20.0)
+        except (HetpipeError, AssertionError):
+            return
+
+    def verdict(self) -> Verdict:
+        """What the history checker and the witness weights say of a job that has stopped or finished."""
+        try:
+            report = check_run(self.run_dir, require_complete=True)
+        except HetpipeError as error:
+            return Verdict((f"the history cannot be judged: {error}",))
+        problems = [f"{v.kind.value}: {v.message} ({v.where})" for v in report.violations[:20]]
+        problems += witness_faults(self.run_dir)
+        return Verdict(tuple(problems), report.counts.waves, report.counts.samples)
+
+
+def witness_faults(run_dir: Path) -> list[str]:
+    """Every sample that the final weights do not hold exactly as often as the ledger of commits says, in each layer."""
+    try:
+        layers = _final_layers(newest_checkpoint(run_dir))
+    except CheckpointError as error:
+        return [f"no final weights: {error}"]
+    return layer_faults(layers, _ledger(run_dir))
+
+
+def layer_faults(layers: Mapping[str, Sequence[int]], ledger: Mapping[int, int]) -> list[str]:
+    """What differs between how often samples were added to each layer and how often they were committed."""
+    if len(layers) != witness_job.NUM_LAYERS:
+        return [f"the final weights have layers {sorted(layers)}, not {witness_job.NUM_LAYERS}"]
+    faults = []
+    for name, found in sorted(layers.items()):
+        lost = [sample for sample, count in enumerate(found) if count < ledger.get(sample, 0)]
+        doubled = [sample for sample, count in enumerate(found) if count > ledger.get(sample, 0)]
+        if lost or doubled:
+            faults.append(
+                f"{name}: {len(lost)} samples lost (first {lost[:3]}), {len(doubled)} doubled (first {doubled[:3]})"
+            )
+    if len({tuple(found) for found in layers.values()}) > 1:
+        faults.append("layers differ: a wave was torn")
+    return faults
+
+
+def _final_layers(checkpoint: Path) -> Mapping[str, list[int]]:
+    layers: dict[str, list[int]] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        for name, cells in load_file(path).items():
+            if name.startswith("weights/"):
+                layers[name] = sample_counts(cells, witness_job.num_samples())
+    return layers
+
+
+def _ledger(run_dir: Path) -> Counter[int]:
+    """How often each sample was committed: once per epoch, by the checker's word, so (epoch, sample) is a set."""
+    used: set[tuple[int, int]] = set()
+    for path in (run_dir / "history").glob("shard-*.jsonl"):
+        for line in path.read_bytes().splitlines():
+            if b'"used"' in line:
+                record = json.loads(line)
+                used |= {(record["epoch"], index) for index in record["indices"]}
+    return Counter(index for _, index in used)
