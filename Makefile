@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test unit lint types protos imports bench simulate explore chaos partitions soak bench-recovery fuzz e2e-docker docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos partitions soak bench-recovery fuzz e2e-docker docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,6 +10,7 @@ help:
 	@echo "make setup   .venv with the package, examples and development tools; redis-server where missing"
 	@echo "make demo    set up, then train a digit classifier on an emulated unequal cluster (about a minute)"
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
+	@echo "make exhaustive   the rest of the matrix of runs that equal the reference bit for bit"
 	@echo "make unit    the fast tests only (under a minute)"
 	@echo "make bench   the speed figures, side by side in one run"
 	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (a minute)"
@@ -36,10 +37,13 @@ demo: $(STAMP)
 	@$(BIN)/hetpipe demo
 
 test: setup lint types imports protos
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive"
+
+exhaustive: setup
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m exhaustive tests
 
 unit: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes"
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes and not exhaustive"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

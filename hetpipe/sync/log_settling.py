@@ -114,6 +114,7 @@ class SettlingLog(LogCore):
         self.published = clock
         crosses = clock == self.segment.end
         if crosses:
+            self._end_at_once()
             self._enter_barrier()
         self.retained = retained(
             self.members.values(),
@@ -138,6 +139,12 @@ class SettlingLog(LogCore):
             return bool(self._pending)
         return self.global_clock >= clock
 
+    def _end_at_once(self) -> None:
+        """A run that has nothing left to do when it starts ends there."""
+        if not self.segment.reasons and is_finished(self.progress, self.config.data):
+            self.segment = Segment(self.segment.start, self.segment.end, (END,), self.segment.epoch)
+            self._append(BarrierRecord(self.num_records, self.segment.end, self.segment.reason, self.segment.epoch))
+
     def _enter_barrier(self) -> None:
         if self.published > self.segment.start:
             self.progress = advance(
@@ -157,7 +164,7 @@ class SettlingLog(LogCore):
     def _cross(self) -> None:
         """Let those go who leave and those in who wait, say who shares the next segment, and where it ends."""
         passed, start = self.segment, self.published
-        reasons = passed.reasons or ((END,) if is_finished(self.progress, self.config.data) else ())
+        reasons = passed.reasons
         ends = bool({END, STOP} & set(reasons))
         # At the end nobody joins but to do what is left to do there.
         self.leavers = {} if ends else {vw: self.members.pop(vw) for vw in self.leaving}

@@ -7,6 +7,7 @@ import queue
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -207,7 +208,7 @@ class TestEnding:
             )
             for source in script
         ]
-        with children[0]._lock:  # nobody takes note of its end
+        with children[0]._lock, suppress(ChildProcessError):  # nobody takes note of its end from now on
             os.waitid(os.P_PID, children[0].pid, os.WEXITED | os.WNOWAIT)
         # Whether it was taken note of meanwhile or not.
         assert [child.send_signal(signal.SIGKILL) for child in children] == [False, True]

@@ -21,7 +21,17 @@ def _name(point: tuple[Any, ...]) -> str:
     return f"float{dtype}-V{workers}-K{stages}-N{wave}-D{staleness}-{kind}"
 
 
-@pytest.mark.parametrize("point", POINTS, ids=_name)
+def _thinned() -> list[Any]:
+    """Any two values of any two axes meet in a third of the points; the others take longer than a person waits."""
+    axes = [list(dict.fromkeys(repr(point[axis]) for point in POINTS)) for axis in range(len(POINTS[0]))]
+    places = [sum(axes[axis].index(repr(value)) for axis, value in enumerate(point)) for point in POINTS]
+    return [
+        pytest.param(point, marks=() if place % 3 == 0 else pytest.mark.exhaustive)
+        for point, place in zip(POINTS, places, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("point", _thinned(), ids=_name)
 def test_distributed_equals_the_reference(point: tuple[Any, ...], tmp_path: Path) -> None:
     dtype, workers, stages, wave, staleness, optimizer = point
     case = Case(
