@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
@@ -174,23 +176,30 @@ def _member_to_proto(record: InitializeRecord | EvictRecord) -> pb.MemberDecisio
 
 
 def _segment_to_proto(record: SegmentRecord) -> pb.SegmentDecision:
-    members, left = (
-        [pb.SegmentMember(vw=m.vw, incarnation=m.incarnation, num_stages=m.num_stages, joined=m.joined) for m in group]
-        for group in (record.members, record.left)
-    )
     return pb.SegmentDecision(
-        start=record.start, reasons=record.reasons, epoch=record.epoch, members=members, left=left
+        start=record.start,
+        reasons=record.reasons,
+        epoch=record.epoch,
+        members=_members_to_proto(record.members),
+        left=_members_to_proto(record.left),
     )
+
+
+def _members_to_proto(members: Sequence[SegmentMember]) -> list[pb.SegmentMember]:
+    return [
+        pb.SegmentMember(vw=m.vw, incarnation=m.incarnation, num_stages=m.num_stages, joined=m.joined) for m in members
+    ]
 
 
 def _segment(index: int, message: pb.SegmentDecision) -> SegmentRecord:
-    members, left = (
-        tuple(
-            SegmentMember(VirtualWorkerIndex(m.vw), Incarnation(m.incarnation), m.num_stages, m.joined) for m in group
-        )
-        for group in (message.members, message.left)
-    )
+    members, left = _members(message.members), _members(message.left)
     return SegmentRecord(index, Clock(message.start), tuple(message.reasons), message.epoch, members, left)
+
+
+def _members(messages: Iterable[pb.SegmentMember]) -> tuple[SegmentMember, ...]:
+    return tuple(
+        SegmentMember(VirtualWorkerIndex(m.vw), Incarnation(m.incarnation), m.num_stages, m.joined) for m in messages
+    )
 
 
 def _member(message: pb.MemberDecision) -> tuple[VirtualWorkerIndex, Incarnation, Clock]:

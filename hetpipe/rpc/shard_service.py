@@ -14,7 +14,7 @@ from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.fencing import FenceGuard, fence_of
-from hetpipe.rpc.method import RequestT, parse, service_handler, streaming_handler, unary_handler
+from hetpipe.rpc.method import RequestT, ResponseT, Unary, parse, service_handler, streaming_handler, unary_handler
 from hetpipe.rpc.server import Server
 from hetpipe.spec import wire
 from hetpipe.spec.bounds import cut
@@ -157,14 +157,24 @@ def add_shard_service(server: Server, handler: ShardHandler) -> None:
     server.add(methods.TENSOR_SERVICE, service_handler(methods.TENSOR_SERVICE, tensors))
 
 
-def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
-    def configure(request: pb.ConfigureRequest, context: grpc.ServicerContext) -> pb.ConfigureResponse:
+def _order(
+    handler: ShardHandler, method: Unary[RequestT, ResponseT], function: Callable[[RequestT], ResponseT]
+) -> tuple[str, Handler]:
+    """The handler of a call by which a coordinator changes something: only the newest one may."""
+
+    def fenced(request: RequestT, context: grpc.ServicerContext) -> ResponseT:
         handler.fence.check(fence_of(context))
+        return function(request)
+
+    return unary_handler(method, fenced)
+
+
+def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
+    def configure(request: pb.ConfigureRequest) -> pb.ConfigureResponse:
         handler.configure(wire.from_json(ShardConfig, request.config))
         return pb.ConfigureResponse()
 
-    def release(request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseResponse:
-        handler.fence.check(fence_of(context))
+    def release(request: pb.ReleaseRequest) -> pb.ReleaseResponse:
         handler.release(JobId(request.job_id))
         return pb.ReleaseResponse()
 
@@ -191,8 +201,8 @@ def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
         complete = handler.report_shard_checkpoint(job_id, term, shard, Clock(request.clock), files, failure=failure)
         return pb.ReportShardCheckpointResponse(complete=complete)
 
-    yield unary_handler(methods.CONFIGURE, configure)
-    yield unary_handler(methods.RELEASE, release)
+    yield _order(handler, methods.CONFIGURE, configure)
+    yield _order(handler, methods.RELEASE, release)
     yield unary_handler(methods.GET_SHARD_CLOCKS, clocks)
     yield streaming_handler(methods.FOLLOW_LOG, follow)
     yield unary_handler(methods.ACKNOWLEDGE, acknowledge)
@@ -204,33 +214,29 @@ def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
 def _order_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
     """What the coordinator wants of the decision log."""
 
-    def request_barrier(request: pb.RequestBarrierRequest, context: grpc.ServicerContext) -> pb.RequestBarrierResponse:
-        handler.fence.check(fence_of(context))
+    def request_barrier(request: pb.RequestBarrierRequest) -> pb.RequestBarrierResponse:
         clock = handler.request_barrier(JobId(request.job_id), Term(request.term), request.reason)
         return pb.RequestBarrierResponse(clock=clock)
 
-    def evict(request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictResponse:
-        handler.fence.check(fence_of(context))
+    def evict(request: pb.EvictRequest) -> pb.EvictResponse:
         vw, incarnation = VirtualWorkerIndex(request.vw), Incarnation(request.incarnation)
         handler.evict(JobId(request.job_id), Term(request.term), vw, incarnation)
         return pb.EvictResponse()
 
-    def drain(request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
-        handler.fence.check(fence_of(context))
+    def drain(request: pb.DrainRequest) -> pb.DrainResponse:
         vw, incarnation = VirtualWorkerIndex(request.vw), Incarnation(request.incarnation)
         handler.drain(JobId(request.job_id), Term(request.term), vw, incarnation)
         return pb.DrainResponse()
 
-    def admit(request: pb.AdmitRequest, context: grpc.ServicerContext) -> pb.AdmitResponse:
-        handler.fence.check(fence_of(context))
+    def admit(request: pb.AdmitRequest) -> pb.AdmitResponse:
         vw, incarnation = VirtualWorkerIndex(request.vw), Incarnation(request.incarnation)
         handler.admit(JobId(request.job_id), Term(request.term), vw, incarnation, request.num_stages)
         return pb.AdmitResponse()
 
-    yield unary_handler(methods.REQUEST_BARRIER, request_barrier)
-    yield unary_handler(methods.EVICT, evict)
-    yield unary_handler(methods.DRAIN, drain)
-    yield unary_handler(methods.ADMIT, admit)
+    yield _order(handler, methods.REQUEST_BARRIER, request_barrier)
+    yield _order(handler, methods.EVICT, evict)
+    yield _order(handler, methods.DRAIN, drain)
+    yield _order(handler, methods.ADMIT, admit)
 
 
 def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
