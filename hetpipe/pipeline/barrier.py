@@ -24,7 +24,7 @@ from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageEvaluation
 from hetpipe.sync.division import Block, blocks_of_evaluation
 from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.segment import CHECKPOINTS, END, ENDS, EPOCH
+from hetpipe.sync.segment import CHECKPOINTS, END, EPOCH, ends_run
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
 #: Reasons at whose barrier the evaluation runs.
@@ -53,7 +53,7 @@ class BarrierWork:
             self._evaluate(clock, segment.epoch, self._share_of_evaluation(place, len(members)))
         if reasons & CHECKPOINTS:
             self._checkpoints.run(
-                clock, buffers=self._buffers(), is_keeper=place < NUM_KEEPERS, is_last=bool(reasons & ENDS)
+                clock, buffers=self._buffers(), is_keeper=place < NUM_KEEPERS, is_last=ends_run(reasons)
             )
 
     # -- buffers and the place in the schedule -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageDone
 from hetpipe.sync.division import Block
 from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.segment import END, STOP, divide
+from hetpipe.sync.segment import divide, ends_run
 from hetpipe.weights.flat import FlatBuffer
 
 
@@ -84,7 +84,7 @@ class StageRunner:
         if segment.reasons:
             self._barrier_work.run(segment)
             self._tally.tick(now=True)
-        return bool({END, STOP} & set(segment.reasons))
+        return ends_run(segment.reasons)
 
     def _figures(self) -> Figures:
         parts = self._parts

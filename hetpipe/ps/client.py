@@ -175,7 +175,7 @@ class ShardClient:
             nonlocal sent_at
             now = self._clock.monotonic()
             if sent_at is None or now - sent_at >= _RESEND_SECONDS:
-                # A clock shard that was started again has forgotten them.
+                # Again now and then: a clock shard that was started again may lack them, if it could not keep them.
                 self.clock_shard.push_buffers(header, Chunks(mine, runs))
                 sent_at = now
             receiver = ChunkReceiver(result, runs, restarts=True)

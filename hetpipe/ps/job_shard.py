@@ -28,7 +28,7 @@ from hetpipe.ps.transport import ClockTransport
 from hetpipe.spec.run import ShardConfig
 from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT
 from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
-from hetpipe.sync.segment import END, STOP
+from hetpipe.sync.segment import ends_run
 
 log = structlog.get_logger(__name__)
 
@@ -204,7 +204,7 @@ class JobShard:
 
     def _carry_out(self, record: Record) -> None:
         self.shard.follow(record)
-        if isinstance(record, SegmentRecord) and {END, STOP} & set(record.reasons):
+        if isinstance(record, SegmentRecord) and ends_run(record.reasons):
             self._is_over = True
         if self._is_behind:
             return  # an earlier process wrote the checkpoints of old barriers; the newest is taken up afterwards

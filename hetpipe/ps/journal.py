@@ -5,7 +5,6 @@ An event is kept before anybody is told what came of it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,7 +80,6 @@ class Journal:
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
         self._first_bytes = kept.log.num_bytes
-        self._thread: threading.Thread | None = None
 
     def keep(self, event: Event) -> None:
         """Have an event on the disk, as far as that can be had, before this returns."""
@@ -89,7 +87,7 @@ class Journal:
 
     def wants_snapshot(self, *, at_barrier: bool) -> bool:
         """Whether it is time for one. After the disk failed nothing else makes the log whole again."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._kept.is_busy:
             return False
         grown = self._kept.log.num_bytes - self._first_bytes
         has_gap = self._kept.log.alarm is not None
@@ -108,15 +106,12 @@ class Journal:
                 self._kept.log.settle()
                 self._first_bytes = self._kept.log.num_bytes
 
-        self._thread = threading.Thread(target=work, name="snapshot-decisions", daemon=True)
-        self._thread.start()
+        self._kept.in_background(work, "snapshot-decisions")
 
     def wait_idle(self) -> None:
         """Return when no snapshot is under way."""
-        if self._thread is not None:
-            self._thread.join()
+        self._kept.wait_idle()
 
     def close(self) -> None:
         """Close the log, once no snapshot is under way."""
-        self.wait_idle()
-        self._kept.log.close()
+        self._kept.close()

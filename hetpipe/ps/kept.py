@@ -6,6 +6,7 @@ that is torn or damaged is passed over for the one before, if that is still ther
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,7 @@ class Kept:
             disk=keeping.disk,
             on_level=lambda level: keeping.on_level(folder, level),
         )
+        self._thread: threading.Thread | None = None
         #: Number of the newest snapshot; None before the first.
         self.newest = None if found is None or found.snapshot is None else found.snapshot.number
 
@@ -94,6 +96,26 @@ class Kept:
         number = self.log.append(header, payload, payload_crc=payload_crc)
         self.log.sync(number)
         return number
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot is under way in the background."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def in_background(self, work: Callable[[], None], name: str) -> None:
+        """Take a snapshot, which is `work`, in a thread of its own."""
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._thread.start()
+
+    def wait_idle(self) -> None:
+        """Return when no snapshot is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Close the log, once no snapshot is under way."""
+        self.wait_idle()
+        self.log.close()
 
     def snapshot(self, number: int, content: str, payload: Sequence[Bytes], *, since: int, history: int) -> bool:
         """Keep a whole state, and delete what lies behind it; whether that went well.

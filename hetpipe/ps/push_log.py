@@ -152,7 +152,6 @@ class PushLog:
         self._newest_wave = start - 1
         #: Whether pushes are logged again since.
         self._has_resumed = False
-        self._thread: threading.Thread | None = None
         #: Records of the decision log that the newest snapshot makes superfluous.
         self.durable_records = 0
 
@@ -227,7 +226,7 @@ class PushLog:
             release: gives them back.
             at_barrier: whether a barrier was just passed: a good moment.
         """
-        if self._thread is not None and self._thread.is_alive():
+        if self._kept.is_busy:
             return
         if at_barrier and self._kept.log.alarm is not None:
             self._try_again()
@@ -242,18 +241,15 @@ class PushLog:
             finally:
                 release(weights)
 
-        self._thread = threading.Thread(target=work, name="snapshot", daemon=True)
-        self._thread.start()
+        self._kept.in_background(work, "snapshot")
 
     def wait_idle(self) -> None:
         """Return when no snapshot is under way."""
-        if self._thread is not None:
-            self._thread.join()
+        self._kept.wait_idle()
 
     def close(self) -> None:
         """Close the log."""
-        self.wait_idle()
-        self._kept.log.close()
+        self._kept.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

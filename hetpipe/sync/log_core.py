@@ -13,7 +13,7 @@ from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
 from hetpipe.sync.log_state import LogState, Member, Newcomer
 from hetpipe.sync.records import CommitRecord, Record, SegmentRecord, TermRecord
-from hetpipe.sync.segment import END, STOP, Segment
+from hetpipe.sync.segment import Segment, ends_run
 
 #: Where a reader begins who knows nothing: at the newest segment record.
 FROM_NEWEST_SEGMENT = -1
@@ -120,7 +120,7 @@ class LogCore:
     @property
     def finished(self) -> bool:
         """Whether the last barrier of the run is published."""
-        return self.published == self.segment.end and bool({END, STOP} & set(self.segment.reasons))
+        return self.published == self.segment.end and ends_run(self.segment.reasons)
 
     def take_used(self, record: CommitRecord) -> tuple[int, tuple[int, ...]]:
         """The epoch and the sample indices of a commit, once."""

@@ -19,10 +19,10 @@ from hetpipe.sync.retention import SwitchPoints, retained
 from hetpipe.sync.segment import (
     DRAIN,
     END,
-    STOP,
     Segment,
     advance,
     divide,
+    ends_run,
     is_finished,
     plan_segment,
 )
@@ -164,8 +164,7 @@ class SettlingLog(LogCore):
     def _cross(self) -> None:
         """Let those go who leave and those in who wait, say who shares the next segment, and where it ends."""
         passed, start = self.segment, self.published
-        reasons = passed.reasons
-        ends = bool({END, STOP} & set(reasons))
+        reasons, ends = passed.reasons, ends_run(passed.reasons)
         # At the end nobody joins but to do what is left to do there.
         self.leavers = {} if ends else {vw: self.members.pop(vw) for vw in self.leaving}
         self.leaving = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
-from hetpipe.sync.segment import END, STOP
+from hetpipe.sync.segment import ends_run
 
 
 class LogView:
@@ -54,7 +54,7 @@ class LogView:
     @property
     def is_over(self) -> bool:
         """Whether the barrier that ends the run is passed."""
-        return self.segment is not None and bool({END, STOP} & set(self.segment.reasons))
+        return self.segment is not None and ends_run(self.segment.reasons)
 
     def behind(self, clock: Clock) -> list[VirtualWorkerIndex]:
         """The members that have committed fewer than `clock` waves: whoever waits for `clock` waits for them."""

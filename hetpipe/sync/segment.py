@@ -6,7 +6,7 @@ end of the run. Everything here is a function of a `Progress`, which is the stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpipe.spec.ids import Clock, VirtualWorkerIndex
@@ -24,6 +24,11 @@ DRAIN = "drain"
 #: Reasons at whose barrier a checkpoint is written, and those that end the run.
 CHECKPOINTS = frozenset({CHECKPOINT, EPOCH, END, STOP})
 ENDS = frozenset({END, STOP})
+
+
+def ends_run(reasons: Collection[str]) -> bool:
+    """Whether the run is over at a barrier with these reasons."""
+    return not ENDS.isdisjoint(reasons)
 
 
 @dataclass(frozen=True, slots=True)
