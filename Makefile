@@ -18,7 +18,7 @@ help:
 	@echo "make chaos   kill -9 and pause of every process at every failpoint, real processes, TLS (a quarter of an hour)"
 	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
 	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
-	@echo "make bench-recovery   how long what takes when somebody dies, medians (some minutes)"
+	@echo "make bench-recovery   how long what takes when somebody dies, and what surviving costs, medians (a quarter of an hour)"
 	@echo "make e2e-docker   the image and docker-compose.yml for real: needs dockerd and root (some minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
@@ -68,10 +68,10 @@ explore: $(STAMP)
 	@$(BIN)/python -m tests.simulation.explore
 
 chaos: setup
-	@$(BIN)/python -m tests.chaos
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 partitions: setup
-	@$(BIN)/python -m tests.chaos.partitions
+	@$(BIN)/python -m tests.chaos.partitions $(ARGS)
 
 MINUTES ?= 30
 
@@ -81,6 +81,7 @@ soak: setup
 bench-recovery: setup
 	@$(BIN)/python -m tests.chaos.recovery
 	@$(BIN)/python -m benchmarks recovery-shard
+	@$(BIN)/python -m tests.chaos.costs
 
 fuzz: $(STAMP)
 	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal

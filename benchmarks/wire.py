@@ -43,7 +43,7 @@ from hetpipe.spec.ids import (
 )
 from hetpipe.spec.plan import SlicePlan, TensorSpec
 from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
-from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
 from hetpipe.sync.segment import first_progress
 from hetpipe.weights.allocator import keep_freed_memory

@@ -95,6 +95,10 @@ class ClockNotPublished(ProtocolViolation):
     """A pull or hold names a clock that is not published yet; ask again after its notice."""
 
 
+class BuffersMissing(ClockNotPublished):
+    """Model buffers that this peer itself sent are not here (any more); send them again, and ask again."""
+
+
 class ClockFreed(ProtocolViolation):
     """A pull names a clock that no member could ask for any more."""
 
@@ -154,6 +158,10 @@ class Busy(ResourceExhausted):
 
 class DurabilityLost(ResourceExhausted):
     """A disk no longer takes what was to be kept; the process goes on, and would not survive its own end."""
+
+
+class HistoryIncomplete(ResourceExhausted):
+    """A disk no longer takes a file by which a run is told; the run goes on, and cannot be checked to its end."""
 
 
 class StateLost(HetpipeError):

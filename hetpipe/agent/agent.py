@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hetpipe.agent.children import ChildCounts, Children, Programs
+from hetpipe.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
+from hetpipe.agent.departure import Departure
 from hetpipe.agent.outbox import Batch, Outbox
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.membership import Hooks, Membership
@@ -46,6 +47,9 @@ _LOOP_SECONDS = 0.2
 #: Pause after a call that failed.
 _RETRY_SECONDS = 0.3
 
+#: How long the last news may take to arrive.
+_FLUSH_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
@@ -63,6 +67,8 @@ class AgentConfig:
     """Who this agent is; None: plaintext."""
     environment: Mapping[str, str]
     """The children's, before the agent's additions."""
+    drain_seconds: float = 0.0
+    """How long its stages may take to leave the run when it is told to end; 0: they are ended at once."""
     exit_with_coordinator: bool = False
     """End with an error when the coordinator is lost, instead of waiting for it to come back."""
     start_seconds: float = 30.0
@@ -121,6 +127,8 @@ class Agent:
         )
         #: Orders for the main loop; None wakes it.
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        #: It is told to end; its threads end.
+        self._asked_to_end = threading.Event()
         self._stopping = threading.Event()
         #: Number of the last command carried out, and the registration it was given under.
         self._done = (Registration(""), 0)
@@ -149,8 +157,8 @@ class Agent:
         return self._membership.silent_seconds
 
     def stop(self) -> None:
-        """Let `run` end its children, leave and return, or let `start` give up."""
-        self._stopping.set()
+        """Let `run` drain and end its children, leave and return, or let `start` give up."""
+        self._asked_to_end.set()
         self._membership.cancel_start()
         self._orders.put(None)
 
@@ -165,23 +173,27 @@ class Agent:
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def run(self) -> None:
-        """Work until `stop`, then end all children and leave.
+        """Work until `stop`; then let the stages leave the run, end all children, and leave the cluster.
 
         Raises:
             PeerUnreachable: the coordinator is lost, and the agent is to end with it.
             MemberReplaced: another process has registered under this node's name.
         """
+        grace_seconds = GRACE_SECONDS
         try:
-            while not self._stopping.is_set():
+            while not self._asked_to_end.is_set():
                 self._look_after_coordinator()
                 if self._certificates is not None:
                     self._certificates.renew()
                 self._obey_next()
+            if self._config.drain_seconds > 0.0:
+                self._drain()
+                grace_seconds = 0.0
         finally:
             self._stopping.set()
             # First the outbox, so that nobody takes the end of the children for their failure.
             self._outbox.close()
-            self._children.stop_all()
+            self._children.stop_all(grace_seconds=grace_seconds)
             if self._certificates is not None:
                 self._certificates.close()
             if self._coordinator_lost:
@@ -192,15 +204,37 @@ class Agent:
 
     # -- the main loop ---------------------------------------------------------------------------------------------
 
+    def _drain(self) -> None:
+        """Let the stages leave, as far as there is time; they may need the coordinator's orders for it."""
+        departure = Departure(
+            ask=self._ask_to_depart,
+            stages=self._children.stages,
+            clock=self._clock,
+            seconds=self._config.drain_seconds,
+        )
+        while not self._coordinator_lost and self._replaced is None and not departure.is_over():
+            self._obey_next()
+        if departure.is_told:
+            self._outbox.wait_empty(timeout_seconds=_FLUSH_SECONDS)
+
+    def _ask_to_depart(self) -> None:
+        try:
+            self._client.depart(self._id, self._membership.lease.registration)
+        except UnknownMember:
+            self._membership.beat_soon()
+            raise
+
     def _obey_next(self) -> None:
         try:
             order = self._orders.get(timeout=_LOOP_SECONDS)
         except queue.Empty:
             return
-        if order is None or self._stopping.is_set():
+        if order is None:
             return
         if order.registration is None:
             self._obey(order.numbered)
+        elif not self._membership.is_led:
+            _log.error("command_refused", sequence=order.numbered.sequence, reason="its coordinator leads no more")
         elif order.registration == self.registered.registration and order.numbered.sequence > self._last_command():
             self._obey(order.numbered)
             self._done = (order.registration, order.numbered.sequence)
@@ -214,6 +248,9 @@ class Agent:
         match numbered.command:
             case InspectCommand() as inspect:
                 self._children.inspect(inspect)
+            case StartStageCommand() as start if self._asked_to_end.is_set():
+                refusal = Unavailable(f"agent {self._id} was told to end; it starts no more stages")
+                self._children.refuse_stage(start, refusal)
             case StartStageCommand() as start:
                 self._children.start_stage(start)
             case StopJobCommand(job_id=job_id):
@@ -253,6 +290,7 @@ class Agent:
 
     def _registered(self, lease: Lease) -> None:
         self._outbox.restart(lease.registration)
+        self._children.tell_again()
 
     def _was_replaced(self, error: MemberReplaced) -> None:
         self._replaced = error

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from hetpipe.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.clock import Clock
-from hetpipe.errors import HetpipeError, JobFailed, ProtocolViolation
+from hetpipe.errors import (
+    HetpipeError,
+    JobFailed,
+    PermissionDenied,
+    ProtocolViolation,
+    Unavailable,
+    UnknownMember,
+)
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
@@ -34,7 +41,7 @@ from hetpipe.spec.commands import (
 )
 from hetpipe.spec.ids import DeviceId, JobId
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageConfig, StageFailed, StageReport
+from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
 
 if TYPE_CHECKING:  # only who uses TLS pays for its import
@@ -128,6 +135,8 @@ class Children:
         #: Live children.
         self._stages: dict[StageKey, Child] = {}
         self._inspections: dict[JobId, Child] = {}
+        #: What those told when they got ready, as long as they are at work.
+        self._ready: dict[StageKey, StageNews] = {}
         #: Live stages that were killed because their virtual worker counts no more.
         self._ordered: set[StageKey] = set()
         self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
@@ -211,22 +220,44 @@ class Children:
 
         def on_line(line: bytes) -> None:
             report: StageReport = from_json(StageReport, line)
-            self._tell(StageNews(key, report))
+            self._heard(StageNews(key, report))
 
         def on_exit(exit_code: int, last_words: str) -> None:
             self._forget_certificate(key)
             with self._lock:
                 child = self._stages.pop(key, None)
+                self._ready.pop(key, None)
                 self._exited["stage", _outcome(exit_code)] += 1
                 ordered = key in self._ordered
                 self._ordered.discard(key)
-            self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
+                # Under the lock, so that whoever sees no stages any more finds this told.
+                self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
 
         try:
             self._add(self._stages, key, spec, Listener(on_line=on_line, on_exit=on_exit))
         except OSError as error:
             self._forget_certificate(key)
             self._not_started(key, error, error.errno or 1)
+
+    def refuse_stage(self, command: StartStageCommand, error: HetpipeError) -> None:
+        """Say that a stage is not started."""
+        self._not_started(command.key, error, 1)
+
+    def tell_again(self) -> None:
+        """Tell which stages are ready: somebody new may want to know."""
+        with self._lock:
+            for news in self._ready.values():
+                self._tell(news)
+
+    def _heard(self, news: StageNews) -> None:
+        """A stage reports."""
+        # Under the lock, so that nobody hears of a stage that is ready after it has come to its end.
+        with self._lock:
+            if isinstance(news.report, StageReady):
+                self._ready[news.key] = news
+            elif isinstance(news.report, StageDone | StageFailed):
+                self._ready.pop(news.key, None)
+            self._tell(news)
 
     def _forget_certificate(self, key: StageKey) -> None:
         if self._certificates is not None:
@@ -247,7 +278,10 @@ class Children:
 
     def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
         _log.error("stage_not_started", stage=str(key), exc_info=error)
-        failed = StageFailed(type(error).__name__, f"its process could not be started: {error}")
+        # Whom a new coordinator does not know yet, it certifies in the next life.
+        is_passing = isinstance(error, Unavailable | UnknownMember | PermissionDenied)
+        sentence = f"its process could not be started: {error}"
+        failed = StageFailed(type(error).__name__, sentence, secondary=is_passing)
         self._tell(StageNews(key, failed))
         self._tell(ChildExit(key, 0, exit_code))
 
@@ -272,9 +306,9 @@ class Children:
         if wanted:
             _log.info("virtual_worker_killed", job=command.job_id, vw=command.vw, count=len(wanted))
 
-    def stop_all(self) -> None:
-        """End all children; returns when they are gone."""
-        end_children(self._children(lambda _: True), grace_seconds=GRACE_SECONDS, clock=self._clock)
+    def stop_all(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        """End all children, with SIGKILL those that stay beyond the grace; returns when they are gone."""
+        end_children(self._children(lambda _: True), grace_seconds=grace_seconds, clock=self._clock)
 
     def _children(self, wanted: Callable[[JobId], bool]) -> list[Child]:
         with self._lock:

@@ -87,6 +87,12 @@ class Outbox:
         with self._changed:
             if self._unconfirmed is batch:
                 self._unconfirmed = None
+                self._changed.notify_all()
+
+    def wait_empty(self, *, timeout_seconds: float) -> bool:
+        """Whether everything is confirmed, now or within that time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and self._unconfirmed is None, timeout_seconds)
 
     def restart(self, registration: Registration) -> None:
         """A new registration: numbers begin again. What is not confirmed goes out under it, for the children live on.

@@ -16,7 +16,7 @@ from hetpipe.errors import CheckpointError
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.checkpoint import CheckpointReader, copy_exactly
-from hetpipe.ps.manifest import Manifest, newest_complete, read_manifest, verify_file
+from hetpipe.ps.manifest import MANIFEST, Manifest, read_manifest, verify_file
 from hetpipe.spec.checkpoint import optimizer_source
 from hetpipe.spec.ids import Clock, VirtualWorkerIndex
 from hetpipe.spec.requests import CheckpointFile
@@ -57,15 +57,25 @@ def restore(config: StageConfig, layers: Sequence[Layer], optimizer: StageOptimi
 
 
 def _take_own_state(config: StageConfig, folder: Path, layers: Sequence[Layer], optimizer: StageOptimizer) -> None:
-    """Load the optimizer state of this virtual worker's earlier life; where there is none to be had, go without."""
-    try:
-        if not folder.exists():  # a newer one has replaced it
-            folder = newest_complete(Path(config.run_dir)) or folder
-        manifest = read_manifest(folder)
-        if config.vw in manifest.num_stages:
-            optimizer.load_state(_optimizer_state(folder, manifest, config.vw, layers))
-    except CheckpointError as error:
-        _log.warning("optimizer_state_begins_anew", reason=str(error))
+    """Load the optimizer state of this virtual worker's earlier life; where there is none to be had, go without.
+
+    While it was away, checkpoints may have been made without it: then it is in an earlier one.
+    """
+    for candidate in (folder, *_others(folder)):
+        try:
+            manifest = read_manifest(candidate)
+            if config.vw in manifest.num_stages:
+                optimizer.load_state(_optimizer_state(candidate, manifest, config.vw, layers))
+                return
+        except CheckpointError as error:
+            _log.warning("optimizer_state_not_read", reason=str(error))
+    _log.warning("optimizer_state_begins_anew", vw=config.vw)
+
+
+def _others(folder: Path) -> list[Path]:
+    """The complete checkpoints before this one, newest first; all there are where a newer one has replaced it."""
+    complete = [path.parent for path in folder.parent.glob(f"clock-*/{MANIFEST}")]
+    return sorted((path for path in complete if path < folder or not folder.exists()), reverse=True)
 
 
 def _optimizer_state(

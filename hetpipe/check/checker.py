@@ -8,6 +8,7 @@ themselves can prove: a time is compared only with a time of the same host.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hetpipe.check.events import Apply, Damage, Event, Pass, Pull, Staged, Step, Used
@@ -27,20 +28,22 @@ from hetpipe.check.versions import VersionJudge
 def check_run(run_dir: Path, *, require_complete: bool = False) -> Report:
     """Judge the run in `run_dir` by its public history.
 
-    A run that was killed is judged as far as it went. With `require_complete`, not having reached an end or a stop is a
+    A run that was killed is judged as far as it went. Where a disk failed under a history, no violation is told, as
+    every one may come of the lines that it lacks. With `require_complete`, not having reached an end or a stop is a
     violation of its own.
 
     Raises:
         UserError: the folder is no run, or its files cannot be read.
     """
     history = read_history(run_dir)
-    return check_events(
+    report = check_events(
         history.events,
         read_facts(run_dir),
         damage=history.damage,
         unknown_events=history.unknown_events,
         require_complete=require_complete,
     )
+    return replace(report, violations=(), lacking=tuple(history.lacking)) if history.lacking else report
 
 
 def check_events(
@@ -86,7 +89,8 @@ class _Judges:
         self._replicas = ReplicaJudge(facts, findings)
         self._shards = ShardJudge(facts, timeline, findings)
         self._samples = SampleJudge(facts, timeline, findings)
-        self._strangers: set[tuple[int, int, int, int]] = set()
+        #: (vw, incarnation, stage, shard) → whether such an actor exists.
+        self._actors: dict[tuple[int, int, int, int], bool] = {}
 
     def see(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Judge one event that is no decision; decisions are the timeline already."""
@@ -140,22 +144,31 @@ class _Judges:
 
     def _is_known(self, event: Event, vw: int, incarnation: int = -1, stage: int = 0, shard: int = 0) -> bool:
         """False, with a report the first time, when the actor is not in the plan or the life never joined."""
-        problem = _stranger(self._layout, vw, stage, shard)
-        if problem is None and incarnation >= 0 and (vw, incarnation) not in self._timeline.lives:
-            problem = f"incarnation {incarnation} of virtual worker {vw} never joined"
-        if problem is None:
-            return True
-        if (vw, incarnation, stage, shard) not in self._strangers:
-            self._strangers.add((vw, incarnation, stage, shard))
+        actor = (vw, incarnation, stage, shard)
+        if actor in self._actors:
+            return self._actors[actor]
+        problem = _stranger(self._layout, self._timeline, (vw, incarnation), stage, shard)
+        if problem is not None:
             self._findings.add(Kind.MEMBERSHIP, problem, event.origin)
-        return False
+        self._actors[actor] = problem is None
+        return problem is None
 
 
-def _stranger(layout: Layout, vw: int, stage: int, shard: int) -> str | None:
-    if vw >= len(layout.num_stages):
+def _stranger(layout: Layout, timeline: Timeline, life: tuple[int, int], stage: int, shard: int) -> str | None:
+    """What is wrong with an actor; of a line that names no incarnation (-1), any life of its virtual worker will do."""
+    vw, incarnation = life
+    known = timeline.lives_of(vw)
+    if not known and not layout.stages_of(vw):
         return f"virtual worker {vw} is not in the plan of {len(layout.num_stages)}"
-    if stage >= layout.num_stages[vw]:
-        return f"stage {stage} of virtual worker {vw} is not in the plan of {layout.num_stages[vw]} stages"
+    if incarnation < 0:
+        num_stages = max([layout.stages_of(vw), *(each.num_stages for each in known)])
+    else:
+        found = timeline.lives.get(life)
+        if found is None:
+            return f"incarnation {incarnation} of virtual worker {vw} never joined"
+        num_stages = found.num_stages
+    if stage >= num_stages:
+        return f"stage {stage} of virtual worker {vw} is not in the plan of {num_stages} stages"
     if shard >= layout.num_shards:
         return f"shard {shard} is not in the plan of {layout.num_shards} shards"
     return None

@@ -145,6 +145,17 @@ class Join(Event):
     vw: int
     incarnation: int
     clock: int
+    num_stages: int | None = None
+    """Its stages; None in histories that do not say it: as many as the plan has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Event):
+    """A virtual worker that was drained stops being a member at the barrier at `clock`; its waves below it count."""
+
+    vw: int
+    incarnation: int
+    clock: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +189,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, where earlier lines tell."""
 
 
-Decision = Commit | Publish | Evict | Join | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Barrier
 """What the clock shard decides; the order of these lines is the decision log."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.check.rules import OrderRule, Place, Rule, SyncRule, WeightRule
+from hetpipe.check.rules import OrderRule, Rule, SyncRule, WeightRule
 from hetpipe.errors import UserError
 
 FileModel = TypeVar("FileModel", bound=BaseModel)
@@ -23,15 +23,18 @@ class Layout:
     """Who takes part."""
 
     num_stages: tuple[int, ...]
-    """Stages per virtual worker, in index order."""
+    """Stages per virtual worker that founds the run, in index order."""
     num_shards: int
     num_slices: Mapping[tuple[int, int, int], int]
     """(vw, stage, shard) → slices of that stage on that shard; pairs without slices are absent."""
 
-    def places(self, vw: int) -> tuple[Place, ...]:
-        """The stages of `vw`, first to last."""
-        num_stages = self.num_stages[vw]
-        return tuple(Place(stage, num_stages) for stage in range(num_stages))
+    def stages_of(self, vw: int) -> int:
+        """How many stages `vw` has in the plan; 0 where that does not know it."""
+        return self.num_stages[vw] if vw < len(self.num_stages) else 0
+
+    def slices_on(self, shard: int) -> int:
+        """How many slices a shard holds: every virtual worker has all of the model."""
+        return sum(self.num_slices.get((0, stage, shard), 0) for stage in range(self.num_stages[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,6 @@ class LaneJudge:
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._rule = facts.rule
-        self._layout = facts.layout
         self._batch_size = facts.data.batch_size
         self._timeline = timeline
         self._findings = findings
@@ -53,7 +52,7 @@ class LaneJudge:
         key = (event.vw, event.incarnation)
         lanes = self._lanes.get(key)
         if lanes is None:
-            lanes = self._lanes[key] = [_Lane(place) for place in self._layout.places(event.vw)]
+            lanes = self._lanes[key] = [_Lane(place) for place in self._timeline.lives[key].places]
         lane = lanes[event.stage]
         if isinstance(event, Forward):
             self._see_forward(lane, event)
@@ -138,6 +137,8 @@ class LaneJudge:
         """True when nothing excuses unfinished work on p."""
         line = self._timeline
         if line.committed(vw, incarnation, wave_of(self._rule, p)):
+            return True
+        if line.lives[vw, incarnation].left is not None:
             return True
         return line.complete and line.members.get(vw) == incarnation
 

@@ -45,7 +45,6 @@ class OrderJudge:
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._rule = facts.rule
-        self._layout = facts.layout
         self._timeline = timeline
         self._findings = findings
         self._lives: dict[tuple[int, int], _Life] = {}
@@ -56,7 +55,7 @@ class OrderJudge:
         life = self._lives.get(key)
         if life is None:
             life = self._lives[key] = _Life(
-                [_Lane(most_in_flight(self._rule, place)) for place in self._layout.places(event.vw)]
+                [_Lane(most_in_flight(self._rule, place)) for place in self._timeline.lives[key].places]
             )
         lane = life.lanes[event.stage]
         since = self._since(event)

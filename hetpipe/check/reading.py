@@ -21,6 +21,7 @@ from hetpipe.check.events import (
     Evict,
     Forward,
     Join,
+    Leave,
     Origin,
     Publish,
     Pull,
@@ -43,6 +44,8 @@ class History:
 
     events: list[Event] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
+    """Files that lack lines, because their disk failed."""
     files: int = 0
     lines: int = 0
     unknown_events: int = 0
@@ -58,6 +61,7 @@ def read_history(run_dir: Path) -> History:
     if not paths:
         raise UserError(f"{run_dir} holds no history/*.jsonl: name the folder of a run")
     history = History()
+    history.lacking += sorted(f"history/{path.stem}" for path in (run_dir / "history").glob("*.jsonl.incomplete"))
     for path in paths:
         _read_file(path, f"history/{path.name}", history)
     return history
@@ -145,6 +149,14 @@ def _staged(record: Record, origin: Origin) -> Event:
     return Staged(origin, vw, incarnation, stage, wave, shard, num_slices)
 
 
+def _join(record: Record, origin: Origin) -> Event:
+    num_stages = _count(record, "num_stages") if "num_stages" in record else None
+    if num_stages == 0:
+        raise _MalformedError("num_stages must be at least 1, not 0")
+    vw, incarnation, clock = _counts(record, _LIFE_KEYS)
+    return Join(origin, vw, incarnation, clock, num_stages)
+
+
 def _barrier(record: Record, origin: Origin) -> Event:
     return Barrier(origin, _count(record, "clock"), frozenset(_text(record, "reason").split("+")))
 
@@ -157,6 +169,7 @@ def _used(record: Record, origin: Origin) -> Event:
     return Used(origin, vw, wave, epoch, tuple(indices))
 
 
+_LIFE_KEYS = ("vw", "incarnation", "clock")
 _STAGED_KEYS = ("vw", "incarnation", "stage", "wave", "shard")
 _USED_KEYS = ("vw", "wave", "epoch")
 
@@ -169,8 +182,9 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "apply": _plain(Apply, "shard", "vw", "incarnation", "wave"),
     "publish": _plain(Publish, "clock"),
     "pull": _plain(Pull, "shard", "vw", "stage", "clock"),
-    "evict": _plain(Evict, "vw", "incarnation", "clock"),
-    "join": _plain(Join, "vw", "incarnation", "clock"),
+    "evict": _plain(Evict, *_LIFE_KEYS),
+    "join": _join,
+    "leave": _plain(Leave, *_LIFE_KEYS),
     "barrier": _barrier,
     "used": _used,
 }

@@ -1,4 +1,4 @@
-"""Replays the decision log: commits, publishes, barriers, evictions and joins, in the clock shard's own order.
+"""Replays the decision log: commits, publishes, barriers, evictions, joins and leaves, in the clock shard's own order.
 
 This is the one judge that needs an order over events of all virtual workers, and the clock shard gives it: it writes
 these lines one by one (`wsp.md` §4). What it learns becomes the `Timeline`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Publish
+from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Leave, Publish
 from hetpipe.check.facts import Facts
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Life, Timeline
@@ -22,7 +22,7 @@ def decisions_in_order(events: Iterable[Event]) -> list[Decision]:
     """
     files: dict[str, list[Decision]] = {}
     for event in events:
-        if isinstance(event, Commit | Publish | Evict | Join | Barrier):
+        if isinstance(event, Decision):
             files.setdefault(event.origin.file, []).append(event)
     ordered = sorted(files.values(), key=lambda decisions: decisions[0].origin.t)
     return [decision for decisions in ordered for decision in decisions]
@@ -44,12 +44,13 @@ class Replay:
     def __init__(self, facts: Facts, findings: Findings, founders: Collection[int]) -> None:
         """Begin with `founders` as members, each in its first life unless the record of its join says otherwise."""
         self._rule = facts.rule
+        self._layout = facts.layout
         self._findings = findings
         self._position = -1
         start = facts.start.clock
         self.timeline = Timeline(
             start_clock=start,
-            lives={(vw, 0): Life(vw, 0, start) for vw in founders},
+            lives={(vw, 0): Life(vw, 0, start, facts.layout.stages_of(vw), is_planned=True) for vw in founders},
             members=dict.fromkeys(founders, 0),
             local=dict.fromkeys(range(len(facts.layout.num_stages)), start),
             barriers=[start],
@@ -66,6 +67,8 @@ class Replay:
             self._see_barrier(decision)
         elif isinstance(decision, Evict):
             self._see_evict(decision)
+        elif isinstance(decision, Leave):
+            self._see_leave(decision)
         else:
             self._see_join(decision)
 
@@ -181,10 +184,26 @@ class Replay:
         del line.members[evict.vw]
         life.eviction, life.eviction_position = evict, self._position
 
+    def _see_leave(self, leave: Leave) -> None:
+        """It leaves at a barrier that is passed, with every wave below it committed."""
+        line, vw = self.timeline, leave.vw
+        name = f"virtual worker {vw}, incarnation {leave.incarnation}, leaves at clock {leave.clock}"
+        life = line.lives.get((vw, leave.incarnation))
+        if life is None or line.members.get(vw) != leave.incarnation:
+            self._refuse(f"{name}, but it is no member", vw, leave)
+            return
+        if leave.clock != line.barriers[-1] or leave.clock != line.published:
+            self._findings.add(Kind.MEMBERSHIP, f"{name}, where no barrier is passed", leave.origin)
+        if line.local[vw] != leave.clock:
+            message = f"{name}, having committed {line.local[vw]} waves"
+            self._findings.add(Kind.MEMBERSHIP, message, leave.origin)
+        del line.members[vw]
+        life.left = leave.clock
+
     def _see_join(self, join: Join) -> None:
         line, vw = self.timeline, join.vw
         name = f"virtual worker {vw}, incarnation {join.incarnation}, joins at clock {join.clock}"
-        if vw not in line.local:
+        if vw not in line.local and join.num_stages is None:
             self._findings.add(Kind.MEMBERSHIP, f"{name}, but the plan has no such worker", join.origin)
             return
         newest = max((incarnation for owner, incarnation in line.lives if owner == vw), default=-1)
@@ -192,11 +211,11 @@ class Replay:
             self._found(join, name)
             return
         if join.incarnation <= newest:
-            self._findings.add(Kind.OLD_INCARNATION, f"{name}, after incarnation {newest} was evicted", join.origin)
+            self._findings.add(Kind.OLD_INCARNATION, f"{name}, after incarnation {newest} was over", join.origin)
             return
         if join.clock not in line.pending and join.clock != line.barriers[-1]:
             self._findings.add(Kind.MEMBERSHIP, f"{name}, where there is no barrier", join.origin)
-        if join.clock < line.local[vw]:
+        if join.clock < line.local.get(vw, join.clock):
             message = f"{name}, below its own committed clock {line.local[vw]}"
             self._findings.add(Kind.MEMBERSHIP, message, join.origin)
         self._admit(join)
@@ -211,10 +230,13 @@ class Replay:
         self._admit(join)
 
     def _admit(self, join: Join) -> None:
-        line = self.timeline
+        line, planned = self.timeline, self._layout.stages_of(join.vw)
         line.members[join.vw] = join.incarnation
         line.local[join.vw] = join.clock
-        line.lives[join.vw, join.incarnation] = Life(join.vw, join.incarnation, join.clock)
+        is_planned = join.num_stages is None or (join.clock == line.start_clock and join.num_stages == planned)
+        line.lives[join.vw, join.incarnation] = Life(
+            join.vw, join.incarnation, join.clock, join.num_stages or planned, is_planned=is_planned
+        )
 
     def _refuse(self, message: str, vw: int, decision: Decision) -> None:
         """Report a decision about a life that is no member: an evicted one, or one that never was."""

@@ -144,6 +144,7 @@ class ReportJson(TypedDict):
     samples: int
     max_clock_distance: int
     complete: bool
+    lacking: list[str]
     kinds: dict[str, int]
     details: list[Detail]
 
@@ -164,11 +165,14 @@ class Report:
     torn_waves: int
     """Committed waves that some shards applied and others did not."""
     counts: Counts = field(default_factory=Counts)
+    lacking: tuple[str, ...] = ()
+    """Files that lack lines, because their disk failed: then nothing that seems wrong is a violation, and nothing that
+    seems right is proven."""
 
     @property
     def ok(self) -> bool:
-        """True when nothing was found."""
-        return not self.violations
+        """True when everything was judged and nothing was found."""
+        return not self.violations and not self.lacking
 
     def kinds(self) -> dict[str, int]:
         """Kind → number of violations, the kinds in order of first sight."""
@@ -187,6 +191,7 @@ class Report:
             samples=self.counts.samples,
             max_clock_distance=self.counts.max_clock_distance,
             complete=self.counts.complete,
+            lacking=list(self.lacking),
             kinds=self.kinds(),
             details=[Detail(kind=v.kind.value, message=v.message, where=v.where) for v in self._shown()],
         )
@@ -214,6 +219,11 @@ class Report:
         return lines
 
     def _verdict(self) -> str:
+        if self.lacking:
+            files = ", ".join(self.lacking)
+            return (
+                f"verdict: history incomplete: the disk failed under {files}; the run can neither be proven nor blamed"
+            )
         if self.ok:
             return "verdict: no violation"
         return (

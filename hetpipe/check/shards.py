@@ -26,6 +26,8 @@ class ShardJudge:
         #: File → how far its shard has provably followed the decision log.
         self._followed: dict[str, int] = {}
         self._unpublished: set[tuple[int, int, int]] = set()
+        #: Virtual workers with a life that may be cut in another way than the plan says.
+        self._recut = {life.vw for life in timeline.lives.values() if not life.is_planned}
 
     def num_applied_twice(self) -> int:
         """Waves that some shard applied more than once."""
@@ -94,12 +96,22 @@ class ShardJudge:
 
     def _judge_slices(self, event: Staged | Pull, does: str) -> None:
         """Nothing of a stage lies on a shard that holds no slices of it; without shards, nothing of any stage."""
-        if (event.vw, event.stage, event.shard) not in self._layout.num_slices:
+        if not self._may_have_slices(event):
             message = (
                 f"stage {event.stage} of virtual worker {event.vw} {does} shard {event.shard}, "
                 "which holds none of its slices"
             )
             self._findings.add(Kind.NO_SLICES, message, event.origin)
+
+    def _may_have_slices(self, event: Staged | Pull) -> bool:
+        """Where a life may be cut in another way than the plan says, any of its stages may have any shard's slices."""
+        if (event.vw, event.stage, event.shard) in self._layout.num_slices:
+            return True
+        if isinstance(event, Staged):
+            is_planned = self._timeline.lives[event.vw, event.incarnation].is_planned
+        else:
+            is_planned = event.vw not in self._recut
+        return not is_planned and self._layout.slices_on(event.shard) > 0
 
     def _judge_applies(self, commit: Commit) -> None:
         line = self._timeline
@@ -126,15 +138,25 @@ class ShardJudge:
 
     def _judge_staged(self, commit: Commit) -> None:
         staged = self._staged.get((commit.vw, commit.incarnation, commit.wave), Counter())
-        for stage in range(self._layout.num_stages[commit.vw] if commit.vw < len(self._layout.num_stages) else 0):
-            for shard in range(self._layout.num_shards):
+        life = self._timeline.lives.get((commit.vw, commit.incarnation))
+        is_planned = life is None or life.is_planned
+        for shard in range(self._layout.num_shards):
+            if not is_planned:
+                whole = sum(count for (_, place), count in staged.items() if place == shard)
+                self._judge_part(commit, whole, self._layout.slices_on(shard), f"are staged on shard {shard}")
+                continue
+            for stage in range(self._layout.stages_of(commit.vw)):
                 wanted = self._layout.num_slices.get((commit.vw, stage, shard), 0)
-                if staged[stage, shard] < wanted:
-                    message = (
-                        f"wave {commit.wave} of virtual worker {commit.vw} is committed, but only "
-                        f"{staged[stage, shard]} of {wanted} slices of stage {stage} are staged on shard {shard}"
-                    )
-                    self._findings.add(Kind.COMMITTED_UNSTAGED, message, commit.origin)
+                where = f"of stage {stage} are staged on shard {shard}"
+                self._judge_part(commit, staged[stage, shard], wanted, where)
+
+    def _judge_part(self, commit: Commit, found: int, wanted: int, where: str) -> None:
+        if found < wanted:
+            message = (
+                f"wave {commit.wave} of virtual worker {commit.vw} is committed, but only {found} of {wanted} slices "
+                f"{where}"
+            )
+            self._findings.add(Kind.COMMITTED_UNSTAGED, message, commit.origin)
 
     def _is_stranded(self, vw: int, incarnation: int, wave: int) -> bool:
         """True for a staged wave that should have been committed: its life saw the run end, and it lies before the end.

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from hetpipe.check.events import Barrier, Commit, Evict, Origin, Publish
+from hetpipe.check.rules import Place
 
 
 @dataclass(slots=True)
@@ -16,9 +17,19 @@ class Life:
     incarnation: int
     first_wave: int
     """The clock at which it joined."""
+    num_stages: int
+    is_planned: bool
+    """Whether its model is cut as in the plan, as far as is known: a later life may be cut anew."""
     eviction: Evict | None = None
     eviction_position: int | None = None
     """Position of the eviction in the decision log; None while it is a member."""
+    left: int | None = None
+    """The clock of the barrier at which it left, having been drained; None: it did not."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Its stages, first to last."""
+        return tuple(Place(stage, self.num_stages) for stage in range(self.num_stages))
 
 
 @dataclass(slots=True)
@@ -34,7 +45,7 @@ class Timeline:
     members: dict[int, int] = field(default_factory=dict)
     """Member → incarnation, now."""
     local: dict[int, int] = field(default_factory=dict)
-    """vw → waves committed; kept for evicted ones."""
+    """vw → waves committed; kept for those who are gone."""
     commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
     """(vw, wave) → its first commit."""
     commit_positions: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -59,6 +70,10 @@ class Timeline:
     def complete(self) -> bool:
         """True when the run reached its end or a stop."""
         return self.end is not None
+
+    def lives_of(self, vw: int) -> list[Life]:
+        """All lives of a virtual worker."""
+        return [life for life in self.lives.values() if life.vw == vw]
 
     def is_published_before(self, clock: int, origin: Origin) -> bool:
         """True when `clock` was, or may have been, published when the line at `origin` was written."""

@@ -39,7 +39,6 @@ class VersionJudge:
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._rule = facts.rule
-        self._places = [facts.layout.places(vw) for vw in range(len(facts.layout.num_stages))]
         self._timeline = timeline
         self._findings = findings
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -54,12 +53,12 @@ class VersionJudge:
         first = seen.first.get(event.p)
         if first is None:
             seen.first[event.p] = event
-            self._judge_clock(event, floor)
+            self._judge_clock(event, floor, seen.life)
             self._judge_life(event, seen.life)
         elif first.clock != event.clock:
             message = f"{event.name} uses clock {event.clock}, but {first.name} uses clock {first.clock}"
             self._findings.add(Kind.MIXED_VERSIONS, message, event.origin)
-        self._judge_through(event, floor)
+        self._judge_through(event, floor, seen.life)
         if isinstance(event, Forward):
             self._judge_published(event, seen)
 
@@ -77,7 +76,7 @@ class VersionJudge:
                     self._judge_switch(previous, current)
                 previous = current
 
-    def _judge_clock(self, event: Pass, floor: int) -> None:
+    def _judge_clock(self, event: Pass, floor: int, life: Life) -> None:
         required = required_clock(self._rule, event.p, floor)
         if event.clock < required:
             message = f"{event.name} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
@@ -86,7 +85,7 @@ class VersionJudge:
             why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
             message = f"{event.name} starts with clock {event.clock}, but {why} takes {required}"
             self._findings.add(Kind.NOT_REQUIRED_CLOCK, message, event.origin)
-        through = forward_through(self._rule, event.p, floor, self._places[event.vw][0])
+        through = forward_through(self._rule, event.p, floor, life.places[0])
         last_published = event.clock * self._rule.minibatches_per_wave
         if last_published > through:
             message = (
@@ -95,9 +94,9 @@ class VersionJudge:
             )
             self._findings.add(Kind.CLOCK_BEYOND_LOCAL, message, event.origin)
 
-    def _judge_through(self, event: Pass, floor: int) -> None:
+    def _judge_through(self, event: Pass, floor: int, life: Life) -> None:
         formula = forward_through if isinstance(event, Forward) else backward_through
-        through = formula(self._rule, event.p, floor, self._places[event.vw][event.stage])
+        through = formula(self._rule, event.p, floor, life.places[event.stage])
         if event.local_through != through:
             message = f"{event.name} has own updates through {event.local_through} instead of {through}"
             self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
@@ -109,6 +108,9 @@ class VersionJudge:
             self._findings.add(Kind.PAST_END, message, event.origin)
         if wave < life.first_wave:
             message = f"{event.name} lies before clock {life.first_wave}, where this incarnation joined"
+            self._findings.add(Kind.MEMBERSHIP, message, event.origin)
+        if life.left is not None and wave >= life.left:
+            message = f"{event.name} lies behind clock {life.left}, where this incarnation left"
             self._findings.add(Kind.MEMBERSHIP, message, event.origin)
 
     def _judge_published(self, event: Forward, seen: _Seen) -> None:

@@ -33,6 +33,9 @@ class Clocks:
         }
         if self.snapshot is not None:
             values |= {
+                "staged": {str(vw): clock for vw, clock in self.snapshot.staged.items()},
+                "durable": {str(vw): clock for vw, clock in self.snapshot.durable.items()},
+                "applied": list(self.snapshot.applied),
                 "published": self.snapshot.published,
                 "max_clock_distance": self.snapshot.max_distance,
                 "epoch": self.snapshot.epoch,
@@ -47,18 +50,41 @@ class Clocks:
     def lines(self) -> list[str]:
         """The clocks for people."""
         slowest = min(self.local.values(), default=0)
-        rows = [[str(vw), str(clock), str(clock - slowest)] for vw, clock in self.local.items()]
-        lines = columns([["worker", "local clock", "ahead"], *rows])
+        marks = self._marks()
+        rows = [
+            [str(vw), str(clock), str(clock - slowest), *(str(told.get(vw, "-")) for told in marks.values())]
+            for vw, clock in self.local.items()
+        ]
+        lines = columns([["worker", "local clock", "ahead", *marks], *rows])
         lines.append(f"global clock {self.global_clock}")
         if self.snapshot is not None:
             lines.append(snapshot_text(self.snapshot))
+            if self.snapshot.applied:
+                lines.append(applied_text(self.snapshot))
         return lines
 
     def line(self) -> str:
         """The clocks as one `key=value` line."""
         published = None if self.snapshot is None else self.snapshot.published
         values: dict[str, object] = {"global_clock": self.global_clock, "published": published}
-        return pairs({**values, **{f"vw{vw}.clock": clock for vw, clock in self.local.items()}})
+        for vw, clock in self.local.items():
+            values[f"vw{vw}.clock"] = clock
+            values |= {f"vw{vw}.{name}": told.get(vw) for name, told in self._marks().items()}
+        return pairs(values)
+
+    def _marks(self) -> dict[str, dict[int, int]]:
+        """Clocks beside the local ones, as far as they are told, by name and virtual worker."""
+        if self.snapshot is None:
+            return {}
+        marks = {"staged": self.snapshot.staged, "durable": self.snapshot.durable}
+        return {name: {int(vw): int(clock) for vw, clock in told.items()} for name, told in marks.items() if told}
+
+
+def applied_text(told: ClockSnapshot) -> str:
+    """Whose disk fails, and what that means."""
+    shards = ", ".join(str(shard) for shard in told.applied)
+    some = "parameter server" if len(told.applied) == 1 else "parameter servers"
+    return f"{some} {shards} cannot keep what is staged (level applied): lost, the run would go back to a checkpoint"
 
 
 def snapshot_text(told: ClockSnapshot) -> str:
@@ -143,7 +169,7 @@ def watch_coordinator(address: str, shell: Shell, mending: Mending, job_id: JobI
                 for snapshot in client.watch_clocks(job_id):
                     mending.whole()
                     yield _of(snapshot)
-            except Unavailable as error:
+            except (Unavailable, UnknownJob) as error:
                 mending.broke(error)
             else:
                 return

@@ -17,10 +17,11 @@ from hetpipe.cli.view import View
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import NonFiniteUpdate, UserError
 from hetpipe.observe.log import configure_logging
-from hetpipe.observe.metrics import read_metrics
+from hetpipe.observe.metrics import TimedWave, read_metrics
 from hetpipe.spec.events import Evaluated, JobEvent, JobState, StateChanged
 from hetpipe.spec.ids import VirtualWorkerIndex
 from hetpipe.spec.job import Job
+from hetpipe.spec.rewinds import run_folders
 from hetpipe.sync.segment import first_progress, planned_segments
 
 
@@ -96,9 +97,14 @@ def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) 
         state=_state(end),
         sentence="; ".join(end.sentences),
         evaluations=() if recorder.began is None else _evaluations(recorder, folder, recorder.began),
-        losses=() if recorder.began is None else training_curve(read_metrics(folder.path), began=recorder.began),
+        losses=() if recorder.began is None else training_curve(_waves(folder), began=recorder.began),
         result=end.result if end.state is JobState.FINISHED else None,
     )
+
+
+def _waves(folder: RunFolder) -> list[TimedWave]:
+    """What was trained, in the order of time; also what a rewind has undone."""
+    return [wave for where in run_folders(folder.path) for wave in read_metrics(where)]
 
 
 def _state(end: RunEnd) -> TrialState:

@@ -19,8 +19,8 @@ from hetpipe.cli.shell import CoordinatorPort
 from hetpipe.cli.supervisor import ServiceRestart
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
-from hetpipe.errors import HetpipeError, JobFailed, Unavailable
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
+from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UnknownJob
+from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission
 from hetpipe.spec.ids import JobId
 
 #: Longest wait for the next message, which is how late a deadline may be noticed.
@@ -90,24 +90,37 @@ class RunningJob:
     """A job on a coordinator: its events go to the inbox from a thread. Thread-safe."""
 
     def __init__(
-        self, client: CoordinatorPort, job_id: JobId, inbox: Inbox, *, clock: Clock, when_lost: str = ""
+        self, client: CoordinatorPort, submission: Submission, inbox: Inbox, *, clock: Clock, when_lost: str = ""
     ) -> None:
         """Prepare; nothing is called.
 
         Args:
             client: of the coordinator.
-            job_id: the job.
+            submission: the job.
             inbox: where events go.
             clock: measures how long a broken connection is mended.
             when_lost: what the user can do when the coordinator is lost; the end of a sentence.
         """
         self._client = client
-        self._job_id = job_id
+        self._submission = submission
+        self._job_id: JobId | None = None
         self._inbox = inbox
         self._when_lost = when_lost
         #: Number of the last event heard.
         self._last = 0
+        #: It has begun to train. From then on it is not handed in again: it may have come to its end.
+        self._has_begun = False
+        self._clock = clock
         self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
+
+    def hand_in(self) -> JobId:
+        """Let the coordinator take the job. Once, before everything else.
+
+        Raises:
+            HetpipeError: it did not.
+        """
+        self._job_id = self._client.submit_job(self._submission)
+        return self._job_id
 
     def watch(self) -> None:
         """Begin to put events into the inbox. Once."""
@@ -136,17 +149,55 @@ class RunningJob:
             for numbered in self._client.watch_job(self._job_id, after=self._last):
                 self._last = max(self._last, numbered.sequence)
                 self._mending.whole()
+                self._has_begun = self._has_begun or _runs(numbered.event)
                 self._inbox.put(Heard(numbered.event))
         except Unavailable as error:
             self._mending.broke(error)
             return False
+        except UnknownJob as error:
+            self._mending.broke(error)
+            self._hand_in_again()
+            return False
         return True
 
-    def _stop(self, mode: StopMode) -> None:
+    def _hand_in_again(self) -> None:
+        """The coordinator is a new one, and its store is empty. The same request means the same job."""
+        if self._has_begun:
+            return
         try:
-            self._client.stop_job(self._job_id, mode=mode)
-        except HetpipeError as error:
-            self._inbox.put(StopRefused(error))
+            self._client.submit_job(self._submission)
+        except Unavailable as error:
+            self._mending.broke(error)
+
+    def _stop(self, mode: StopMode) -> None:
+        """Ask until the coordinator has heard it, or is lost."""
+        mending = Mending(self._clock, say=lambda _: None)
+        mending.whole()
+        has_told = False
+        while True:
+            try:
+                self._client.stop_job(self._job_id, mode=mode)
+            except HetpipeError as error:
+                if not has_told:
+                    self._inbox.put(StopRefused(error))
+                    has_told = True
+                if not isinstance(error, Unavailable | UnknownJob) or not _mends(mending, error):
+                    return
+            else:
+                return
+
+
+def _runs(event: JobEvent) -> bool:
+    return isinstance(event, StateChanged) and event.state is JobState.RUNNING
+
+
+def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
+    """Rest; whether it is worth another attempt."""
+    try:
+        mending.broke(error)
+    except HetpipeError:
+        return False
+    return True
 
 
 class Follower:
@@ -206,7 +257,9 @@ class Follower:
             case CoordinatorLost(error=error, sentence=sentence):
                 self.ending = Ending(state=JobState.FAILED, error=error, sentences=(sentence,))
             case StopRefused(error=error):
-                self._view.say(f"the coordinator did not take the wish to stop ({error}); Ctrl-C again stops now")
+                told = f"the coordinator did not take the wish to stop ({error})"
+                again = " and is asked again" if isinstance(error, Unavailable | UnknownJob) else ""
+                self._view.say(f"{told}{again}; Ctrl-C again stops now")
             case Interrupted():
                 self._interrupted()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hetpipe.check import check_run
 from hetpipe.errors import UserError
+from hetpipe.spec.rewinds import run_folders
 
 #: Histories above this are left to `hetpipe check`. About half a minute of checking.
 MAX_BYTES = 256 * 1024 * 1024
@@ -17,9 +18,10 @@ _TOLD_BYTES = 8 * 1024 * 1024
 
 
 def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None:
-    """Violations of the promises in `run_dir`'s history; None when it is not here, not whole, or too long."""
-    files = list((run_dir / "history").glob("*.jsonl"))
-    if len(files) < _num_processes(run_dir):
+    """Violations of the promises in the run's histories; None when one is not here, not whole, or they are too long."""
+    histories = histories_of(run_dir)
+    files = [file for where in histories for file in (where / "history").glob("*.jsonl")]
+    if len(files) < sum(map(_num_processes, histories)):
         # Some processes wrote theirs on other machines; what is here alone would look torn.
         return None
     size = sum(file.stat().st_size for file in files)
@@ -29,10 +31,25 @@ def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None
     if size > _TOLD_BYTES:
         say("checking the history of the run")
     try:
-        return len(check_run(run_dir).violations)
+        reports = [check_run(where) for where in histories]
     except UserError as error:
         say(f"the history cannot be checked: {error}")
         return None
+    for report in reports:
+        if report.lacking:
+            say(report.lines()[-1])
+            return None
+    return sum(len(report.violations) for report in reports)
+
+
+def histories_of(run_dir: Path) -> list[Path]:
+    """The folders of a run that hold a history of their own: its own, and those of rewinds after which it trained."""
+    own, *rewinds = run_folders(run_dir)
+    return [own, *(where for where in rewinds if any(_stages(where)))]
+
+
+def _stages(run_dir: Path) -> Iterator[Path]:
+    return (file for file in (run_dir / "history").glob("*.jsonl") if not file.name.startswith("shard-"))
 
 
 def _num_processes(run_dir: Path) -> int:

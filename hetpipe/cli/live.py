@@ -10,7 +10,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe.cli.progress import STATE_TEXTS, cells, evaluation_text, headings, life_text, totals_text
+from hetpipe.cli.progress import STATE_TEXTS, cells, evaluation_text, headings, life_text, rewind_text, totals_text
 from hetpipe.cli.text import duration
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
@@ -19,11 +19,15 @@ from hetpipe.spec.events import (
     JobEnded,
     JobEvent,
     ProgressTable,
+    ReplanJudged,
+    Rewound,
     StateChanged,
     Waiting,
+    WorkerLeft,
     WorkerLost,
     WorkerQuarantined,
     WorkerRejoined,
+    WorkerReplanned,
 )
 
 _REFRESHES_PER_SECOND = 4
@@ -69,8 +73,10 @@ class LiveView(View):
                 self._table = event
             case WorkerLost() | WorkerQuarantined():
                 self._print(life_text(event), style="yellow")
-            case WorkerRejoined():
+            case WorkerRejoined() | WorkerLeft() | WorkerReplanned() | ReplanJudged():
                 self._print(life_text(event))
+            case Rewound():
+                self._print(rewind_text(event), style="bold red")
             case JobEnded(state=state):
                 self._state, self._has_ended = STATE_TEXTS[state], True
                 self._live.refresh()

@@ -12,6 +12,7 @@ from hetpipe.check import check_run
 from hetpipe.cli import clocks as clocks_module
 from hetpipe.cli import doctor as doctor_module
 from hetpipe.cli.export import export_weights
+from hetpipe.cli.judge import histories_of
 from hetpipe.cli.mending import Mending
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.run_folder import RUNS, find_run
@@ -63,10 +64,18 @@ def watch_clocks(which: Which, output: Output, shell: Shell) -> ExitStatus:
 
 
 def check(which: Which, output: Output) -> ExitStatus:
-    """Judge a run by its history."""
-    report = check_run(find_run(which.run_dir, runs_dir=which.runs_dir).path)
-    output.answer(dict(report.to_json()), *report.lines())
-    return ExitStatus.OK if report.ok else ExitStatus.FAILED
+    """Judge a run by its histories: its own, and after a rewind that of each folder in which it went on."""
+    run_dir = find_run(which.run_dir, runs_dir=which.runs_dir).path
+    reports = {where.name: check_run(where) for where in histories_of(run_dir)}
+    if len(reports) == 1:
+        (report,) = reports.values()
+        output.answer(dict(report.to_json()), *report.lines())
+    else:
+        lines = [f"{name}: {line}" for name, report in reports.items() for line in report.lines()]
+        violations = sum(len(report.violations) for report in reports.values())
+        histories = {name: report.to_json() for name, report in reports.items()}
+        output.answer({"violations": violations, "histories": histories}, *lines)
+    return ExitStatus.OK if all(report.ok for report in reports.values()) else ExitStatus.FAILED
 
 
 def export(paths: list[Path], runs_dir: Path, output: Output, shell: Shell) -> ExitStatus:

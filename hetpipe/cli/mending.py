@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hetpipe.clock import Clock
-from hetpipe.errors import Unavailable
+from hetpipe.errors import Unavailable, UnknownJob
 
 #: How long a broken connection is mended before the coordinator counts as lost, and the pause between two attempts.
 MEND_SECONDS = 600.0
 _PAUSE_SECONDS = 0.5
+
+#: How long a coordinator may know nothing of a job. A new one gives up later whoever nobody tells it of (`Patience`).
+UNKNOWN_SECONDS = 90.0
 
 
 class Mending:
@@ -31,6 +34,8 @@ class Mending:
         self._was_whole = False
         #: Since when it is broken, in monotonic seconds; None while it is not.
         self._broken_since: float | None = None
+        #: Since when the coordinator answers that it does not know the job.
+        self._unknown_since: float | None = None
         self._has_said = False
 
     def whole(self) -> None:
@@ -39,23 +44,30 @@ class Mending:
         if self._has_said and self._broken_since is not None:
             seconds = self._clock.monotonic() - self._broken_since
             self._say(f"the coordinator is there again after {seconds:.0f} s")
-        self._broken_since = None
+        self._broken_since = self._unknown_since = None
         self._has_said = False
 
-    def broke(self, error: Unavailable) -> None:
+    def broke(self, error: Unavailable | UnknownJob) -> None:
         """Rest; returns when it is time for the next attempt. What the second one mends is not worth a word.
 
         Raises:
-            Unavailable: `error`, because there will be none.
+            Unavailable, UnknownJob: `error`, because there will be none.
         """
         if not self._was_whole or self._is_over():
             raise error
         now = self._clock.monotonic()
+        if not isinstance(error, UnknownJob):
+            self._unknown_since = None
+        elif self._unknown_since is None:
+            self._unknown_since = now
+        if self._unknown_since is not None and now - self._unknown_since >= UNKNOWN_SECONDS:
+            raise error
         if self._broken_since is None:
             self._broken_since = now
-        elif now - self._broken_since >= MEND_SECONDS:
+        elif self._unknown_since is None and now - self._broken_since >= MEND_SECONDS:
             raise error
         elif not self._has_said:
             self._has_said = True
-            self._say("the coordinator does not answer; trying again until it is there")
+            what = "does not answer" if self._unknown_since is None else "does not know the job yet"
+            self._say(f"the coordinator {what}; trying again until it is there")
         self._clock.sleep(_PAUSE_SECONDS)

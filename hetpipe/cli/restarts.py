@@ -39,31 +39,24 @@ class GiveUp:
     """Do not start it again."""
 
     reason: str
-    """The end of a sentence about its last death; empty where nothing needs to be added."""
+    """The end of a sentence about its last death."""
 
 
-#: Services that are not started again, and why. A new coordinator knows nothing of the job that is under way.
-IRREPLACEABLE = frozenset({"coordinator"})
-
-
-def decide(key: str, deaths: Sequence[float], rules: RestartRules = RULES) -> RestartAt | GiveUp:
+def decide(deaths: Sequence[float], rules: RestartRules = RULES) -> RestartAt | GiveUp:
     """What to do after the last of a service's deaths.
 
     Args:
-        key: names the service.
         deaths: when it has died, in monotonic seconds; the last one has just happened. Older ones may be left out.
         rules: how patient to be.
 
-    >>> decide("agent", [10.0])
+    >>> decide([10.0])
     RestartAt(at_seconds=10.1)
-    >>> decide("agent", [10.0, 11.0, 12.0])
+    >>> decide([10.0, 11.0, 12.0])
     RestartAt(at_seconds=12.4)
-    >>> decide("agent", [1.0, 2.0, 3.0, 4.0, 5.0])
+    >>> decide([1.0, 2.0, 3.0, 4.0, 5.0])
     GiveUp(reason='it is not started again, as it has died 5 times within 60 s')
     """
     now = deaths[-1]
-    if key in IRREPLACEABLE:
-        return GiveUp("")
     recent = sum(now - death < rules.within_seconds for death in deaths)
     if recent >= rules.most_deaths:
         within = f"{rules.within_seconds:.0f} s"

@@ -80,6 +80,8 @@ class TrainResult:
     """Per virtual worker: nothing to compute at all."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Per virtual worker: its lives that ended before the run; it was started anew, or the others went on."""
+    rewinds: int = 0
+    """How often the whole job went back to a checkpoint; everything else is of what came after the last one."""
     stages: tuple[StageResult, ...] = ()
     """By virtual worker and place; those that reported."""
 

@@ -4,6 +4,7 @@
     job.json     the job
     result.json  how it ended; not there while it runs, or when the program that followed it was killed
     trace.json   the picture of the pipeline, made of trace/*.jsonl at the end
+    rewind-N/    where the run went on after its N-th rewind, laid out like this folder
 
 `plan.json`, `facts.json`, `forecast.json`, `profile.json` and `cluster.yaml` are the coordinator's; histories,
 checkpoints and logs each process's own.
@@ -25,6 +26,7 @@ from hetpipe.observe.timeline import merge_timelines
 from hetpipe.spec.document import read_document
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.rewinds import run_folders
 from hetpipe.spec.wire import from_json, plain
 
 #: Where runs go by default, in the current folder.
@@ -192,14 +194,15 @@ class RunFolder:
         return read_document(PlanDocument, path) if path.exists() else None
 
     def merge_trace(self) -> None:
-        """Make `trace.json` of the processes' fragments, if there are any.
+        """Make `trace.json` of the processes' fragments, if there are any; so for each rewind.
 
         Raises:
             OSError: they cannot be read, or it cannot be written.
         """
-        fragments = list((self.path / "trace").glob("*.jsonl"))
-        if fragments:
-            merge_timelines(fragments, self.path / "trace.json")
+        for where in run_folders(self.path):
+            fragments = list((where / "trace").glob("*.jsonl"))
+            if fragments:
+                merge_timelines(fragments, where / "trace.json")
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         unfinished = self.path / f".{name}.{os.getpid()}"

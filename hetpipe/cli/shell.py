@@ -13,8 +13,8 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.deploy.docker_port import DockerPort
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
-from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
+from hetpipe.spec.ids import JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Member
 from hetpipe.spec.run import ClockSnapshot
 
@@ -28,6 +28,14 @@ class CoordinatorPort(Protocol):
 
     def stop_job(self, job_id: JobId | None = None, *, mode: StopMode) -> JobState:
         """Ask a job to stop."""
+        ...
+
+    def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
+        """Ask a virtual worker to leave."""
+        ...
+
+    def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
+        """Ask virtual workers back."""
         ...
 
     def status(self, job_id: JobId | None = None) -> JobStatus:

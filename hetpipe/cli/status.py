@@ -14,12 +14,15 @@ from hetpipe.cli.text import columns, count, shown_path
 from hetpipe.cli.training import resume_command
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
-from hetpipe.spec.events import JobStatus, ProcessStatus, WorkerStatus
+from hetpipe.spec.events import JobStatus, ProcessStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.wire import plain
 
 #: States of a run beyond those of its job.
 STARTING, DIED, UNKNOWN, NO_JOB = "starting", "died", "unknown", "no job"
+
+#: States of a virtual worker that goes or is gone without having been lost.
+_AWAY = frozenset({"leaving", "ending", "awaiting", "admitting", "out"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,10 @@ class RunStatus:
     workers: tuple[WorkerStatus, ...] = ()
     straggler: int | None = None
     """The virtual worker for which the others mostly wait."""
+    slow: tuple[Straggling, ...] = ()
+    """The stages that take longer than planned."""
+    rewinds: int = 0
+    """How often the whole job went back to a checkpoint."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -50,6 +57,8 @@ class RunStatus:
             "global_clock": self.global_clock,
             "workers": [plain(WorkerStatus, worker) for worker in self.workers],
             "straggler": self.straggler,
+            "slow": [plain(Straggling, one) for one in self.slow],
+            "rewinds": self.rewinds,
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -61,9 +70,15 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
-        lines += [_life_text(worker) for worker in self.workers if worker.deaths]
+        if self.rewinds:
+            lines.append(f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}")
+        lines += [_life_text(worker) for worker in self.workers if worker.deaths or worker.state in _AWAY]
         if self.straggler is not None:
             lines.append(f"the others mostly wait for virtual worker {self.straggler}, which is the slowest")
+        lines += [
+            f"stage {one.stage} of virtual worker {one.vw} takes {one.factor:.1f} times as long as planned"
+            for one in self.slow
+        ]
         if self.processes:
             heading = ["role", "index", "vw", "host", "pid", "state"]
             lines += ["", *columns([heading, *map(_row, self.processes)])]
@@ -72,8 +87,9 @@ class RunStatus:
 
 def _life_text(worker: WorkerStatus) -> str:
     """People count lives from 1; only a virtual worker that is not in the midst of its life has a state to tell."""
+    lost = f", lost {count(worker.deaths, 'time')}" if worker.deaths else ""
     state = "" if worker.state == "ready" else f", {worker.state}"
-    return f"virtual worker {worker.vw}: life {worker.incarnation + 1}, lost {count(worker.deaths, 'time')}{state}"
+    return f"virtual worker {worker.vw}: life {worker.incarnation + 1}{lost}{state}"
 
 
 def _row(process: ProcessStatus) -> list[str]:
@@ -134,6 +150,8 @@ def _from_coordinator(status: JobStatus, result: RunResult | None) -> RunStatus:
         remark=status.failure,
         workers=status.workers,
         straggler=None if status.progress is None else status.progress.straggler,
+        slow=() if status.progress is None else status.progress.slow,
+        rewinds=status.rewinds,
     )
 
 
@@ -146,6 +164,7 @@ def _ended(record: RunRecord, result: RunResult) -> RunStatus:
         clocks=clocks,
         global_clock=global_clock,
         remark="; ".join(result.errors),
+        rewinds=int(result.values.get("rewinds", 0)),
     )
 
 

@@ -182,7 +182,9 @@ class Supervisor:
             self._start(_Rank.PARAMETER_SERVER, name, f"parameter server {index}", command)
         devices = self._services.num_cpu_devices
         declared = [] if devices is None else ["--cpu-devices", str(devices)]
-        self._start(_Rank.AGENT, "agent", "the agent", [*programs.agent, *to_coordinator, *declared])
+        # With the agent the run ends: there is no barrier left at which anybody could leave.
+        command = [*programs.agent, *to_coordinator, *declared, "--drain-seconds", "0"]
+        self._start(_Rank.AGENT, "agent", "the agent", command)
         return address
 
     def stop(self, *, grace_seconds: float) -> None:
@@ -236,7 +238,7 @@ class Supervisor:
             kept = self._kept[key]
             kept.death = death
             kept.deaths.append(self._clock.monotonic())
-            decision = decide(key, tuple(kept.deaths), self._services.restart_rules)
+            decision = decide(tuple(kept.deaths), self._services.restart_rules)
             if not isinstance(decision, GiveUp):
                 kept.due = decision.at_seconds
                 self._changed.notify_all()

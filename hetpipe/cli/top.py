@@ -19,7 +19,7 @@ from hetpipe.cli.run_folder import RunFolder, RunRecord, find_run
 from hetpipe.cli.shell import CoordinatorPort, Shell
 from hetpipe.cli.status import NO_JOB
 from hetpipe.cli.text import columns, shown_path
-from hetpipe.errors import Unavailable, UserError
+from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.spec.events import JobStatus, ProgressTable
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import ROLE_NAMES, Member
@@ -159,7 +159,7 @@ def _watch(
             while True:
                 try:
                     picture = _look(client, job_id)
-                except Unavailable as error:
+                except (Unavailable, UnknownJob) as error:
                     mending.broke(error)
                     continue
                 mending.whole()

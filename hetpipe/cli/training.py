@@ -180,9 +180,9 @@ class Training:
         request, clock = self._request, self._shell.clock
         client = self._shell.connect(address)
         try:
-            job_id = client.submit_job(submission_of(request, self._folder))
-            self._note(job_id=job_id)
-            job = RunningJob(client, job_id, self._inbox, clock=clock, when_lost=when_lost)
+            submission = submission_of(request, self._folder)
+            job = RunningJob(client, submission, self._inbox, clock=clock, when_lost=when_lost)
+            self._note(job_id=job.hand_in())
             job.watch()
             self._interrupts.listen(lambda: self._inbox.put(Interrupted()))
             follower = Follower(job, self._view, inbox=self._inbox, clock=clock, stop_now_seconds=stop_now_seconds)

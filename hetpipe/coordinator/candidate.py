@@ -66,15 +66,16 @@ class Candidate:
         self._asking = threading.Lock()
         #: What the store gave.
         self._lead: Lead | None = None
-        #: Highest fence that was seen.
+        #: Highest fence that was seen, and that of the newest own lead.
         self._highest = Fence(0)
+        self._own = Fence(0)
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
     @property
     def fence(self) -> Fence:
-        """The highest fence that was seen; the own one while this coordinator leads."""
-        return self._highest
+        """The fence of the own lead, also when it is over; 0 before there was one."""
+        return self._own
 
     def run_for(self, give_up: threading.Event) -> bool:
         """Stand by until this coordinator leads; False when `give_up` is set before.
@@ -158,7 +159,7 @@ class Candidate:
         self._highest = max(self._highest, found.fence)
         if found.candidate != self._id:
             raise NotLeader(f"{found.name} has the lead")
-        self._lead = found
+        self._lead, self._own = found, found.fence
 
     def _take(self, event: Event) -> Decision:
         with self._lock:

@@ -10,8 +10,10 @@ from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.plan import ModelReport, Plan
-from hetpipe.spec.run import AgentInfo, DeviceConfig, ShardConfig, StageConfig, StageEmulation
+from hetpipe.spec.plan import ModelReport, Plan, VirtualWorkerPlan
+from hetpipe.spec.run import AgentInfo, DeviceConfig, StageConfig, StageEmulation
+from hetpipe.spec.run_document import RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import DataSpec, Membership, Progress
 from hetpipe.sync.division import empty_bitmap
 
@@ -28,6 +30,18 @@ class Assignment:
     """In index order."""
     emulations: tuple[tuple[StageEmulation, ...], ...] = ()
     """Per virtual worker and stage; empty if nothing is played."""
+
+    def with_worker(self, worker: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...] = ()) -> Assignment:
+        """The same with another plan of one virtual worker, from its next life on; one beyond the last is added.
+
+        Args:
+            worker: its stages.
+            emulations: how these play their devices; empty if nothing is played.
+        """
+        at = worker.index
+        workers = (*self.plan.virtual_workers[:at], worker, *self.plan.virtual_workers[at + 1 :])
+        played = (*self.emulations[:at], emulations, *self.emulations[at + 1 :]) if self.emulations else ()
+        return replace(self, plan=replace(self.plan, virtual_workers=workers), emulations=played)
 
 
 def data_of(job: Job, model: ModelReport) -> DataSpec:
@@ -66,7 +80,7 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
     job, plan, submission, agents = assignment.job, assignment.plan, assignment.submission, assignment.agents
     hosts = {agent.agent: agent.host for agent in agents}
     torch_devices = {DeviceId(device.device): device.torch_device for agent in agents for device in agent.devices}
-    emulated = iter(job.emulated_devices())
+    emulated = _emulated(job)
     job_json = job.model_dump(mode="json")
     return [
         StartStageCommand(
@@ -77,7 +91,7 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
                 vw=vw.index,
                 stage=StageIndex(index),
                 incarnation=Incarnation(0),
-                device=next(emulated, None) or DeviceConfig(torch_devices[stage.device]),
+                device=emulated.get((vw.index, index)) or DeviceConfig(torch_devices[stage.device]),
                 shard_addresses=tuple(shard.address for shard in assignment.shards),
                 run_dir=submission.run_dir,
                 import_path=submission.import_path,
@@ -91,13 +105,20 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
     ]
 
 
+def _emulated(job: Job) -> dict[tuple[VirtualWorkerIndex, int], DeviceConfig]:
+    """The emulated device of each stage of the first lives, if there are any; later ones go by their places."""
+    workers = [VirtualWorkerIndex(vw) for vw in range(job.num_workers)] if job.cluster.devices else []
+    places = [(vw, index) for vw in workers for index in range(job.num_stages(vw))]
+    return dict(zip(places, job.emulated_devices(), strict=True))
+
+
 def later_life(
     assignment: Assignment, vw: VirtualWorkerIndex, incarnation: Incarnation, restore: str | None
 ) -> list[StartStageCommand]:
-    """The commands for a later life of one virtual worker, by the same plan.
+    """The commands for a later life of one virtual worker.
 
     Args:
-        assignment: the agents as they are now.
+        assignment: the plan and the agents as they are now.
         vw: who.
         incarnation: which life.
         restore: folder of the newest checkpoint of this run; None: there is none, so that of the run's start counts.
@@ -112,9 +133,51 @@ def later_life(
     ]
 
 
-def shard_configs(assignment: Assignment, data: DataSpec, start: Progress) -> list[ShardConfig]:
-    """One configuration per shard, in index order; shard 0 is the clock shard."""
-    job, plan = assignment.job, assignment.plan
+def run_document(
+    assignment: Assignment, data: DataSpec, start: Progress, *, eval_samples: int | None, submitted_wall: float
+) -> RunDocument:
+    """What the clock shard keeps for a coordinator that has never heard of the job.
+
+    Args:
+        assignment: the job, its plan, and who carries it out.
+        data: what is dealt to the virtual workers.
+        start: where the run begins.
+        eval_samples: samples of an evaluation; None: nobody has said.
+        submitted_wall: when the job was handed in, in seconds since 1970.
+    """
+    return RunDocument(
+        job=assignment.job.model_dump(mode="json"),
+        submission=assignment.submission,
+        plan=assignment.plan,
+        agents=assignment.agents,
+        shards=assignment.shards,
+        emulations=assignment.emulations,
+        data=data,
+        start=start,
+        eval_samples=eval_samples,
+        submitted_wall=submitted_wall,
+    )
+
+
+def assignment_of(run: RunDocument) -> Assignment:
+    """Who carries the plan of `run` out.
+
+    Raises:
+        JobError: the job in it cannot be read.
+    """
+    return Assignment(
+        job=Job.model_validate(run.job),
+        submission=run.submission,
+        plan=run.plan,
+        agents=run.agents,
+        shards=run.shards,
+        emulations=run.emulations,
+    )
+
+
+def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
+    """One configuration per shard, in index order; shard 0 is the clock shard, which alone keeps `run`."""
+    plan = run.plan
     membership = Membership({vw.index: len(vw.stages) for vw in plan.virtual_workers})
     return [
         ShardConfig(
@@ -122,15 +185,16 @@ def shard_configs(assignment: Assignment, data: DataSpec, start: Progress) -> li
             term=plan.term,
             shard=ShardIndex(index),
             num_shards=plan.num_shards,
-            clock_shard_address=assignment.shards[0].address,
+            clock_shard_address=run.shards[0].address,
             membership=membership,
             slices=tuple(part for part in plan.slices if part.shard == index),
             sync=job.sync_spec(),
-            data=data,
+            data=run.data,
             checkpoint_every_waves=job.checkpoint.every_waves,
             checkpoint_keep=job.checkpoint.keep,
-            run_dir=assignment.submission.run_dir,
-            progress=start,
+            run_dir=run.submission.run_dir,
+            progress=run.start,
+            run=None if index else run,
         )
         for index in range(plan.num_shards)
     ]

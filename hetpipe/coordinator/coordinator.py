@@ -9,74 +9,51 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import Executor
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock
+from hetpipe.coordinator.adopting import Adopting
 from hetpipe.coordinator.exchange import (
-    Announce,
-    ClocksTold,
-    ClusterSeen,
-    Input,
-    Instruction,
-    MemberGone,
+    AgentDeparts,
     MemberSeen,
-    SendCommand,
+    ShardHeard,
     StopAsked,
-    Task,
     Tick,
 )
-from hetpipe.coordinator.job_host import JobHost, save
+from hetpipe.coordinator.fences import Election, NoElection
+from hetpipe.coordinator.job_host import JobHost
+from hetpipe.coordinator.job_hosts import thread_per_job
 from hetpipe.coordinator.job_machine import JobMachine
-from hetpipe.coordinator.mailboxes import Mailboxes
 from hetpipe.coordinator.patience import LEASE_SECONDS, Patience
-from hetpipe.coordinator.registry import Registry
-from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.coordinator.store import JobRecord, MemberRecord, Store
-from hetpipe.coordinator.tasks import JobTasks, Tools
+from hetpipe.coordinator.tasks import Tools
 from hetpipe.errors import (
     HetpipeError,
     PermissionDenied,
     ProtocolViolation,
-    ResourceExhausted,
     StoreUnavailable,
     UnknownJob,
     UnknownMember,
 )
-from hetpipe.observe.log import bind_context, get_logger
+from hetpipe.observe.log import get_logger
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
+from hetpipe.spec.events import JobState, NumberedEvent, StopMode, Submission
 from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job_json import job_from_json
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
-from hetpipe.spec.run import AgentInfo, ClockSnapshot
+from hetpipe.spec.run import ClockSnapshot
 
 _log = get_logger(__name__)
-
-#: Ended jobs that stay in memory; the store has them longer.
-MAX_ENDED_JOBS = 20
-
-#: Jobs that have not ended: each has a thread, and a history of events.
-MAX_OPEN_JOBS = 100
 
 _REQUEST_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 _ID_CHARACTERS = 12
 
 
-def thread_per_job(job_id: JobId) -> Executor:
-    """The usual executor of a job: one thread."""
-    return ThreadPoolExecutor(
-        max_workers=1, thread_name_prefix=f"job-{job_id}", initializer=partial(bind_context, job=job_id)
-    )
-
-
-class Coordinator:
+class Coordinator(Adopting):
     """The logic of one coordinator. Thread-safe; `servicer` puts it on the network."""
 
     def __init__(
@@ -88,26 +65,25 @@ class Coordinator:
         patience: Patience | None = None,
         lease_seconds: float = LEASE_SECONDS,
         executor_of: Callable[[JobId], Executor] = thread_per_job,
+        election: Election | None = None,
     ) -> None:
-        """Begin with what `store` remembers: jobs that had not ended have failed with their coordinator.
+        """Begin with what `store` remembers: a job that has not ended is led on as soon as its clock shard tells of it.
 
         Raises:
             StoreUnavailable: the store cannot be reached.
         """
-        self._store = store
-        self._tools = tools
-        self._clock = clock
-        self._patience = patience or Patience()
-        self._executor_of = executor_of
-        #: Guards everything below; notified after every change.
-        self.condition = threading.Condition()
-        self._registry = Registry(lease_seconds)
-        self._mailboxes = Mailboxes()
+        super().__init__(
+            store,
+            tools,
+            clock=clock,
+            patience=patience or Patience(),
+            lease_seconds=lease_seconds,
+            executor_of=executor_of,
+            election=election or NoElection(),
+        )
         #: When `tick` was last called.
         self._ticked = clock.monotonic()
-        #: By id, in order of submission.
-        self._hosts: dict[JobId, JobHost] = {}
-        self._fail_lost_jobs()
+        self._remember_jobs()
 
     # -- members ---------------------------------------------------------------------------------------------------
 
@@ -117,10 +93,12 @@ class Coordinator:
         Raises:
             ProtocolViolation: a member of another role has its id.
             ResourceExhausted: there are too many members.
+            NotLeader: it has seen a later coordinator, which leads.
             StoreUnavailable: membership changes wait for the store.
         """
         with self.condition:
             self._registry.check_new(info)
+        self._fences.meet(info)
         registration = Registration(uuid.uuid4().hex)
         failpoints.reach("membership.lease_granted_not_recorded")
         record = self._store.put_member(info, registration, lease_seconds=self._registry.lease_seconds)
@@ -128,7 +106,9 @@ class Coordinator:
         with self.condition:
             replaced = self._registry.put(record, now=self._clock.monotonic())
             if info.role is MemberRole.AGENT:
-                self._mailboxes.open(AgentId(info.id))
+                self._mailboxes.open(AgentId(info.id), is_new=replaced is not None)
+            for job_id in {key.job_id for key in info.stages}:
+                self._hear_of(job_id)
             if replaced is not None:
                 self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
             for host in list(self._hosts.values()):
@@ -137,7 +117,7 @@ class Coordinator:
             self.condition.notify_all()
         failpoints.reach("membership.published_not_seen")
         _log.info("member_registered", member=str(info), member_role=info.role.value)
-        return Lease(registration, self._registry.lease_seconds, record.order)
+        return Lease(registration, self._registry.lease_seconds, record.order, self._fences.own)
 
     def heartbeat(
         self,
@@ -147,23 +127,30 @@ class Coordinator:
         clocks: Mapping[JobId, ClockSnapshot],
         jobs: tuple[JobId, ...],
         last_command: int,
+        lost: Mapping[JobId, str] | None = None,
     ) -> Renewal:
-        """Renew a lease.
+        """Renew a lease, and hear what is new: `lost` says of jobs that a shard served why it does so no more.
 
         Raises:
             UnknownMember: register again.
         """
-        now = self._clock.monotonic()
         with self.condition:
-            record = self._registry.renew(member_id, registration, now=now)
+            is_first = not self._registry.has_told(member_id)
+            record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
             for job_id, snapshot in clocks.items():
-                host = self._hosts.get(job_id)
-                if host is not None and host.machine.shards and host.machine.shards[0].id == member_id:
-                    self._feed(host, ClocksTold(snapshot))
-            ended = tuple(job_id for job_id in jobs if not self._may_have_processes(job_id, now=now))
+                self._clock_told(record.info, job_id, snapshot)
+            lost = lost or {}
+            for host in list(self._hosts.values()):
+                if any(shard.id == member_id for shard in host.machine.shards):
+                    reason = lost.get(host.job_id, "")
+                    self._feed(host, ShardHeard(member_id, serves=host.job_id in jobs, reason=reason))
+            ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id))
+            self._look_after_orphans()
+            if is_first:
+                self._offer_cluster()
         self._renew_in_store(record)
-        return Renewal(self._registry.lease_seconds, ended)
+        return Renewal(self._registry.lease_seconds, ended, self._fences.own)
 
     def leave(self, member_id: MemberId, registration: Registration) -> None:
         """End a membership; nothing happens when there is none with this registration."""
@@ -180,6 +167,19 @@ class Coordinator:
             self._store.remove_member(member_id, registration)
         except StoreUnavailable as error:
             _log.warning("leave_not_kept", member=member_id, reason=str(error))
+
+    def depart(self, agent: AgentId, registration: Registration) -> None:
+        """Take an agent's stages from it, so that it can leave; it gets no others until it registers again.
+
+        Raises:
+            UnknownMember: it is no member any more.
+        """
+        with self.condition:
+            if not self._registry.depart(MemberId(agent), registration):
+                return
+            for host in list(self._hosts.values()):
+                self._feed(host, AgentDeparts(agent))
+        _log.info("agent_departs", member=agent)
 
     def members(self) -> tuple[Member, ...]:
         """The live members in order of registration."""
@@ -222,9 +222,7 @@ class Coordinator:
             if not self._mailboxes.take_batch(agent, batch):
                 return
             for item in news:
-                host = self._hosts.get(item.job_id)
-                if host is not None:
-                    self._feed(host, item)
+                self._news_told(item)
 
     def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
         """The certificate of a stage, made with the key of a request.
@@ -262,13 +260,15 @@ class Coordinator:
             )
         job = job_from_json(submission.job_json)
         job_id = job_id_of(job.name, submission.request_id)
-        self._check_room(job_id)
+        with self.condition:
+            self._check_room(job_id)
         record = JobRecord(
             job_id=job_id,
             name=job.name,
             state=JobState.SUBMITTED,
             run_dir=submission.run_dir,
             submitted_wall=self._clock.wall(),
+            submission=submission,
         )
         kept = self._store.create_job(record)
         with self.condition:
@@ -276,7 +276,7 @@ class Coordinator:
                 return job_id
             now = self._clock.monotonic()
             machine = JobMachine(job_id, job, submission, patience=self._patience, now=now)
-            self._hosts[job_id] = JobHost(machine, kept, self._executor_of(job_id))
+            self._hosts[job_id] = JobHost(machine, kept, self._executor_of(job_id), first=self._first_number())
             _log.info("job_submitted", job=job_id, run_dir=submission.run_dir)
             self._offer_cluster()
             self.condition.notify_all()
@@ -289,22 +289,20 @@ class Coordinator:
             UnknownJob: there is no such job.
         """
         with self.condition:
-            host = self._host(job_id)
+            host = self.host(job_id)
             if host is None:
-                return self.record(job_id).state
+                return self._stop_orphan(self.record(job_id), mode)
             _log.info("job_stop_asked", job=host.job_id, mode=mode)
+            host.want_stop(mode)
             self._feed(host, StopAsked(mode))
             return host.machine.state
 
-    def host(self, job_id: JobId | None) -> JobHost | None:
-        """A job of this coordinator's life, or the newest one; look at it under the `condition` only."""
-        with self.condition:
-            return self._host(job_id)
-
-    def hosts(self) -> tuple[JobHost, ...]:
-        """The jobs of this coordinator's life, oldest first; look at them under the `condition` only."""
-        with self.condition:
-            return tuple(self._hosts.values())
+    def _stop_orphan(self, record: JobRecord, mode: StopMode) -> JobState:
+        """Have a job stop as soon as somebody leads it."""
+        orphan = self._orphans.get(record.job_id)
+        if orphan is not None:
+            orphan.stop = mode
+        return record.state
 
     def record(self, job_id: JobId | None) -> JobRecord:
         """What is kept of a job, or of the newest one.
@@ -313,7 +311,7 @@ class Coordinator:
             UnknownJob: there is no such job.
         """
         with self.condition:
-            host = self._host(job_id)
+            host = self.host(job_id)
             if host is not None:
                 return host.record
         kept = self._store.job(job_id) if job_id is not None else next(reversed(self._store.jobs()), None)
@@ -340,122 +338,23 @@ class Coordinator:
                 silent = self._registry.lease_seconds
                 _log.warning("lease_ran_out", member=gone.info.id, silent_seconds=silent)
                 self._tell_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
+            self._look_after_orphans()
             self._offer_cluster()
             for host in list(self._hosts.values()):
-                self._feed(host, Tick())
+                # A job of which somebody may know more has not begun to wait.
+                if host.job_id not in self._orphans:
+                    self._feed(host, Tick())
             self._forget_old_jobs()
-
-    def drain(self) -> None:
-        """Stop every job at once. The caller goes on with `tick` until `is_idle`."""
-        with self.condition:
-            for host in list(self._hosts.values()):
-                self._feed(host, StopAsked(StopMode.NOW))
-
-    @property
-    def is_idle(self) -> bool:
-        """True when no job is left that has not ended with all its processes."""
-        with self.condition:
-            now = self._clock.monotonic()
-            return all(host.machine.is_settled(now=now) for host in self._hosts.values())
 
     def close(self) -> None:
         """Wait for the jobs' threads and give up the store."""
         with self.condition:
-            hosts = list(self._hosts.values())
-        for host in hosts:
-            host.executor.shutdown()
+            executors = [*(host.executor for host in self._hosts.values()), *self._askers.values()]
+        for executor in executors:
+            executor.shutdown()
         self._store.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _check_room(self, job_id: JobId) -> None:
-        """Whether another job can be taken."""
-        with self.condition:
-            num_open = sum(host.machine.ended is None for host in self._hosts.values())
-            if job_id not in self._hosts and num_open >= MAX_OPEN_JOBS:
-                raise ResourceExhausted(f"{num_open} jobs wait or run, which is the limit; stop one or let one end")
-
-    def _host(self, job_id: JobId | None) -> JobHost | None:
-        return self._hosts.get(job_id) if job_id else next(reversed(self._hosts.values()), None)
-
-    def _feed(self, host: JobHost, fact: Input) -> None:
-        """Give a machine a fact and carry out what it says. Under the lock."""
-        try:
-            instructions = host.machine.handle(fact, now=self._clock.monotonic())
-        except Exception:  # noqa: BLE001 - one job's bug must not stop the others
-            _log.exception("job_machine_failed", job=host.job_id, fact=type(fact).__name__)
-            return
-        for instruction in instructions:
-            self._carry_out(host, instruction)
-        host.note_state()
-        if host.wants_save():
-            _submit(host, self._save)
-        if instructions or isinstance(fact, ClocksTold):
-            self.condition.notify_all()
-
-    def _carry_out(self, host: JobHost, instruction: Instruction) -> None:
-        match instruction:
-            case SendCommand(agent=agent, command=command):
-                self._mailboxes.post(agent, command)
-            case Announce(event=event):
-                host.announce(event)
-                if isinstance(event, JobEnded):
-                    _log.info("job_ended", job=host.job_id, state=event.state, sentence=event.sentence)
-            case task:
-                _submit(host, partial(self._run_task, task=task))
-
-    def _run_task(self, host: JobHost, *, task: Task) -> None:
-        machine = host.machine
-        tasks = JobTasks(
-            machine.job_id, machine.job, machine.submission, store=self._store, tools=self._tools, clock=self._clock
-        )
-        answer = tasks.run(task)
-        if answer is not None:
-            with self.condition:
-                self._feed(host, answer)
-
-    def _save(self, host: JobHost) -> None:
-        with self.condition:
-            record, events = host.unsaved()
-        try:
-            kept = save(self._store, record, events, host.job_id)
-        except HetpipeError as error:
-            _log.warning("job_not_kept_yet", job=host.job_id, reason=str(error))
-            with self.condition:
-                host.saved(None, 0)
-            return
-        with self.condition:
-            host.saved(kept, len(events))
-
-    def _offer_cluster(self) -> None:
-        for host in self._hosts.values():
-            if host.machine.state is JobState.SUBMITTED:
-                self._feed(host, ClusterSeen(self._cluster()))
-
-    def _cluster(self) -> ClusterView:
-        """What is free now."""
-        now = self._clock.monotonic()
-        busy = {
-            device.device
-            for host in self._hosts.values()
-            if not host.machine.is_settled(now=now)
-            for agent in host.machine.agents
-            for device in agent.devices
-        }
-        agents = [member.agent_info for member in self._registry.of_role(MemberRole.AGENT)]
-        return ClusterView(
-            agents=tuple(_without(agent, busy) for agent in agents),
-            busy_devices=sum(device.device in busy for agent in agents for device in agent.devices),
-            shards=tuple(self._registry.of_role(MemberRole.PARAMETER_SERVER)),
-        )
-
-    def _may_have_processes(self, job_id: JobId, *, now: float) -> bool:
-        host = self._hosts.get(job_id)
-        return host is not None and host.machine.may_have_processes(now=now)
-
-    def _tell_gone(self, info: MemberInfo, sentence: str) -> None:
-        for host in list(self._hosts.values()):
-            self._feed(host, MemberGone(info.id, sentence))
 
     def _renew_in_store(self, record: MemberRecord) -> None:
         """Let the store know; a store that is away or has lost its memory evicts nobody."""
@@ -468,42 +367,7 @@ class Coordinator:
         except HetpipeError as error:
             _log.warning("lease_not_kept", member=record.info.id, reason=str(error))
 
-    def _forget_old_jobs(self) -> None:
-        now = self._clock.monotonic()
-        ended = [host for host in self._hosts.values() if host.machine.is_settled(now=now)]
-        for host in ended[:-MAX_ENDED_JOBS]:
-            host.executor.shutdown(wait=False)
-            del self._hosts[host.job_id]
-
-    def _fail_lost_jobs(self) -> None:
-        for record in self._store.jobs():
-            if record.state.is_terminal:
-                continue
-            last, newest = 0, None
-            while page := self._store.events(record.job_id, after=last):
-                last, newest = page[-1].sequence, page[-1].event
-            if isinstance(newest, JobEnded):
-                # Its coordinator has told the end, and was gone before it could keep it.
-                save(self._store, record.at(newest.state, failure=newest.sentence), (), record.job_id)
-                continue
-            sentence = f"the coordinator was restarted while job {record.job_id} was {record.state}"
-            ended = NumberedEvent(last + 1, JobEnded(JobState.FAILED, sentence, "JobFailed"))
-            save(self._store, record.at(JobState.FAILED, failure=sentence), (ended,), record.job_id)
-            _log.warning("job_lost", job=record.job_id, sentence=sentence)
-
 
 def job_id_of(name: str, request_id: str) -> JobId:
     """The id of a job: its name, for people, and a digest of its request, so that a resend means the same job."""
     return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
-
-
-def _submit(host: JobHost, work: Callable[[JobHost], None]) -> None:
-    """Run `work` on the job's thread; a coordinator that is closing starts nothing new."""
-    try:
-        host.executor.submit(work, host)
-    except RuntimeError:
-        _log.info("task_not_started", job=host.job_id)
-
-
-def _without(agent: AgentInfo, busy: set[str]) -> AgentInfo:
-    return replace(agent, devices=tuple(device for device in agent.devices if device.device not in busy))

@@ -7,13 +7,14 @@ from typing import Literal
 
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.planning import PlannedRun
+from hetpipe.coordinator.replanning import Basis, Recut
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.spec.commands import ChildExit, Command, InspectionResult, InspectionStep, StageNews
-from hetpipe.spec.events import JobEvent, StopMode
-from hetpipe.spec.ids import AgentId, Incarnation, Term, VirtualWorkerIndex
+from hetpipe.spec.events import JobEvent, StopMode, Submission
+from hetpipe.spec.ids import AgentId, Clock, Incarnation, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.run import AgentInfo, ClockSnapshot
+from hetpipe.spec.plan import Plan, VirtualWorkerPlan
+from hetpipe.spec.run import AgentInfo, ClockSnapshot, StageEmulation
 from hetpipe.spec.sync import DataSpec, Progress
 
 
@@ -32,6 +33,8 @@ class Prepared:
     data: DataSpec
     start: Progress
     """Where the run starts."""
+    submission: Submission | None = None
+    """How the job goes on, where that is not as it was submitted: from another checkpoint, in another folder."""
 
     @property
     def plan(self) -> Plan:
@@ -66,6 +69,17 @@ class MemberSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardHeard:
+    """What a heartbeat of a parameter server of the job says of the job."""
+
+    member: MemberId
+    serves: bool
+    """Whether it names the job among those that it serves."""
+    reason: str = ""
+    """Why it serves it no more, if it says so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evicted:
     """The clock shard counts a life of a virtual worker no more."""
 
@@ -84,8 +98,33 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Drained:
+    """The clock shard lets a life of a virtual worker go at the next barrier."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What came of planning a virtual worker anew."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    """The life that was measured."""
+    plan: VirtualWorkerPlan | None
+    """The new one; None: the plan that is stays."""
+    recut: Recut | None
+    """What it promises, if it is there because of that."""
+    gain: float | None
+    """How much faster the job would be, as a share; None if that was not asked."""
+    emulations: tuple[StageEmulation, ...]
+    """How the stages of the new plan play their devices; empty if they do not."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShardNotAsked:
-    """`Evict` or `Admit` failed; whether it had an effect is not known."""
+    """`Evict`, `Admit` or `Drain` failed; whether it had an effect is not known."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -102,6 +141,41 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptOut:
+    """What became of a `KeepOut`."""
+
+    out: tuple[VirtualWorkerIndex, ...]
+    is_kept: bool
+    """Else the clock shard could not be told."""
+
+
+AfterDrain = Literal["out", "again"]
+"""Whether a virtual worker that has left stays out, or comes back as soon as its agents are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Somebody wants a virtual worker to leave."""
+
+    vw: VirtualWorkerIndex
+    then: AfterDrain
+
+
+@dataclass(frozen=True, slots=True)
+class AddAsked:
+    """Somebody wants a virtual worker back that has left, or is not started anew."""
+
+    vw: VirtualWorkerIndex
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDeparts:
+    """An agent is about to leave the cluster: it gets no stages any more until it registers again."""
+
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
 class ClocksTold:
     """The clock shard's newest clocks."""
 
@@ -110,7 +184,7 @@ class ClocksTold:
 
 @dataclass(frozen=True, slots=True)
 class WrappedUp:
-    """The shards are released; the last clocks, or None when the clock shard did not tell them."""
+    """The last clocks, or None when the clock shard did not tell them."""
 
     clocks: ClockSnapshot | None
 
@@ -130,9 +204,16 @@ Input = (
     | ChildExit
     | MemberGone
     | MemberSeen
+    | ShardHeard
     | Evicted
     | Admitted
+    | Drained
+    | KeptOut
     | ShardNotAsked
+    | Replanned
+    | DrainAsked
+    | AddAsked
+    | AgentDeparts
     | StopAsked
     | ClocksTold
     | WrappedUp
@@ -167,6 +248,23 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewind:
+    """The same once more, from the newest checkpoint of the run. Answered by `Prepared` or `TaskFailed`.
+
+    The plan stays, but for its term; so do the agents.
+    """
+
+    number: int
+    """Of the folder in which the run goes on."""
+    before: Prepared
+    agents: tuple[AgentInfo, ...]
+    shards: tuple[MemberInfo, ...]
+    """As they are now, in index order."""
+    eval_samples: int | None
+    """Samples of an evaluation; None: nobody has said."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskBarrier:
     """Ask the clock shard for a barrier that ends the run. Only a failure is answered, by `TaskFailed`."""
 
@@ -185,6 +283,16 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class NewPlan:
+    """By what a run goes on from the next life of a virtual worker on."""
+
+    plan: Plan
+    emulations: tuple[tuple[StageEmulation, ...], ...]
+    left_at: Clock | None
+    """Where its last life left, with a checkpoint which the new one waits for a while: it has its optimizer state."""
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
     """Tell the clock shard of a new life. Answered by `Admitted` or `ShardNotAsked`."""
 
@@ -193,15 +301,75 @@ class Admit:
     num_stages: int
     term: Term
     clock_shard: MemberInfo
+    replan: NewPlan | None = None
+    """By what it is to compute, where that is another plan than that of its last life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Plan a virtual worker anew, and write the plan down if there is a better one. Answered by `Replanned`."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    plan: Plan
+    basis: Basis
+    seconds: tuple[float, ...]
+    """What each of its stages takes for a minibatch."""
+    healthy: tuple[float, ...]
+    """What it would if its device were not off."""
+    others: tuple[float, ...]
+    """Minibatches per second of all other virtual workers."""
+    staleness: int | None
+    least_gain: float
+    """As a share; with less nothing happens."""
+    emulations: tuple[StageEmulation, ...]
+    gone: frozenset[AgentId] = frozenset()
+    """Agents without which it is to go on, whatever that gains; nothing was measured then."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReplan:
+    """The new plan of a virtual worker is in force, or it was given up: clear up. Not answered."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    is_in_force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Have the clock shard let a life go at the next barrier. Answered by `Drained` or `ShardNotAsked`."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    term: Term
+    clock_shard: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOut:
+    """Have the clock shard keep who was asked to stay out. Answered by `KeptOut`."""
+
+    out: tuple[VirtualWorkerIndex, ...]
+    """In index order."""
+    term: Term
+    clock_shard: MemberInfo
 
 
 @dataclass(frozen=True, slots=True)
 class WrapUp:
-    """Fetch the last clocks and release the shards. Answered by `WrappedUp`, whatever happens."""
+    """Fetch the last clocks. Answered by `WrappedUp`, whatever happens."""
 
     shards: tuple[MemberInfo, ...]
 
 
-Task = Prepare | AskBarrier | Evict | Admit | WrapUp
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Have the shards forget the job. Not answered."""
+
+    shards: tuple[MemberInfo, ...]
+
+
+Task = Prepare | Rewind | AskBarrier | Evict | Admit | Drain | KeepOut | Replan | SettleReplan | WrapUp | Release
 
 Instruction = SendCommand | Announce | Task

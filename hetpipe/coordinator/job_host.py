@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 
 from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
-from hetpipe.spec.events import JobEvent, NumberedEvent, ProgressTable
+from hetpipe.errors import VersionConflict
+from hetpipe.spec.events import JobEvent, NumberedEvent, ProgressTable, StopMode
 from hetpipe.spec.ids import JobId
 
 
 class JobHost:
     """One job. Guarded by the coordinator's lock, but for `save`."""
 
-    def __init__(self, machine: JobMachine, record: JobRecord, executor: Executor) -> None:
+    def __init__(
+        self,
+        machine: JobMachine,
+        record: JobRecord,
+        executor: Executor,
+        *,
+        events: Sequence[NumberedEvent] = (),
+        first: int = 1,
+    ) -> None:
+        """Host a job.
+
+        Args:
+            machine: what decides; another one takes its place when the job turns out to be under way.
+            record: as it is kept.
+            executor: see there.
+            events: those that are kept, told by earlier coordinators.
+            first: number of the next event, unless those go beyond it.
+        """
         self.machine = machine
         #: Runs the job's tasks and writes one after the other.
         self.executor = executor
         #: As it is kept, or will be.
         self.record = record
         #: Events as watchers see them.
-        self.events: deque[NumberedEvent] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[NumberedEvent] = deque(events, maxlen=MAX_EVENTS)
+        self._next_number = max(first, self.events[-1].sequence + 1 if self.events else 1)
         #: All that there have been, by kind.
         self.event_counts: Counter[str] = Counter()
         #: The newest progress table and how many there have been.
@@ -42,8 +63,8 @@ class JobHost:
             self.picture = event
             self.num_pictures += 1
             return
-        sequence = self.events[-1].sequence + 1 if self.events else 1
-        numbered = NumberedEvent(sequence, event)
+        numbered = NumberedEvent(self._next_number, event)
+        self._next_number += 1
         self.events.append(numbered)
         self.event_counts[event.kind] += 1
         self._unsaved.append(numbered)
@@ -55,6 +76,11 @@ class JobHost:
             self.record = self.record.at(state, failure="" if ended is None else ended.sentence)
             self._record_unsaved = True
 
+    def want_stop(self, mode: StopMode) -> None:
+        """A user wants the job to stop; the next coordinator shall know."""
+        self.record = replace(self.record, stop=mode)
+        self._record_unsaved = True
+
     def wants_save(self) -> bool:
         """True when a save should be started; the caller then runs `save` and tells `saved`."""
         if self._saving or not (self._unsaved or self._record_unsaved):
@@ -62,28 +88,51 @@ class JobHost:
         self._saving = True
         return True
 
-    def unsaved(self) -> tuple[JobRecord | None, tuple[NumberedEvent, ...]]:
-        """What the store has not got: the record if it changed, and events."""
-        return (self.record if self._record_unsaved else None), tuple(self._unsaved)
+    def unsaved(self) -> Unsaved:
+        """What the store has not got."""
+        return Unsaved(self.record, is_record=self._record_unsaved, events=tuple(self._unsaved))
 
     def saved(self, record: JobRecord | None, num_events: int) -> None:
-        """The store has got `record` (the new version) and the first `num_events` events."""
+        """The store has got the first `num_events` events, and `record` (the new version) if there is one."""
         self._saving = False
         for _ in range(num_events):
             self._unsaved.popleft()
         if record is not None:
-            self._record_unsaved = self.record.state is not record.state
-            self.record = record.at(self.record.state, failure=self.record.failure)
+            self._record_unsaved = (record.state, record.stop) != (self.record.state, self.record.stop)
+            self.record = replace(self.record, version=record.version)
 
 
-def save(store: Store, record: JobRecord | None, events: tuple[NumberedEvent, ...], job_id: JobId) -> JobRecord | None:
-    """Write what is unsaved; the record's new version. Both parts may safely be written again.
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """What a store has not got of a job."""
+
+    record: JobRecord
+    is_record: bool
+    """Whether that has changed, too."""
+    events: tuple[NumberedEvent, ...]
+
+
+def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
+    """Write what is unsaved; the record's new version, if it has one. All parts may safely be written again.
+
+    A store that has lost its memory learns of the job again.
 
     Raises:
         StoreUnavailable: try again later.
     """
-    for event in events:
-        store.append_event(job_id, event)
-    if record is None:
+    try:
+        return _write(store, unsaved)
+    except VersionConflict:
+        if store.job(unsaved.record.job_id) is not None:
+            raise
+        created = store.create_job(unsaved.record)
+        return _write(store, replace(unsaved, record=created, is_record=True))
+
+
+def _write(store: Store, unsaved: Unsaved) -> JobRecord | None:
+    record = unsaved.record
+    for event in unsaved.events:
+        store.append_event(record.job_id, event)
+    if not unsaved.is_record:
         return None
     return store.replace_job(record, keep_seconds=ENDED_JOB_SECONDS if record.state.is_terminal else None)

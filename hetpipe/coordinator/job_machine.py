@@ -2,109 +2,96 @@
 
 The shell (`coordinator.Coordinator`) feeds `JobMachine.handle` with what it hears and the time, and carries out what
 comes back. A fact that arrives too late, for example the answer of an inspection that was given up, changes nothing.
-
-Once the job has ended the machine still listens for the end of its processes: `is_settled` tells when nothing of the
-job is left, and only then are its devices free again.
 """
 
 from __future__ import annotations
 
-from hetpipe.coordinator.configs import Assignment
+from dataclasses import replace
+
+from hetpipe.coordinator import adoption
+from hetpipe.coordinator.configs import Assignment, assignment_of
 from hetpipe.coordinator.exchange import (
-    Announce,
     AskBarrier,
     ClusterSeen,
     Input,
     Instruction,
     MemberGone,
-    Prepare,
+    MemberSeen,
     Prepared,
     SendCommand,
+    ShardHeard,
     StopAsked,
     TaskFailed,
     Tick,
     WrappedUp,
-    WrapUp,
 )
-from hetpipe.coordinator.inspections import Inspections, inspect_command, is_to_measure
-from hetpipe.coordinator.lifecycle import Lifecycle, Step
+from hetpipe.coordinator.job_course import JobCourse
+from hetpipe.coordinator.lifecycle import TABLE, Lifecycle, Step
+from hetpipe.coordinator.lost_disks import LostDisks
 from hetpipe.coordinator.patience import Patience
-from hetpipe.coordinator.planning import num_devices_wanted
-from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
 from hetpipe.coordinator.root_cause import Failure, Rank, root_cause
+from hetpipe.coordinator.setting_out import WayInput
 from hetpipe.coordinator.stage_table import StageLife, StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import LivesInput
-from hetpipe.errors import JobFailed, PlanError
+from hetpipe.errors import JobFailed, StateLost
 from hetpipe.spec.commands import InspectionResult, InspectionStep, StopJobCommand
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission, Waiting, WorkerStatus
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.job import Job
+from hetpipe.spec.events import JobState, StateChanged, StopMode, Waiting
+from hetpipe.spec.ids import AgentId
 from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.run import AgentInfo, ClockSnapshot
+from hetpipe.spec.run_document import RunDescription
 
 #: Stages that a sentence names one by one.
 _MAX_NAMED = 3
 
 
-class JobMachine:
+class JobMachine(JobCourse):
     """One job. Not thread-safe; every call gives the monotonic time."""
 
-    def __init__(self, job_id: JobId, job: Job, submission: Submission, *, patience: Patience, now: float) -> None:
-        self.job_id = job_id
-        self.job = job
-        self.submission = submission
-        self._patience = patience
-        self._lifecycle = Lifecycle(job_id)
-        #: When the current state was entered, when it last showed progress, and when its wait was last told.
-        self._entered = self._heard = self._noticed = now
-        self._out: list[Instruction] = []
-        #: What the cluster lacks, while it does.
-        self._lacks = ""
-        #: Claimed devices, by agent, and claimed shards, by index. Empty before the cluster was ready.
-        self.agents: tuple[AgentInfo, ...] = ()
-        self.shards: tuple[MemberInfo, ...] = ()
-        self.stages = StageTable()
-        #: How the job ended; None before.
-        self.ended: JobEnded | None = None
-        self._failures: list[Failure] = []
-        self._inspections: Inspections | None = None
-        self._prepared: Prepared | None = None
-        #: From the moment the stages were told to start.
-        self._training: Training | None = None
-        #: A task that configures shards is under way: they must not be released before it is over.
-        self._preparing = False
-        self._stop_now = False
-        #: When to ask for the barrier of a stop; None while nobody wants one, or it was asked for.
-        self._ask_barrier_at: float | None = None
-        self._wrapping_up = False
-        self._running_seconds = 0.0
+    @classmethod
+    def adopted(
+        cls, description: RunDescription, *, stop: StopMode | None, patience: Patience, now: float
+    ) -> JobMachine:
+        """A job that an earlier coordinator has led until now.
 
-    @property
-    def state(self) -> JobState:
-        """Where the job stands."""
-        return self._lifecycle.state
+        Args:
+            description: what its clock shard tells of it.
+            stop: how a user wants it to stop, if that is known.
+            patience: bounds of waits that no user sets.
+            now: monotonic seconds.
 
-    @property
-    def clocks(self) -> ClockSnapshot | None:
-        """The newest clocks; None before the clock shard told any."""
-        return None if self._training is None else self._training.clocks
+        Raises:
+            JobError: the job that the clock shard has kept cannot be read.
+        """
+        run = description.run
+        assignment = assignment_of(run)
+        machine = cls(run.plan.job_id, assignment.job, run.submission, patience=patience, now=now)
+        machine._go_on(assignment, description, now=now)
+        if stop is not None and (stop is StopMode.NOW or machine.state is not JobState.STOPPING):
+            machine._stop_asked(stop, now=now)
+        return machine
 
-    @property
-    def workers(self) -> tuple[WorkerStatus, ...]:
-        """The virtual workers; none before they were told to start."""
-        return () if self._training is None else self._training.lives.statuses
-
-    def is_settled(self, *, now: float) -> bool:
-        """True when the job has ended and its processes have, or have had the time to."""
-        over = now - self._entered >= self._patience.exit_seconds
-        return self.ended is not None and not self._preparing and (self.stages.all_exited or over)
-
-    def may_have_processes(self, *, now: float) -> bool:
-        """False when an agent that still has processes of the job should end them."""
-        if self.ended is None:
-            return True
-        return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
+    def _go_on(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
+        """Be where the job is."""
+        run, state = description.run, adoption.state_of(description)
+        self._way.take_over(assignment, eval_samples=run.eval_samples)
+        self._lifecycle = Lifecycle(self.job_id, state)
+        self._announce(StateChanged(state, adoption.ADOPTED))
+        self._prepared = adoption.prepared_of(assignment, description)
+        self._rewinds.prepared(self._prepared, now=now)
+        self._training = Training(
+            assignment,
+            self._prepared,
+            self.stages,
+            eval_samples=run.eval_samples,
+            patience=self._patience,
+            now=now,
+            adopted=description,
+        )
+        if state is not JobState.STARTING:
+            self._training.run(now=now)
+        if state is JobState.STOPPING:
+            self._training.lives.close()
 
     def handle(self, fact: Input, *, now: float) -> list[Instruction]:
         """Take one fact in.
@@ -116,16 +103,20 @@ class JobMachine:
             InvalidTransition: a bug of this class.
         """
         match fact:
-            case ClusterSeen():
-                self._cluster_seen(fact.cluster, now=now)
-            case InspectionStep() | InspectionResult():
-                self._inspection_told(fact, now=now)
+            case ClusterSeen() | InspectionStep() | InspectionResult():
+                self._set_out(fact, now=now)
             case Prepared():
                 self._shards_prepared(fact, now=now)
             case TaskFailed():
                 self._task_failed(fact, now=now)
             case MemberGone():
                 self._member_gone(fact, now=now)
+            case MemberSeen(info=info):
+                self._rewinds.seen(info)
+                self._member_seen(info)
+                self._train(fact, now=now)
+            case ShardHeard():
+                self._shard_heard(fact, now=now)
             case StopAsked():
                 self._stop_asked(fact.mode, now=now)
             case WrappedUp():
@@ -139,104 +130,85 @@ class JobMachine:
 
     # -- on the way to training ------------------------------------------------------------------------------------
 
-    def _cluster_seen(self, cluster: ClusterView, *, now: float) -> None:
-        if self.state is not JobState.SUBMITTED:
-            return
-        self._lacks = missing(self.job, cluster)
-        if self._lacks:
-            return
-        self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
-        self.shards = cluster.shards[: self.job.parameter_servers.count]
-        self._step(Step.CLUSTER_READY, now=now)
-        self._inspections = Inspections(self.agents, to_measure=is_to_measure(self.job))
-        self._inspect(self._inspections, now=now)
-
-    def _inspect(self, inspections: Inspections, *, now: float) -> None:
-        """Ask the next agent, or go on when there is none."""
-        self._heard = now
-        try:
-            asked = inspections.next()
-        except PlanError as error:
-            self._fail(Failure(Rank.REPORTED, PlanError.__name__, str(error), now), now=now)
-            return
-        if asked is not None:
-            command = inspect_command(asked, self.job, self.job_id, self.submission)
-            self._out.append(SendCommand(asked.agent.agent, command))
-            return
-        self._step(Step.INSPECTED, now=now)
-        self._preparing = True
-        self._out.append(Prepare(inspections.inspected, self.agents, self.shards))
-
-    def _inspection_told(self, told: InspectionStep | InspectionResult, *, now: float) -> None:
-        inspections = self._inspections
-        if self.state is not JobState.INSPECTING or inspections is None:
-            return
-        match told:
-            case InspectionStep(step=step):
-                self._heard = now
-                inspections.heard(step)
-            case InspectionResult(error="") as result:
-                inspections.add(result)
-                self._inspect(inspections, now=now)
-            case InspectionResult(error=error, problems=problems):
-                self._fail(Failure(Rank.REPORTED, error, "; ".join(problems), now, problems), now=now)
+    def _set_out(self, fact: WayInput, *, now: float) -> None:
+        """Go on towards training."""
+        if self.state is JobState.INSPECTING:
+            self._heard = now
+        for taken in self._way.handle(fact, state=self.state, now=now):
+            match taken:
+                case Step():
+                    self._step(taken, now=now)
+                case Failure():
+                    self._fail(taken, now=now)
+                case _:
+                    self._out.append(taken)
 
     def _shards_prepared(self, prepared: Prepared, *, now: float) -> None:
-        self._preparing = False
+        self._way.is_preparing = False
         if self.state is not JobState.PLANNING:
             # Given up meanwhile: the shards have just been configured for nothing.
             self._wrap_up()
             return
         self._prepared = prepared
-        self.job = prepared.run.job
+        self._way.prepared(prepared)
+        told = self._rewinds.prepared(prepared, now=now)
+        if isinstance(told, Failure):
+            self._fail(told, now=now)
+            return
+        if told is not None:
+            self._announce(told)
         self._step(Step.PREPARED, now=now)
-        assignment = Assignment(
-            job=self.job,
-            submission=self.submission,
-            plan=prepared.plan,
-            agents=self.agents,
-            shards=self.shards,
-            emulations=prepared.run.emulations,
-        )
-        assert self._inspections is not None
+        self.stages, self._disks = StageTable(), LostDisks()
         self._training = Training(
-            assignment,
+            self._way.assignment(prepared),
             prepared,
             self.stages,
-            eval_samples=self._inspections.inspected.model.eval_samples,
+            eval_samples=self._way.eval_samples,
             patience=self._patience,
             now=now,
         )
         self._out += self._training.begin(now=now)
+        for fact in self._rewinds.old_news():
+            self._train(fact, now=now)
 
     def _task_failed(self, failed: TaskFailed, *, now: float) -> None:
         if failed.task == "barrier":
             # Whoever is gone may come back; how long a stop may last is bounded.
             self._ask_barrier_at = now + self._patience.retry_seconds
             return
-        self._preparing = False
+        self._way.is_preparing = False
         if self.state is not JobState.PLANNING:
             # Given up meanwhile: some shards may have been configured for nothing.
             self._wrap_up()
             return
-        self._fail(Failure(Rank.REPORTED, failed.error, failed.sentence, now, failed.problems), now=now)
+        if not self._rewinds.puts_up_with(failed, now=now):
+            self._fail(Failure(Rank.REPORTED, failed.error, failed.sentence, now, failed.problems), now=now)
 
     # -- while it trains -------------------------------------------------------------------------------------------
 
     def _train(self, fact: LivesInput, *, now: float) -> None:
         """Let what runs go on, and the job as far as that allows."""
-        if self._training is None:
+        training = self._training
+        if training is None:
+            self._rewinds.note_end(fact, self.stages)
             return
-        for told in self._training.handle(fact, now=now):
+        for told in training.handle(fact, now=now):
             if isinstance(told, Failure):
                 self._add_failure(told, now=now)
             elif self.ended is None:
                 self._out.append(told)
-        self._advance(self._training, now=now)
+        if self._training is training:
+            self._advance(training, now=now)
+
+    def _member_seen(self, info: MemberInfo) -> None:
+        """Whoever was away when all processes were to end has not heard of it."""
+        if self._stop_now and AgentId(info.id) in {agent.agent for agent in self.agents}:
+            self._out.append(SendCommand(AgentId(info.id), StopJobCommand(self.job_id)))
 
     def _member_gone(self, gone: MemberGone, *, now: float) -> None:
         is_claimed = gone.member in {*(shard.id for shard in self.shards), *(agent.agent for agent in self.agents)}
-        if self._training is None and is_claimed:
+        self._rewinds.gone(gone)
+        if self._training is None and is_claimed and not self._rewinds.is_under_way:
             self._add_failure(Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now), now=now)
         self._train(gone, now=now)
 
@@ -249,6 +221,43 @@ class JobMachine:
             return
         if training.lives.all_done or (self._stop_now and self.stages.all_exited):
             self._wrap_up(now=now)
+
+    # -- back to a checkpoint --------------------------------------------------------------------------------------
+
+    def _shard_heard(self, heard: ShardHeard, *, now: float) -> None:
+        if self._training is None or self._wrapping_up or self._stop_now:
+            return
+        for shard in self.shards:
+            if shard.id == heard.member:
+                lost = self._disks.heard(shard, serves=heard.serves, reason=heard.reason)
+                if lost:
+                    self._rewind(Failure(Rank.GONE, StateLost.__name__, lost, now), now=now)
+
+    def _rewind(self, cause: Failure, *, now: float) -> None:
+        """Begin to go back; what processes and parameter servers say from now on changes nothing."""
+        if self._training is None or self._prepared is None or Step.REWIND not in TABLE[self.state]:
+            self._fail(cause, now=now)
+            return
+        # Virtual workers may have had other plans since it was prepared.
+        newest = self._training.lives.assignment
+        run = replace(self._prepared.run, plan=newest.plan, emulations=newest.emulations)
+        self._prepared = replace(self._prepared, run=run)
+        self._training.lives.halt()
+        self._rewinds.begin(cause, self._training, now=now)
+        self._training, self._failures = None, []
+        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: the whole job goes back to its newest checkpoint")
+        self._stop_processes()
+
+    def _go_back(self, *, now: float) -> None:
+        """Have the job prepared anew as soon as that can be."""
+        assert self._prepared is not None
+        self._heard = now
+        found = self._rewinds.check(self.stages, self._way, self._prepared, now=now)
+        if isinstance(found, Failure):
+            self._fail(found, now=now)
+        elif found is not None:
+            self._way.is_preparing = True
+            self._out.append(found)
 
     # -- towards the end -------------------------------------------------------------------------------------------
 
@@ -267,7 +276,7 @@ class JobMachine:
         if self._training is not None:
             self._training.lives.close()
             self._train(Tick(), now=now)
-        elif not self._preparing:
+        elif not self._way.is_preparing:
             self._wrap_up(now=now)
 
     def _ask_barrier(self, *, now: float) -> None:
@@ -276,26 +285,6 @@ class JobMachine:
             self._ask_barrier_at = None
             self._out.append(AskBarrier(self._prepared.plan.term, self.shards[0]))
 
-    def _wrap_up(self, *, now: float | None = None) -> None:
-        """Release the shards, once; the answer ends the job if it has not ended yet."""
-        if self._wrapping_up:
-            return
-        self._wrapping_up = True
-        if self._training is not None and now is not None:
-            self._running_seconds = self._training.running_seconds(now=now)
-        self._out.append(WrapUp(self.shards))
-
-    def _wrapped_up(self, clocks: ClockSnapshot | None, *, now: float) -> None:
-        if self.state not in {JobState.RUNNING, JobState.STOPPING}:
-            return
-        result = None
-        if self._training is not None:
-            self._training.clocks = clocks or self._training.clocks
-            result = self._training.result(self.submission.run_dir, self._running_seconds)
-        is_stopped = self._training is None or self._training.is_stopped
-        state = self._step(Step.STOP_REACHED if is_stopped else Step.END_REACHED, now=now)
-        self._end(JobEnded(state, result=result))
-
     def _add_failure(self, failure: Failure, *, now: float) -> None:
         if not self.state.is_terminal and not self._stop_now and not self._wrapping_up:
             self._failures.append(failure)
@@ -303,27 +292,13 @@ class JobMachine:
 
     def _decide(self, *, now: float) -> None:
         """Name the cause of what went wrong, once it is time."""
-        if now >= self._patience.decision_time(self._failures):
-            self._fail(root_cause(self._failures), now=now)
-
-    def _fail(self, failure: Failure, *, now: float) -> None:
-        self._step(Step.FAIL, now=now)
-        self._end(JobEnded(JobState.FAILED, failure.sentence, failure.error, failure.problems))
-        self._stop_processes()
-        if self.shards and not self._preparing:
-            self._wrap_up()
-
-    def _end(self, ended: JobEnded) -> None:
-        self.ended = ended
-        if self._training is not None:
-            self._training.lives.halt()
-        self._announce(ended)
-
-    def _stop_processes(self) -> None:
-        if self._training is not None:
-            self._training.lives.halt()
-        for agent in self.agents:
-            self._out.append(SendCommand(agent.agent, StopJobCommand(self.job_id)))
+        if now < self._patience.decision_time(self._failures):
+            return
+        cause = root_cause(self._failures)
+        if cause.calls_for_rewind:
+            self._rewind(cause, now=now)
+        else:
+            self._fail(cause, now=now)
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -338,7 +313,9 @@ class JobMachine:
             self._train(Tick(), now=now)
             if self.state.is_terminal:
                 return
-        if self.state is JobState.RUNNING:
+        if self._rewinds.is_waiting and self.state is JobState.PLANNING:
+            self._go_back(now=now)
+        if self.state.is_terminal or self.state is JobState.RUNNING:
             return
         silent = now - self._heard
         limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
@@ -357,31 +334,16 @@ class JobMachine:
     def _awaited(self) -> str:
         """For whom the coordinator waits, and for what."""
         match self.state:
-            case JobState.SUBMITTED:
-                return self._lacks or "a look at the cluster"
-            case JobState.INSPECTING:
-                return "the inspection of the model" if self._inspections is None else self._inspections.awaited
-            case JobState.PLANNING:
-                return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
+            case JobState.PLANNING if self._rewinds.is_waiting:
+                return self._rewinds.awaited(self.stages, self._way)
+            case JobState.SUBMITTED | JobState.INSPECTING | JobState.PLANNING:
+                return self._way.awaited(self.state)
             case JobState.STARTING:
                 return f"these to become ready: {_some(self.stages.unready())}"
             case _ if self._stop_now:
                 return "all stages to end"
             case _:
                 return "all stages to reach the barrier of the stop"
-
-    # -- small things ----------------------------------------------------------------------------------------------
-
-    def _step(self, step: Step, *, now: float, remark: str = "") -> JobState:
-        before = self.state
-        state = self._lifecycle.take(step, now=now)
-        self._entered = self._heard = self._noticed = now
-        if state is not before:
-            self._announce(StateChanged(state, remark))
-        return state
-
-    def _announce(self, event: JobEvent) -> None:
-        self._out.append(Announce(event))
 
 
 def _some(lives: list[StageLife]) -> str:

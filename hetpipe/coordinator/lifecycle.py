@@ -31,6 +31,8 @@ class Step(StrEnum):
     """All stages came to the planned end."""
     STOP_REACHED = "stop_reached"
     """All stages stopped because they were asked to."""
+    REWIND = "rewind"
+    """What it was trained since its newest checkpoint is lost: it goes back to that."""
     FAIL = "fail"
     """Something went wrong."""
 
@@ -41,9 +43,15 @@ TABLE: Mapping[JobState, Mapping[Step, JobState]] = {
     _S.SUBMITTED: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.INSPECTING: {Step.INSPECTED: _S.PLANNING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.PLANNING: {Step.PREPARED: _S.STARTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
-    _S.STARTING: {Step.ALL_READY: _S.RUNNING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.STARTING: {
+        Step.ALL_READY: _S.RUNNING,
+        Step.STOP_ASKED: _S.STOPPING,
+        Step.REWIND: _S.PLANNING,
+        Step.FAIL: _S.FAILED,
+    },
     _S.RUNNING: {
         Step.STOP_ASKED: _S.STOPPING,
+        Step.REWIND: _S.PLANNING,
         Step.END_REACHED: _S.FINISHED,
         Step.STOP_REACHED: _S.STOPPED,
         Step.FAIL: _S.FAILED,
@@ -66,11 +74,12 @@ _STORY_LENGTH = 12
 class Lifecycle:
     """One job's state and the recent story of how it came there."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, state: JobState = JobState.SUBMITTED) -> None:
+        """Begin at the beginning, or where another coordinator has left the job."""
         self._name = name
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         #: Where the job stands; changed by `take` alone.
-        self.state = JobState.SUBMITTED
+        self.state = state
 
     def take(self, step: Step, *, now: float) -> JobState:
         """Make `step` at monotonic second `now`.

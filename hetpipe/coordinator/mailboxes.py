@@ -27,9 +27,16 @@ class Mailboxes:
     def __init__(self) -> None:
         self._boxes: dict[AgentId, _Mailbox] = {}
 
-    def open(self, agent: AgentId) -> None:
-        """Start an empty mailbox; commands for an earlier registration are void."""
+    def open(self, agent: AgentId, *, is_new: bool = False) -> None:
+        """Start a mailbox for a new registration.
+
+        What the same process has not carried out yet is still wanted, and numbered anew; of a process that `is_new`
+        nothing is.
+        """
+        before = self._boxes.pop(agent, None)
         self._boxes[agent] = _Mailbox()
+        for numbered in () if before is None or is_new else before.waiting:
+            self.post(agent, numbered.command)
 
     def close(self, agent: AgentId) -> None:
         """The agent is gone."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import HetpipeError, MemberReplaced, Unavailable, UnknownMember
+from hetpipe.errors import HetpipeError, MemberReplaced, StaleTerm, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import Lease, MemberInfo, Registration
 from hetpipe.spec.run import ClockSnapshot
@@ -60,6 +61,8 @@ class Hooks:
     """The clocks to tell; of clock shards."""
     jobs: Callable[[], Sequence[JobId]] = _no_jobs
     """The jobs the member does something for."""
+    lost: Callable[[], Mapping[JobId, str]] = dict
+    """The jobs of which what was kept on disk is gone or damaged, and why; of shards."""
     last_command: Callable[[], int] = _no_command
     """Number of the last command carried out; of agents."""
     on_ended_jobs: Callable[[Sequence[JobId]], None] = _ignore_jobs
@@ -75,21 +78,41 @@ class Hooks:
 class Membership:
     """Keeps one process a member. Start it once, close it once.
 
-    Losing the coordinator ends nothing: heartbeats go on, and `silent_seconds` tells for how long nobody answered.
+    Losing the coordinator ends nothing: heartbeats go on, and `silent_seconds` tells for how long nobody answered. What
+    a coordinator says that leads no more is no answer.
     """
 
     def __init__(
-        self, client: CoordinatorClient, info: MemberInfo, *, hooks: Hooks | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        client: CoordinatorClient,
+        info: MemberInfo,
+        *,
+        hooks: Hooks | None = None,
+        fences: FenceGuard | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """Prepare everything; nothing is sent yet.
+
+        Args:
+            client: the connection to the coordinator.
+            info: what to register.
+            hooks: what to tell and whom.
+            fences: which coordinators may give orders, for a process that hears of them elsewhere, too.
+            clock: measures the silence.
+        """
         self._client = client
         self._info = info
         self._hooks = hooks or Hooks()
+        self._fences = fences or FenceGuard()
         self._clock = clock
         self._wake = threading.Event()
+        self._cancelled = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"heartbeat-{info.id}", daemon=True)
         #: The terms of the newest registration.
         self.lease = Lease(registration=Registration(""), lease_seconds=0.0, order=0)
+        #: Whether the coordinator that answered last may give orders.
+        self.is_led = False
         self._last_answer = clock.monotonic()
 
     @property
@@ -116,16 +139,16 @@ class Membership:
             try:
                 lease = self._register()
                 break
-            except Unavailable:
-                if self._closing.is_set() or self._clock.monotonic() >= deadline:
+            except (Unavailable, StaleTerm):
+                if self._cancelled.is_set() or self._clock.monotonic() >= deadline:
                     raise
                 self._clock.sleep(_START_PAUSE_SECONDS)
         self._thread.start()
         return lease
 
     def cancel_start(self) -> None:
-        """Let a `start` that waits for the coordinator give up."""
-        self._closing.set()
+        """Let a `start` that waits for the coordinator give up; a membership that has begun goes on until `close`."""
+        self._cancelled.set()
 
     def beat_soon(self) -> None:
         """Send the next heartbeat at once, because there is something to tell."""
@@ -155,6 +178,7 @@ class Membership:
                 clocks=self._hooks.clocks(),
                 jobs=self._hooks.jobs(),
                 last_command=self._hooks.last_command(),
+                lost=self._hooks.lost(),
             )
         except MemberReplaced as error:
             _log.error("member_replaced", member=self._info.id, reason=str(error))
@@ -171,6 +195,13 @@ class Membership:
         except HetpipeError as error:
             self._last_answer = self._clock.monotonic()
             _log.warning("heartbeat_refused", member=self._info.id, reason=str(error))
+            return
+        try:
+            self._check(renewal.fence)
+        except StaleTerm as error:
+            # If it does lead, and only the number is lost, it takes a higher one now.
+            _log.error("coordinator_leads_no_more", member=self._info.id, reason=str(error))
+            self._try_register()
             return
         self._last_answer = self._clock.monotonic()
         if renewal.ended_jobs:
@@ -194,10 +225,27 @@ class Membership:
             _log.warning("not_registered", member=self._info.id, reason=str(error))
 
     def _register(self) -> Lease:
-        lease = self._client.register(self._hooks.newest_info(self._info))
+        info = replace(self._hooks.newest_info(self._info), highest_fence=self._fences.highest)
+        lease = self._client.register(info)
         failpoints.reach("membership.published_not_seen")
+        self._check(lease.fence)
         self._last_answer = self._clock.monotonic()
         # Whoever depends on the registration is ready for the new one before anybody can use it.
         self._hooks.on_registered(lease)
         self.lease = lease
+        # Only a heartbeat tells which jobs are served.
+        self._wake.set()
         return lease
+
+    def _check(self, fence: int) -> None:
+        """Obey the coordinator that answered, unless a later one has been heard.
+
+        Raises:
+            StaleTerm: a later one has.
+        """
+        try:
+            self._fences.check(fence)
+        except StaleTerm:
+            self.is_led = False
+            raise
+        self.is_led = True

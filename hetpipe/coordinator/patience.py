@@ -42,6 +42,8 @@ class Patience:
     """Between two ticks; after more the coordinator itself was not there to hear anybody."""
     notice_seconds: float = 5.0
     """Until a wait is told, and between two such notices."""
+    adoption_seconds: float = 60.0
+    """For a parameter server that tells of a job whose coordinator is gone; then the job has failed."""
     picture_seconds: float = 1.0
     """Between two progress tables."""
 

@@ -21,7 +21,7 @@ from hetpipe.simulator.prediction import Played, predicted
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.ids import DeviceId, JobId, Term
 from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
+from hetpipe.spec.plan import ModelReport, Plan
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.run import AgentInfo, StageEmulation
@@ -53,6 +53,8 @@ class PlannedRun:
     """What was foreseen, if it was planned."""
     emulations: tuple[tuple[StageEmulation, ...], ...] = ()
     """Per virtual worker and stage; empty if nothing is played."""
+    model: ModelReport | None = None
+    """What the inspection found; None if that is not known any more."""
 
 
 def num_devices_wanted(job: Job) -> int | None:
@@ -75,11 +77,11 @@ def plan_run(
     """
     model = inspected.model
     if job.is_planned and not job.cluster.emulate:
-        return PlannedRun(job, plan_job(job, model, agents, term, job_id))
+        return PlannedRun(job, plan_job(job, model, agents, term, job_id), model=model)
     described = describe(job, inspected, agents)
     if job.is_planned:
         plan = plan_job(job, model, agents, term, job_id)
-        return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan))
+        return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan), model=model)
     if job.cluster.emulate:
         planner = partial(planner, predict=partial(predicted, played=_played_as(job)))
     document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
@@ -92,7 +94,8 @@ def plan_run(
             for vw in document.virtual_workers
         ]
         played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
-    return PlannedRun(job.with_plan(counts, document.minibatches_per_wave), plan, described, document, played)
+    planned = job.with_plan(counts, document.minibatches_per_wave)
+    return PlannedRun(planned, plan, described, document, played, model)
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:

@@ -66,7 +66,10 @@ class _Rate:
     points: deque[tuple[float, float]]
     """(monotonic seconds, amount so far); never empty."""
 
-    def add(self, now: float, amount: float) -> None:
+    def add(self, now: float, amount: float, *, begins: bool) -> None:
+        """Add a point; what there is when it `begins` has made no rate, nor has less, which another stage counts."""
+        if begins or amount < self.points[-1][1]:
+            self.points.clear()
         self.points.append((now, amount))
         # One point beyond the span stays, so that slow reports still span an interval.
         while len(self.points) > 2 and self.points[1][0] <= now - RATE_SECONDS:  # noqa: PLR2004 - an interval has two ends
@@ -83,13 +86,27 @@ class _Rate:
 class ProgressBoard:
     """The newest report of every stage of one job, and the rates behind them."""
 
-    def __init__(self, plan: Plan, data: DataSpec, start: Progress, staleness: int | None, *, now: float) -> None:
-        """Begin when training begins, at monotonic second `now`, from `start`."""
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        data: DataSpec,
+        start: Progress,
+        staleness: int | None,
+        *,
+        now: float,
+        is_adopted: bool = False,
+    ) -> None:
+        """Begin when training begins, at monotonic second `now`, from `start`.
+
+        Of a job that is adopted, training has begun before: as long ago as its oldest stage has worked.
+        """
+        #: Of the newest lives.
+        self.plan = plan
         self._data = data
         self._start = start
         self._staleness = staleness
         self._started = now
+        self._is_adopted = is_adopted
         #: Samples of each last stage, and seconds that each first stage waited for a clock.
         self._rates = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
         self._waits = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
@@ -105,11 +122,14 @@ class ProgressBoard:
         if key.incarnation > self._lives.setdefault(vw, Incarnation(0)):
             self._lives[vw] = key.incarnation
             self._before.update({place: said for place, said in self.reports.items() if place[0] == vw})
+        is_unknown = self._is_adopted and (vw, stage) not in self.reports
+        if is_unknown:
+            self._started = min(self._started, now - report.compute_seconds - report.idle_seconds)
         report = self.reports[vw, stage] = continued(report, self._before.get((vw, stage)))
-        if stage == len(self._plan.virtual_workers[vw].stages) - 1:
-            self._rates[vw].add(now, report.samples)
+        if stage == len(self.plan.virtual_workers[vw].stages) - 1:
+            self._rates[vw].add(now, report.samples, begins=is_unknown)
         if stage == 0:
-            self._waits[vw].add(now, report.waiting_seconds)
+            self._waits[vw].add(now, report.waiting_seconds, begins=is_unknown)
 
     def running_seconds(self, *, now: float) -> float:
         """Since training began."""
@@ -124,10 +144,10 @@ class ProgressBoard:
 
     def table(self, clocks: ClockSnapshot | None, *, up: Collection[VirtualWorkerIndex], now: float) -> ProgressTable:
         """The picture at `now`, when the virtual workers in `up` are there; distances are from the slowest of them."""
-        locals_ = {vw.index: self.local_clock(vw.index, clocks) for vw in self._plan.virtual_workers}
+        locals_ = {vw.index: self.local_clock(vw.index, clocks) for vw in self.plan.virtual_workers}
         counting = {vw: clock for vw, clock in locals_.items() if vw in up} or locals_
         slowest = min(counting.values())
-        rows = tuple(self._row(vw, locals_[vw.index], slowest, now=now) for vw in self._plan.virtual_workers)
+        rows = tuple(self._row(vw, locals_[vw.index], slowest, now=now) for vw in self.plan.virtual_workers)
         rate = sum(row.samples_per_second for row in rows)
         samples = self._start.samples if clocks is None else clocks.samples
         total = total_samples(self._data)

@@ -196,7 +196,7 @@ class RedisStore:
             [event.sequence, to_json(JobEvent, event.event), MAX_EVENTS],
         )
         if not int(appended):
-            raise VersionConflict(f"event {event.sequence} of job {job_id} does not follow the last one that is kept")
+            raise VersionConflict(f"job {job_id} is not kept, so its event {event.sequence} cannot be")
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
         """As `Store.events`."""

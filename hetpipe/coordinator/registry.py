@@ -24,6 +24,10 @@ _MAX_TAKEN = 1_000
 class _Live:
     record: MemberRecord
     expires: float
+    departs: bool = False
+    """It has told that it is about to leave."""
+    has_told: bool = False
+    """It has sent a heartbeat, and so told which jobs it serves."""
 
 
 class Registry:
@@ -86,13 +90,35 @@ class Registry:
             MemberReplaced: and another process has its id.
         """
         record = self.check(member_id, registration)
-        self._live[member_id].expires = now + self.lease_seconds
+        live = self._live[member_id]
+        live.expires, live.has_told = now + self.lease_seconds, True
         return record
 
     def renew_all(self, *, now: float) -> None:
         """Give every member a whole lease from `now`, for nobody could hear their heartbeats."""
         for live in self._live.values():
             live.expires = now + self.lease_seconds
+
+    def depart(self, member_id: MemberId, registration: Registration) -> bool:
+        """A member is about to leave; until it registers again. Whether that is news.
+
+        Raises:
+            UnknownMember: there is no such live member.
+        """
+        self.check(member_id, registration)
+        live = self._live[member_id]
+        is_news, live.departs = not live.departs, True
+        return is_news
+
+    def has_told(self, member_id: MemberId) -> bool:
+        """Whether a member has sent a heartbeat since it registered."""
+        live = self._live.get(member_id)
+        return live is not None and live.has_told
+
+    def departs(self, member_id: MemberId) -> bool:
+        """Whether a member has told that it is about to leave."""
+        live = self._live.get(member_id)
+        return live is not None and live.departs
 
     def remove(self, member_id: MemberId) -> None:
         """End a membership, if there is one."""

@@ -38,6 +38,8 @@ class Failure:
     at: float
     """Monotonic seconds."""
     problems: tuple[str, ...] = ()
+    calls_for_rewind: bool = False
+    """Whether the job can go on from its newest checkpoint, and only from there."""
 
 
 def decision_time(failures: Sequence[Failure], *, settle_seconds: float, echo_seconds: float) -> float:

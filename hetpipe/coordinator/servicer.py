@@ -12,7 +12,8 @@ import grpc
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.job_host import JobHost
-from hetpipe.errors import ProtocolViolation, UnknownJob
+from hetpipe.coordinator.worker_wishes import WorkerWishes
+from hetpipe.errors import UnknownJob
 from hetpipe.rpc.coordinator_methods import SERVICE
 from hetpipe.rpc.coordinator_service import coordinator_service
 from hetpipe.rpc.server import Server
@@ -28,7 +29,7 @@ from hetpipe.spec.events import (
     Submission,
     WorkerStatus,
 )
-from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
 
@@ -44,6 +45,7 @@ class CoordinatorServicer:
     def __init__(self, coordinator: Coordinator, *, host: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """Serve `coordinator`, whose machine others reach as `host`."""
         self._coordinator = coordinator
+        self._wishes = WorkerWishes(coordinator)
         self._host = host
         condition = coordinator.condition
         self._agents = Watchers(limit=MAX_AGENT_STREAMS, what="commands", condition=condition, clock=clock)
@@ -70,9 +72,12 @@ class CoordinatorServicer:
         clocks: Mapping[JobId, ClockSnapshot],
         jobs: tuple[JobId, ...],
         last_command: int,
+        lost: Mapping[JobId, str],
     ) -> Renewal:
         """As `CoordinatorHandlers.heartbeat`."""
-        return self._coordinator.heartbeat(member_id, registration, clocks=clocks, jobs=jobs, last_command=last_command)
+        return self._coordinator.heartbeat(
+            member_id, registration, clocks=clocks, jobs=jobs, last_command=last_command, lost=lost
+        )
 
     def leave(self, member_id: MemberId, registration: Registration) -> None:
         """As `CoordinatorHandlers.leave`."""
@@ -110,6 +115,18 @@ class CoordinatorServicer:
         """As `CoordinatorHandlers.stop_job`."""
         return self._coordinator.stop_job(job_id, mode)
 
+    def drain_worker(self, job_id: JobId | None, vw: VirtualWorkerIndex) -> WorkerStatus:
+        """As `CoordinatorHandlers.drain_worker`."""
+        return self._wishes.drain(job_id, vw)
+
+    def add_worker(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
+        """As `CoordinatorHandlers.add_worker`."""
+        return self._wishes.add(job_id, vw)
+
+    def depart(self, agent: AgentId, registration: Registration) -> None:
+        """As `CoordinatorHandlers.depart`."""
+        self._coordinator.depart(agent, registration)
+
     def status(self, job_id: JobId | None) -> JobStatus:
         """As `CoordinatorHandlers.status`."""
         processes = self._cluster_processes()
@@ -121,10 +138,11 @@ class CoordinatorServicer:
             return JobStatus(None, "", None, "", "", tuple(processes))
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
-            clocks = progress = None
+            clocks, progress, rewinds = None, None, 0
             workers: tuple[WorkerStatus, ...] = ()
             if host is not None:
                 clocks, progress, workers = host.machine.clocks, host.picture, host.machine.workers
+                rewinds = host.machine.rewinds
                 processes += _stage_processes(host)
         return JobStatus(
             record.job_id,
@@ -136,20 +154,23 @@ class CoordinatorServicer:
             clocks,
             progress,
             workers,
+            rewinds,
         )
 
     def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:
         """As `CoordinatorHandlers.watch_job`."""
         record = self._coordinator.record(job_id)
-        host = self._coordinator.host(record.job_id)
-        if host is None:
-            yield from self._coordinator.kept_events(record.job_id, after=after)
-            return
-        newest = host.events[-1].sequence if host.events else 0
-        if after > newest:
-            raise ProtocolViolation(f"job {record.job_id} has had {newest} events; there are none after number {after}")
-        seen_pictures = 0
         with self._viewers.watch(context) as watch:
+            if not watch.wait(partial(self._is_settled, record.job_id)):
+                return
+            host = self._coordinator.host(record.job_id)
+            if host is None:
+                yield from self._coordinator.kept_events(record.job_id, after=after)
+                return
+            if after > (host.events[-1].sequence if host.events else 0):
+                # Another coordinator has told that, and its store has forgotten it. All that is here is new.
+                after = 0
+            seen_pictures = 0
             while fresh := watch.wait(partial(_fresh, host, after, seen_pictures)):
                 events, seen_pictures = fresh
                 for event in events:
@@ -157,6 +178,10 @@ class CoordinatorServicer:
                     if isinstance(event.event, JobEnded):
                         return
                     after = max(after, event.sequence)
+
+    def _is_settled(self, job_id: JobId) -> bool | None:
+        """True once somebody leads a job, or it has ended; None before."""
+        return None if self._coordinator.is_orphan(job_id) else True
 
     def members(self) -> tuple[Member, ...]:
         """As `CoordinatorHandlers.members`."""
@@ -171,11 +196,14 @@ class CoordinatorServicer:
 
     def watch_clocks(self, job_id: JobId | None, context: grpc.ServicerContext) -> Iterator[ClockSnapshot]:
         """As `CoordinatorHandlers.watch_clocks`."""
-        host = self._coordinator.host(self._coordinator.record(job_id).job_id)
-        if host is None:
-            return
+        record = self._coordinator.record(job_id)
         last: ClockSnapshot | None = None
         with self._viewers.watch(context) as watch:
+            if not watch.wait(partial(self._is_settled, record.job_id)):
+                return
+            host = self._coordinator.host(record.job_id)
+            if host is None:
+                return
             while fresh := watch.wait(partial(_fresh_clocks, host, last)):
                 if fresh[0] is None:
                     return

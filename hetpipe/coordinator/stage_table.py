@@ -9,10 +9,23 @@ from enum import StrEnum
 
 from hetpipe import errors
 from hetpipe.coordinator.root_cause import Failure, Rank
-from hetpipe.errors import CheckpointError, JobFailed, NonFiniteUpdate, ProtocolViolation, StaleIncarnation
+from hetpipe.errors import (
+    CheckpointError,
+    JobFailed,
+    NonFiniteUpdate,
+    ProtocolViolation,
+    StaleIncarnation,
+    StaleTerm,
+    StateLost,
+    UnknownJob,
+)
 from hetpipe.spec.commands import ChildExit, StageKey, exit_sentence
 from hetpipe.spec.ids import AgentId, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.run import StageFailed
+from hetpipe.sync.segment import DRAIN, ends_run
+
+#: What a process hears because another one has forgotten it: its virtual worker is lost, or a parameter server is.
+_ECHOES = (StaleIncarnation, StaleTerm, UnknownJob, StateLost)
 
 #: What torch raises for it, on every kind of device.
 _OUT_OF_MEMORY = "OutOfMemoryError"
@@ -47,8 +60,16 @@ class StageLife:
     heard: float = 0.0
 
     @property
+    def has_left(self) -> bool:
+        """Whether it came to its end at a barrier at which its virtual worker leaves, and the run goes on."""
+        reasons = self.done_reason.split("+")
+        return DRAIN in reasons and not ends_run(reasons)
+
+    @property
     def shown_state(self) -> str:
         """The state as `status` shows it."""
+        if self.has_left:
+            return "left"
         gone_early = self.exited and self.state in {StageState.STARTING, StageState.READY}
         return "exited" if gone_early else self.state.value
 
@@ -66,7 +87,7 @@ class StageTable:
 
     def __iter__(self) -> Iterator[StageLife]:
         """In order of virtual worker and stage."""
-        return iter(self._lives.values())
+        return iter([self._lives[place] for place in sorted(self._lives)])
 
     def __len__(self) -> int:
         """Stages."""
@@ -84,6 +105,10 @@ class StageTable:
         """A stage is being started, in the place of an earlier life of it."""
         self._lives[key.vw, key.stage] = StageLife(key, agent, host, heard=now)
 
+    def forget(self, vw: VirtualWorkerIndex) -> None:
+        """A later life of a virtual worker begins, which may have fewer stages."""
+        self._lives = {place: life for place, life in self._lives.items() if place[0] != vw}
+
     def get(self, key: StageKey) -> StageLife | None:
         """One stage; None for one of another life or job."""
         life = self._lives.get((key.vw, key.stage))
@@ -98,8 +123,17 @@ class StageTable:
         return all(life.state in {StageState.READY, StageState.DONE} for life in self.of(vw))
 
     def all_done(self, vw: VirtualWorkerIndex) -> bool:
-        """True when every stage of `vw` came to its end."""
-        return all(life.state is StageState.DONE for life in self.of(vw))
+        """True when every stage of `vw` came to the end of the run."""
+        return all(life.state is StageState.DONE and not life.has_left for life in self.of(vw))
+
+    def all_left(self, vw: VirtualWorkerIndex) -> bool:
+        """True when every stage of `vw` came to its end while the run goes on."""
+        return all(life.has_left for life in self.of(vw))
+
+    @property
+    def is_run_over(self) -> bool:
+        """True when one of them came to the end of the run."""
+        return any(life.state is StageState.DONE and not life.has_left for life in self)
 
     @property
     def all_exited(self) -> bool:
@@ -116,11 +150,11 @@ class StageTable:
         return [life for life in self if life.state is StageState.STARTING]
 
     def lose_agent(self, agent: AgentId) -> list[StageLife]:
-        """The agent is gone, and its children with it: those that were there."""
-        lost = [life for life in self if life.agent == agent and not life.exited]
-        for life in lost:
+        """The agent is gone, and its children with it: those that were there and had something left to do."""
+        there = [life for life in self if life.agent == agent and not life.exited]
+        for life in there:
             life.exited = True
-        return lost
+        return [life for life in there if not life.has_left]
 
 
 def wants_memory(report: StageFailed) -> bool:
@@ -145,7 +179,7 @@ def failure_of_report(life: StageLife, report: StageFailed, *, is_lost: bool, no
 def _rank(life: StageLife, report: StageFailed, *, is_lost: bool) -> Rank:
     kind = getattr(errors, report.error, None)
     is_refusal = isinstance(kind, type) and issubclass(kind, ProtocolViolation) and kind is not NonFiniteUpdate
-    if report.secondary or kind is StaleIncarnation or (is_lost and is_refusal):
+    if report.secondary or kind in _ECHOES or (is_lost and is_refusal):
         return Rank.ECHO
     # The checkpoint that a later life begins from may have been replaced by a newer one meanwhile.
     if wants_memory(report) or (kind is CheckpointError and life.key.incarnation > 0):
@@ -153,9 +187,16 @@ def _rank(life: StageLife, report: StageFailed, *, is_lost: bool) -> Rank:
     return Rank.REPORTED
 
 
-def failure_of_exit(life: StageLife, news: ChildExit, *, now: float) -> Failure | None:
-    """What the end of a process means; None when it was to be expected or was reported already."""
-    if life.state in {StageState.DONE, StageState.FAILED} or news.ordered:
+def failure_of_exit(life: StageLife, news: ChildExit, *, is_lost: bool, now: float) -> Failure | None:
+    """What the end of a process means; None when it was to be expected or was reported already.
+
+    Args:
+        life: the stage.
+        news: how it ended. Whoever ordered it may be an earlier coordinator, which nobody else knows of.
+        is_lost: its virtual worker counts no more.
+        now: monotonic seconds.
+    """
+    if life.state in {StageState.DONE, StageState.FAILED} or (news.ordered and is_lost):
         return None
     kind, how = JobFailed.__name__, exit_sentence(news.exit_code)
     if news.exit_code < 0:

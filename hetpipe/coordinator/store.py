@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NewType, Protocol
 
-from hetpipe.spec.events import JobState, NumberedEvent
+from hetpipe.spec.events import JobState, NumberedEvent, StopMode, Submission
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.members import MemberId, MemberInfo, Registration
 
@@ -47,6 +47,10 @@ class JobRecord:
     run_dir: str
     submitted_wall: float
     """Seconds since 1970."""
+    submission: Submission | None = None
+    """What was handed in; None where a shard alone has told of the job."""
+    stop: StopMode | None = None
+    """How a user wants it to stop; None while nobody does."""
     failure: str = ""
     version: int = 1
     """Grows by one with every replacement."""
@@ -160,13 +164,27 @@ class Store(LeadStore, Protocol):
         ...
 
     def append_event(self, job_id: JobId, event: NumberedEvent) -> None:
-        """Append to the events of a job. Sequence numbers are 1, 2, … without gaps; at most `MAX_EVENTS` are kept.
+        """Append to the events of a job. Sequence numbers grow; at most `MAX_EVENTS` events are kept.
+
+        Nothing happens when the number is not above the last one: then the event is there already.
 
         Raises:
-            VersionConflict: the number is not the next one, nor one that is there already.
+            VersionConflict: the job is not there.
         """
         ...
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
         """Up to `limit` events after number `after`, in order."""
         ...
+
+
+def all_events(store: Store, job_id: JobId) -> tuple[NumberedEvent, ...]:
+    """Every event that is kept of a job, in order.
+
+    Raises:
+        StoreUnavailable: the place cannot be reached.
+    """
+    found: list[NumberedEvent] = []
+    while page := store.events(job_id, after=found[-1].sequence if found else 0):
+        found += page
+    return tuple(found)

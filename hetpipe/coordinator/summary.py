@@ -36,6 +36,8 @@ class RunRecord:
     """D, or None for `asp`."""
     deaths: Mapping[VirtualWorkerIndex, int]
     """Lives of each virtual worker that ended before the run."""
+    rewinds: int = 0
+    """How often the whole job went back to a checkpoint."""
 
     @property
     def clocks(self) -> ClockSnapshot:
@@ -49,6 +51,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
     `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
     virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
     `deaths`: lives of each virtual worker that ended before the run; what is summed is summed over all its lives.
+    `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one.
     `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
     `violations` is null: only the checker of the history can tell.
     """
@@ -83,6 +86,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         "waiting_seconds": {str(vw): _waiting_seconds(record, vw) for vw in members},
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
         "deaths": {str(vw): record.deaths.get(vw, 0) for vw in members},
+        "rewinds": record.rewinds,
         "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
 

@@ -7,48 +7,67 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.coordinator.configs import Assignment, check_progress, data_of, fresh_progress, shard_configs
+from hetpipe.coordinator.configs import (
+    Assignment,
+    check_progress,
+    data_of,
+    fresh_progress,
+    run_document,
+    shard_configs,
+)
 from hetpipe.coordinator.described import Described
 from hetpipe.coordinator.exchange import (
     Admit,
     Admitted,
     AskBarrier,
+    Drain,
+    Drained,
     Evict,
     Evicted,
     Input,
+    KeepOut,
+    KeptOut,
     Prepare,
     Prepared,
+    Release,
+    Replan,
+    Rewind,
+    SettleReplan,
     ShardNotAsked,
     Task,
     TaskFailed,
     WrappedUp,
     WrapUp,
 )
-from hetpipe.coordinator.planning import PLANNER, PlannedRun, Planner, plan_run
+from hetpipe.coordinator.planning import PLANNER, Planner, plan_run
+from hetpipe.coordinator.replan_tasks import ReplanTasks
+from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import Store
 from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.spec import document
 from hetpipe.spec.events import Submission
 from hetpipe.spec.identity import StagePeer
-from hetpipe.spec.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.plan import ModelReport, Plan
-from hetpipe.spec.run import ClockSnapshot, ShardConfig
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.rewinds import rewind_folder
+from hetpipe.spec.run import AgentInfo, ClockSnapshot
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.spec.wire import to_json
 from hetpipe.sync.division import unused
 
 T = TypeVar("T")
-WorkerTask = TypeVar("WorkerTask", Evict, Admit)
+WorkerTask = TypeVar("WorkerTask", Evict, Admit, Drain)
 
 _log = get_logger(__name__)
 
@@ -66,40 +85,6 @@ _LINKS_ASSUMED = """\
 STOP_REASON = "stop"
 
 
-class ShardPort(Protocol):
-    """The coordinator's side of one shard: `hetpipe.ps.control.ShardControl`. Every call has its own deadline."""
-
-    def configure(self, config: ShardConfig) -> None:
-        """Serve a job."""
-        ...
-
-    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
-        """Set a barrier; clock shard only."""
-        ...
-
-    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """A life of a virtual worker is over; clock shard only. Repeatable."""
-        ...
-
-    def admit(
-        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
-    ) -> None:
-        """A new life of a virtual worker will come; clock shard only. Repeatable."""
-        ...
-
-    def clocks(self, job_id: JobId) -> ClockSnapshot:
-        """The newest clocks; clock shard only."""
-        ...
-
-    def release(self, job_id: JobId) -> None:
-        """Forget a job; nothing happens when it is not known."""
-        ...
-
-    def close(self) -> None:
-        """End the connection."""
-        ...
-
-
 #: A stage's certificate: the request as PEM and who the stage is, the certificate as PEM.
 Certify = Callable[[bytes, StagePeer], bytes]
 
@@ -113,7 +98,9 @@ class Tools:
     read_progress: Callable[[str], Progress]
     """How far a checkpoint folder is. Raises `CheckpointError`."""
     newest_checkpoint: Callable[[str], str | None]
-    """The newest complete checkpoint folder of a run's folder; None when it has none."""
+    """The newest complete checkpoint folder of a run's folder, all of it checked; None when it has none."""
+    listed_checkpoint: Callable[[str], str | None]
+    """The same by the manifest alone, which is quick: for lives that check what they read of it."""
     planner: Planner = PLANNER
     """Plans jobs that leave it to us."""
     certify: Certify | None = None
@@ -124,28 +111,51 @@ class JobTasks:
     """The tasks of one job."""
 
     def __init__(
-        self, job_id: JobId, job: Job, submission: Submission, *, store: Store, tools: Tools, clock: TimeSource
+        self,
+        job_id: JobId,
+        job: Job,
+        submission: Submission,
+        *,
+        submitted_wall: float,
+        store: Store,
+        tools: Tools,
+        clock: TimeSource,
     ) -> None:
         self._job_id = job_id
         self._job = job
         self._submission = submission
+        self._submitted_wall = submitted_wall
         self._store = store
         self._tools = tools
         self._clock = clock
+        self._replans = ReplanTasks(job_id, clock)
 
-    def run(self, task: Task) -> Input | None:
+    def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911 - one case per kind of task
         """Carry a task out; what to tell the machine. Never raises."""
         match task:
-            case Prepare():
-                return self._answered("prepare", lambda: self._prepare(task))
+            case Prepare() | Rewind():
+                return self._answered("prepare", lambda: self._prepared(task))
             case AskBarrier():
                 return self._answered("barrier", lambda: self._ask_barrier(task))
             case Evict():
                 return self._asked(task, self._evict)
             case Admit():
                 return self._asked(task, self._admit)
+            case Drain():
+                return self._asked(task, self._drain)
+            case KeepOut():
+                return self._keep_out(task)
+            case Replan():
+                return self._replans.replan(task, self._submission.run_dir)
+            case SettleReplan():
+                self._replans.settle(task, self._submission.run_dir)
+                return None
             case WrapUp():
-                return self._wrap_up(task)
+                return WrappedUp(self._last_clocks(task))
+            case Release(shards=shards):
+                for shard in shards:
+                    self._tried(shard, lambda port: port.release(self._job_id))
+                return None
 
     def _answered(self, task: Literal["prepare", "barrier"], function: Callable[[], Input | None]) -> Input | None:
         try:
@@ -158,28 +168,70 @@ class JobTasks:
             sentence = f"the coordinator failed to {task} job {self._job_id} (internal error, see its log)"
             return TaskFailed(task, type(error).__name__, sentence)
 
+    def _prepared(self, task: Prepare | Rewind) -> Prepared:
+        return self._rewind(task) if isinstance(task, Rewind) else self._prepare(task)
+
     def _prepare(self, task: Prepare) -> Prepared:
         model = task.inspected.model
-        start = self._start(model)
+        start = self._start(self._submission.restore, model.train_samples)
         term = self._next_term(above=Term(max(shard.highest_term for shard in task.shards)))
         run = plan_run(self._job, task.inspected, task.agents, self._tools.planner, term=term, job_id=self._job_id)
         data = data_of(run.job, model)
-        write_run_files(self._submission.run_dir, run, model, start)
+        prepared = Prepared(run, data, start)
+        self._configure(prepared, task.agents, task.shards, model.eval_samples)
+        return prepared
+
+    def _rewind(self, task: Rewind) -> Prepared:
+        before, first = task.before, self._submission.first_run_dir
+        submission = replace(
+            self._submission,
+            restore=self._tools.newest_checkpoint(first) or self._submission.restore,
+            run_dir=rewind_folder(first, task.number),
+            rewinds=task.number,
+        )
+        start = self._start(submission.restore, before.data.num_samples)
+        term = self._next_term(above=Term(max(before.plan.term, *(shard.highest_term for shard in task.shards))))
+        run = replace(before.run, plan=replace(before.plan, term=term))
+        prepared = Prepared(run, before.data, start, submission)
+        self._configure(prepared, task.agents, task.shards, task.eval_samples)
+        _log.warning("job_rewound", job=self._job_id, checkpoint=submission.restore, clock=start.clock, term=term)
+        return prepared
+
+    def _start(self, folder: str | None, num_samples: int) -> Progress:
+        if folder is None:
+            return fresh_progress(num_samples)
+        progress = self._tools.read_progress(folder)
+        check_progress(progress, folder=folder, num_samples=num_samples)
+        return progress
+
+    def _configure(
+        self,
+        prepared: Prepared,
+        agents: tuple[AgentInfo, ...],
+        shards: tuple[MemberInfo, ...],
+        eval_samples: int | None,
+    ) -> None:
+        """Write the plan down, and tell every shard of it."""
+        run, submission = prepared.run, prepared.submission or self._submission
+        write_run_files(submission, prepared, eval_samples)
         assignment = Assignment(
-            job=run.job, submission=self._submission, plan=run.plan, agents=task.agents, shards=task.shards
+            job=run.job,
+            submission=submission,
+            plan=run.plan,
+            agents=agents,
+            shards=shards,
+            emulations=run.emulations,
+        )
+        kept = run_document(
+            assignment,
+            prepared.data,
+            prepared.start,
+            eval_samples=eval_samples,
+            submitted_wall=self._submitted_wall,
         )
         # The clock shard comes first: the others follow its log as soon as they are configured.
-        for shard, config in zip(task.shards, shard_configs(assignment, data, start), strict=True):
+        for shard, config in zip(shards, shard_configs(run.job, kept), strict=True):
             self._with_shard(shard, partial(_configure, config))
-        return Prepared(run, data, start)
-
-    def _start(self, model: ModelReport) -> Progress:
-        folder = self._submission.restore
-        if folder is None:
-            return fresh_progress(model.train_samples)
-        progress = self._tools.read_progress(folder)
-        check_progress(progress, folder=folder, num_samples=model.train_samples)
-        return progress
 
     def _next_term(self, *, above: Term) -> Term:
         for _ in range(_TERM_TRIES - 1):
@@ -219,19 +271,37 @@ class JobTasks:
         return Evicted(task.vw, task.incarnation)
 
     def _admit(self, task: Admit) -> Admitted:
+        folder, new = self._tools.listed_checkpoint(self._submission.run_dir), task.replan
+        if new is not None:
+            newest = None if folder is None or new.left_at is None else self._tools.read_progress(folder).clock
+            self._replans.await_checkpoint(task, new, newest)
+            self._with_shard(task.clock_shard, lambda port: self._replans.make_way(new, port))
         self._with_shard(
             task.clock_shard,
             lambda port: port.admit(self._job_id, task.term, task.vw, task.incarnation, task.num_stages),
         )
-        return Admitted(task.vw, task.incarnation, self._tools.newest_checkpoint(self._submission.run_dir))
+        if new is not None:
+            failpoints.reach("repartition.committed")
+        return Admitted(task.vw, task.incarnation, folder)
 
-    def _wrap_up(self, task: WrapUp) -> WrappedUp:
-        clocks = None
-        if task.shards:
-            clocks = self._tried(task.shards[0], lambda port: port.clocks(self._job_id))
-        for shard in task.shards:
-            self._tried(shard, lambda port: port.release(self._job_id))
-        return WrappedUp(clocks)
+    def _drain(self, task: Drain) -> Drained:
+        self._with_shard(task.clock_shard, lambda port: port.drain(self._job_id, task.term, task.vw, task.incarnation))
+        return Drained(task.vw, task.incarnation)
+
+    def _keep_out(self, task: KeepOut) -> KeptOut:
+        def keep(port: ShardPort) -> None:
+            run = port.describe(self._job_id).run
+            port.keep_run(self._job_id, task.term, replace(run, out=task.out))
+
+        try:
+            self._with_shard(task.clock_shard, keep)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the clock shard is told again
+            _log.warning("not_kept_who_is_out", job=self._job_id, reason=str(error))
+            return KeptOut(task.out, is_kept=False)
+        return KeptOut(task.out, is_kept=True)
+
+    def _last_clocks(self, task: WrapUp) -> ClockSnapshot | None:
+        return self._tried(task.shards[0], lambda port: port.clocks(self._job_id)) if task.shards else None
 
     def _tried(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T | None:
         """What `use` gives, or None: a shard that is gone must not keep a job from ending."""
@@ -255,33 +325,35 @@ def _configure(config: ShardConfig, port: ShardPort) -> None:
     port.configure(config)
 
 
-def write_run_files(run_dir: str, run: PlannedRun, model: ModelReport, start: Progress) -> None:
-    """Write `plan.json` and `facts.json` into the folder of the run, and what was planned by what.
+def write_run_files(submission: Submission, prepared: Prepared, eval_samples: int | None) -> None:
+    """Write `plan.json` and `facts.json` into the folder where the run goes on, and what was planned by what.
 
     A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`. What it was planned by, or
-    what is played, is in `profile.json` and `cluster.yaml`.
+    what is played, is in `profile.json` and `cluster.yaml`. The folder of a rewind has a `job.json` of its own.
 
     Raises:
         UserError: the folder cannot be written to.
     """
-    remaining = set(unused(start.used, model.train_samples))
+    run, start, num_samples = prepared.run, prepared.start, prepared.data.num_samples
+    remaining = set(unused(start.used, num_samples))
     facts = {
-        "num_samples": model.train_samples,
-        "eval_samples": model.eval_samples,
+        "num_samples": num_samples,
+        "eval_samples": eval_samples,
         "start": {
             "clock": start.clock,
             "epoch": start.epoch,
-            "used": [index for index in range(model.train_samples) if index not in remaining],
+            "used": [index for index in range(num_samples) if index not in remaining],
             "minibatches": start.minibatches,
             "samples": start.samples,
         },
     }
-    folder = Path(run_dir)
+    folder = Path(submission.run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         texts = {"plan.json": to_json(Plan, run.plan), "facts.json": json.dumps(facts)}
-        if run.document is not None:
+        if run.document is not None or submission.rewinds:
             texts["job.json"] = json.dumps(run.job.model_dump(mode="json"))
+        if run.document is not None:
             texts["forecast.json"] = json.dumps(run.document.model_dump(mode="json"))
         if run.described is not None:
             texts["profile.json"] = document.to_json(run.described.profile)
@@ -291,7 +363,7 @@ def write_run_files(run_dir: str, run: PlannedRun, model: ModelReport, start: Pr
             unfinished.write_text(text + "\n", encoding="utf-8")
             unfinished.replace(folder / name)
     except OSError as error:
-        raise UserError(f"the coordinator cannot write to the run's folder {run_dir}: {error.strerror}") from error
+        raise UserError(f"the coordinator cannot write to the run's folder {folder}: {error.strerror}") from error
 
 
 def _cluster_text(described: Described) -> str:

@@ -5,8 +5,11 @@ The part of `job_machine` that is about processes; facts in, instructions out, a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from hetpipe.coordinator import adoption
+from hetpipe.coordinator.adoption import Returning
 from hetpipe.coordinator.configs import Assignment
 from hetpipe.coordinator.evaluations import Evaluations
 from hetpipe.coordinator.exchange import (
@@ -15,20 +18,25 @@ from hetpipe.coordinator.exchange import (
     MemberGone,
     MemberSeen,
     Prepared,
+    Replanned,
     SendCommand,
     Tick,
 )
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.progress import ProgressBoard
+from hetpipe.coordinator.repartitions import Repartitions
+from hetpipe.coordinator.replanning import basis_if_known
 from hetpipe.coordinator.root_cause import Failure
 from hetpipe.coordinator.shard_watch import ShardWatch
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.summary import RunRecord, result_object
 from hetpipe.coordinator.worker_life import LifeState, WorkerLife
-from hetpipe.coordinator.worker_lives import LivesInput, Told, WorkerLives
+from hetpipe.coordinator.worker_lives import LivesInput, WorkerLives
+from hetpipe.coordinator.worker_steps import Told
 from hetpipe.spec.commands import StageNews
 from hetpipe.spec.events import Evaluated, JobEvent, Waiting
 from hetpipe.spec.run import ClockSnapshot, StageEvaluation, StageProgress, StageWaiting
+from hetpipe.spec.run_document import RunDescription
 
 
 class Training:
@@ -43,6 +51,7 @@ class Training:
         eval_samples: int | None,
         patience: Patience,
         now: float,
+        adopted: RunDescription | None = None,
     ) -> None:
         """Nothing is started before `begin`.
 
@@ -53,19 +62,27 @@ class Training:
             eval_samples: samples that a whole evaluation covers; None: not known.
             patience: bounds of waits that no user sets.
             now: monotonic seconds.
+            adopted: what has become of the run under an earlier coordinator; nothing is to `begin` then.
         """
         self._assignment = assignment
         self._prepared = prepared
         self._stages = stages
         self._patience = patience
-        self._lives = WorkerLives(assignment, stages, patience=patience, now=now)
+        self._returning: Returning | None = None
+        workers = None
+        if adopted is not None:
+            workers = adoption.workers_of(adopted, now=now)
+            adoption.fill(stages, assignment, workers, now=now)
+            self._returning = Returning(assignment, stages, adopted, patience=patience, now=now)
+        self._lives = WorkerLives(assignment, stages, patience=patience, now=now, adopted=workers)
+        self._repartitions = Repartitions(assignment, basis_if_known(prepared.run, assignment.agents))
         self._shard_watch = ShardWatch(assignment.job.survive.absence.total_seconds(), patience.notice_seconds)
         self._evaluations = Evaluations(eval_samples)
         #: From the moment training begins.
         self._board: ProgressBoard | None = None
         #: When the last progress table was announced.
         self._pictured = now
-        self.clocks: ClockSnapshot | None = None
+        self.clocks: ClockSnapshot | None = None if adopted is None else adopted.clocks
 
     @property
     def lives(self) -> WorkerLives:
@@ -82,10 +99,13 @@ class Training:
         return self._lives.begin(now=now)
 
     def run(self, *, now: float) -> None:
-        """Training begins: from here on its time counts."""
+        """Training begins, or is taken over: from here on its time counts."""
         prepared = self._prepared
         staleness = self._assignment.job.sync.D
-        self._board = ProgressBoard(prepared.plan, prepared.data, prepared.start, staleness, now=now)
+        is_adopted = self._returning is not None
+        self._board = ProgressBoard(
+            prepared.plan, prepared.data, prepared.start, staleness, now=now, is_adopted=is_adopted
+        )
 
     def handle(self, fact: LivesInput, *, now: float) -> list[Told]:
         """Take one fact in.
@@ -103,19 +123,23 @@ class Training:
                         self._shard_watch.gone(shard, sentence, now=now)
             case MemberSeen(info=info):
                 self._shard_watch.seen(info)
+                out += [] if self._returning is None else self._returning.seen(info, now=now)
             case ClocksTold(clocks=clocks):
                 self.clocks = clocks
+            case Replanned():
+                out += self._repartitions.planned(fact, self._lives, now=now)
             case Tick():
                 out += self._tick(now=now)
             case _:
                 """It is about a life."""
         out += self._lives.handle(fact, now=now)
+        out += self._repartitions.follow(self._lives)
         computing = [worker.vw for worker in self._lives if _may_compute(worker)]
         out += map(Announce, _if_any(self._evaluations.without(computing)))
         return out
 
-    def result(self, run_dir: str, running_seconds: float) -> dict[str, Any] | None:
-        """The result of the run as far as it came; None when training had not begun."""
+    def result(self, run_dir: str, running_seconds: float, *, rewinds: int) -> dict[str, Any] | None:
+        """The result of the run as far as it came, after so many rewinds; None when training had not begun."""
         if self._board is None:
             return None
         return result_object(
@@ -129,6 +153,7 @@ class Training:
                 running_seconds=running_seconds,
                 staleness=self._assignment.job.sync.D,
                 deaths={worker.vw: worker.deaths for worker in self._lives},
+                rewinds=rewinds,
             )
         )
 
@@ -141,6 +166,7 @@ class Training:
         match news.report:
             case StageProgress() as progress if self._board is not None:
                 self._board.add(news.key, progress, now=now)
+                self._repartitions.heard(news.key, progress)
             case StageWaiting(sentence=sentence, seconds=seconds):
                 return [Waiting(sentence, seconds)]
             case StageEvaluation() as part:
@@ -150,19 +176,25 @@ class Training:
         return []
 
     def _tick(self, *, now: float) -> list[Told]:
+        out: list[Told] = []
+        for fact in () if self._returning is None else self._returning.check(now=now):
+            out += self.handle(fact, now=now)
         watched = self._shard_watch.check(now=now)
-        out: list[Told] = [found if isinstance(found, Failure) else Announce(found) for found in watched]
+        out += [found if isinstance(found, Failure) else Announce(found) for found in watched]
         self._lives.is_on_hold = self._shard_watch.is_waiting
         if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
             self._pictured = now
-            out.append(Announce(self._board.table(self.clocks, up=self._lives.up, now=now)))
+            self._board.plan = self._lives.assignment.plan
+            table = self._board.table(self.clocks, up=self._lives.up, now=now)
+            out.append(Announce(replace(table, slow=self._repartitions.slow)))
+            out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)
         return out
 
 
 def _may_compute(worker: WorkerLife) -> bool:
     """Whether parts of evaluations may come from it. That a first life is ready may be told after its first part."""
     is_first = worker.state is LifeState.STARTING and worker.incarnation == 0
-    return is_first or worker.state is LifeState.READY
+    return is_first or worker.state in {LifeState.READY, LifeState.LEAVING}
 
 
 def _if_any(whole: Evaluated | None) -> list[Evaluated]:

@@ -25,7 +25,7 @@ def overdue(
         ready_seconds: so long may a later life take to get ready; the first ones have a common limit of their own.
         now: monotonic seconds.
     """
-    if worker.state is LifeState.READY:
+    if worker.state in {LifeState.READY, LifeState.LEAVING}:
         for life in stages.of(worker.vw):
             silent = now - life.heard
             if life.state is StageState.READY and not life.exited and silent > stall_seconds:

@@ -23,16 +23,18 @@ class LifeState(StrEnum):
     """Its stages were told to start."""
     READY = "ready"
     """All of them are linked: it computes, or joins at the next barrier."""
+    LEAVING = "leaving"
+    """It was asked to go: it computes until the next barrier, and what it did until then counts."""
     DONE = "done"
     """All of them came to the end of the run."""
     ENDING = "ending"
-    """It is lost: the clock shard evicts it, and what is left of its processes is ended."""
+    """It is lost, or sent away with nothing done: the clock shard evicts it, and its processes are ended."""
     AWAITING = "awaiting"
     """Between two lives: for a pause, for its agents, for parameter servers."""
     ADMITTING = "admitting"
     """The clock shard is told of its next life."""
     OUT = "out"
-    """It is not started anew."""
+    """It is not started anew, unless somebody asks for it."""
 
 
 class LifeStep(StrEnum):
@@ -44,6 +46,12 @@ class LifeStep(StrEnum):
     """Every stage came to its end."""
     LOST = "lost"
     """A process of it died, hangs, or did not get ready."""
+    DRAIN_ASKED = "drain_asked"
+    """It is to go: after the next barrier if it computes, else at once."""
+    LEFT = "left"
+    """All its stages have passed the barrier at which it goes, and their processes have ended."""
+    ADD_ASKED = "add_asked"
+    """It is to be started anew although it was out."""
     ENDED = "ended"
     """It is evicted, its processes are gone, and the reason is known."""
     RETURNS = "returns"
@@ -51,7 +59,7 @@ class LifeStep(StrEnum):
     ADMITTED = "admitted"
     """The clock shard expects the next life: its stages are told to start."""
     GIVEN_UP = "given_up"
-    """It is not worth another life, or the run needs none any more."""
+    """It is not worth another life, was asked to stay out, or the run needs none any more."""
 
 
 _S = LifeState
@@ -61,18 +69,24 @@ TABLE: Mapping[LifeState, Mapping[LifeStep, LifeState]] = {
         LifeStep.GOT_READY: _S.READY,
         LifeStep.GOT_DONE: _S.DONE,
         LifeStep.LOST: _S.ENDING,
+        LifeStep.DRAIN_ASKED: _S.ENDING,
         LifeStep.GIVEN_UP: _S.OUT,
     },
-    _S.READY: {LifeStep.GOT_DONE: _S.DONE, LifeStep.LOST: _S.ENDING},
+    _S.READY: {LifeStep.GOT_DONE: _S.DONE, LifeStep.LOST: _S.ENDING, LifeStep.DRAIN_ASKED: _S.LEAVING},
+    _S.LEAVING: {LifeStep.GOT_DONE: _S.DONE, LifeStep.LOST: _S.ENDING, LifeStep.LEFT: _S.AWAITING},
     _S.DONE: {},
     _S.ENDING: {LifeStep.ENDED: _S.AWAITING, LifeStep.GIVEN_UP: _S.OUT},
     _S.AWAITING: {LifeStep.RETURNS: _S.ADMITTING, LifeStep.GIVEN_UP: _S.OUT},
-    _S.ADMITTING: {LifeStep.ADMITTED: _S.STARTING, LifeStep.GIVEN_UP: _S.OUT},
-    _S.OUT: {},
+    _S.ADMITTING: {
+        LifeStep.ADMITTED: _S.STARTING,
+        LifeStep.DRAIN_ASKED: _S.ENDING,
+        LifeStep.GIVEN_UP: _S.OUT,
+    },
+    _S.OUT: {LifeStep.ADD_ASKED: _S.AWAITING},
 }
 
 #: States in which processes of the newest life count.
-UP = frozenset({LifeState.STARTING, LifeState.READY, LifeState.DONE})
+UP = frozenset({LifeState.STARTING, LifeState.READY, LifeState.LEAVING, LifeState.DONE})
 
 
 #: Lives that may end for want of memory: with the same plan the next one will, too.
@@ -99,6 +113,14 @@ class WorkerLife:
     cause: Failure | None = None
     #: Whether the clock shard has evicted the newest life.
     evicted: bool = False
+    #: Whether the newest life was ended before it had done anything, because it was asked to go: that has no cause.
+    sent_away: bool = False
+    #: Whether it is to stay out once its newest life is over, as it was asked to go.
+    stays_out: bool = False
+    #: Whether its next life computes by another plan, and the clock of the barrier at which its newest life has left;
+    #: None if it has not.
+    is_replanned: bool = False
+    left_at: Clock | None = None
     #: When to ask the clock shard; None while it is being asked, or need not be.
     ask_at: float | None = None
     #: Since when it could not be asked, and the latest reason.
@@ -122,6 +144,11 @@ class WorkerLife:
         return self.state in UP
 
     @property
+    def will_train(self) -> bool:
+        """Whether it computes on, or comes back by itself."""
+        return self.state not in {LifeState.DONE, LifeState.OUT} and not self.stays_out
+
+    @property
     def status(self) -> WorkerStatus:
         """As people see it."""
         return WorkerStatus(self.vw, self.incarnation, self.deaths, self.state.value)
@@ -143,8 +170,9 @@ class WorkerLife:
     def begins(self) -> None:
         """Nothing is known of the newest life yet."""
         self.failures, self.cause = [], None
-        self.evicted = False
+        self.evicted = self.sent_away = False
         self.first_clock, self.has_committed = None, False
+        self.left_at = None
         self.heard_from_shard()
 
     def not_asked(self, sentence: str, *, again_at: float, now: float) -> None:
@@ -167,6 +195,13 @@ class WorkerLife:
         if self.first_clock is None:
             self.first_clock = clock
         self.has_committed = clock > self.first_clock or self.has_committed
+
+    def is_wanted(self, *, now: float) -> None:
+        """Whatever was before, its next life is to begin as soon as it can."""
+        self.stays_out = False
+        if not self.is_up:
+            self.crashes = self.wants = 0
+            self.returns_at = now
 
     def ends(self) -> None:
         """The newest life is over."""

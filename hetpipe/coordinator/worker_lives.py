@@ -7,25 +7,31 @@ others never stopped. What is wrong with the job itself, or what no other life w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hetpipe.coordinator import worker_orders, worker_words
 from hetpipe.coordinator.configs import Assignment, later_life, stage_commands
 from hetpipe.coordinator.exchange import (
+    AddAsked,
     Admitted,
+    AfterDrain,
+    AgentDeparts,
     Announce,
     ClocksTold,
+    DrainAsked,
+    Drained,
     Evicted,
-    Instruction,
+    KeptOut,
     MemberGone,
     MemberSeen,
+    Replanned,
     SendCommand,
     ShardNotAsked,
     Tick,
 )
 from hetpipe.coordinator.patience import Patience
-from hetpipe.coordinator.root_cause import Failure, Rank, root_cause
+from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.stage_table import (
     StageState,
     StageTable,
@@ -35,51 +41,72 @@ from hetpipe.coordinator.stage_table import (
 )
 from hetpipe.coordinator.worker_checks import overdue
 from hetpipe.coordinator.worker_life import LifeState, LifeStep, WorkerLife
+from hetpipe.coordinator.worker_outs import Outs
+from hetpipe.coordinator.worker_steps import Told, WorkerSteps
 from hetpipe.errors import JobFailed, StaleIncarnation
-from hetpipe.spec.commands import ChildExit, StageNews, StartStageCommand
-from hetpipe.spec.events import WorkerRejoined, WorkerStatus
+from hetpipe.spec.commands import ChildExit, StageNews
+from hetpipe.spec.events import WorkerStatus
 from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
-from hetpipe.spec.run import StageDone, StageFailed, StageReady
+from hetpipe.spec.plan import VirtualWorkerPlan
+from hetpipe.spec.run import StageDone, StageEmulation, StageFailed, StageReady
 
-#: States in which the clock shard is asked for something.
-_ASKING = frozenset({LifeState.ENDING, LifeState.ADMITTING})
+#: States in which it commits waves.
+_COMPUTING = frozenset({LifeState.READY, LifeState.LEAVING})
 
-LivesInput = StageNews | ChildExit | MemberGone | MemberSeen | Evicted | Admitted | ShardNotAsked | ClocksTold | Tick
+ShardAnswer = Evicted | Admitted | Drained | ShardNotAsked
 
-Told = Instruction | Failure
-"""What comes out: an instruction for the shell, or why the job cannot go on."""
+LivesInput = (
+    StageNews
+    | ChildExit
+    | MemberGone
+    | MemberSeen
+    | AgentDeparts
+    | ShardAnswer
+    | Replanned
+    | DrainAsked
+    | AddAsked
+    | KeptOut
+    | ClocksTold
+    | Tick
+)
 
 
-class WorkerLives:
+class WorkerLives(WorkerSteps):
     """All virtual workers of one job. Not thread-safe; every call gives the monotonic time."""
 
-    def __init__(self, assignment: Assignment, stages: StageTable, *, patience: Patience, now: float) -> None:
-        """Nothing is started before `begin`; `stages` are filled here; `patience` has the waits that no user sets."""
-        self._assignment = assignment
-        self._stages = stages
-        self._patience = patience
-        self._survive = assignment.job.survive
-        self._workers = {vw.index: WorkerLife(vw.index, now) for vw in assignment.plan.virtual_workers}
-        #: Agents of the plan that are no members now.
-        self._absent: set[AgentId] = set()
-        #: No new lives: a user wants the job to stop.
-        self._is_closing = False
-        #: Nothing is done about failures any more.
-        self._is_halted = False
-        #: Parameter servers are missing: a new life would only fail, too.
-        self.is_on_hold = False
-        #: Since when the run is known to be over, and since when nobody is left and one waits for an agent.
-        self._over_at: float | None = None
+    def __init__(
+        self,
+        assignment: Assignment,
+        stages: StageTable,
+        *,
+        patience: Patience,
+        now: float,
+        adopted: Mapping[VirtualWorkerIndex, WorkerLife] | None = None,
+    ) -> None:
+        """See `WorkerSteps`; nothing is started before `begin`."""
+        super().__init__(assignment, stages, patience=patience, now=now, adopted=adopted)
+        kept = [worker.vw for worker in self if worker.stays_out]
+        self._outs = Outs(kept, retry_seconds=patience.retry_seconds)
+        #: Since when nobody is left and one waits for an agent.
         self._alone_since: float | None = None
         self._ticked = now
-        self._out: list[Told] = []
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[WorkerLife]:
-        """In index order."""
-        return iter(self._workers.values())
+    @property
+    def assignment(self) -> Assignment:
+        """The plan of everybody's newest or next life, and the agents as they are now."""
+        return self._assignment
+
+    def gone_of(self, vw: VirtualWorkerIndex) -> frozenset[AgentId]:
+        """Of the agents of its next life, those that are no members now."""
+        return self._agents_of(self._workers[vw]) & self._absent
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nobody is started anew any more."""
+        return self._is_needless or self._is_halted
 
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
@@ -93,14 +120,9 @@ class WorkerLives:
 
     @property
     def can_run(self) -> bool:
-        """Whether training begins: some are ready, and all others have lost their first life."""
-        late = any(worker.state is LifeState.STARTING and worker.deaths == 0 for worker in self)
+        """Whether training begins: some are ready, and all others are past their first life."""
+        late = any(worker.state is LifeState.STARTING and worker.incarnation == 0 for worker in self)
         return not late and any(worker.state is LifeState.READY for worker in self)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a stage came to the end of the run."""
-        return any(life.state is StageState.DONE for life in self._stages)
 
     @property
     def all_done(self) -> bool:
@@ -121,6 +143,40 @@ class WorkerLives:
         """From here on processes end because they were told to."""
         self._is_halted = True
 
+    def drain(self, vw: VirtualWorkerIndex, then: AfterDrain, now: float) -> list[Told]:
+        """Have a virtual worker go: after the next barrier if it computes, else at once.
+
+        Args:
+            vw: who. Nothing happens when it is out, or came to the end of the run.
+            then: whether it stays out, or comes back as soon as its agents are there. Once it was asked to stay out,
+                only `add` brings it back.
+            now: monotonic seconds.
+
+        Returns:
+            What to do, in order.
+        """
+        return self.handle(DrainAsked(vw, then), now=now)
+
+    def add(self, vw: VirtualWorkerIndex, now: float) -> list[Told]:
+        """Have a virtual worker come back: from being out at once, else when it has gone.
+
+        Deaths that came before do not count against it any more. Nothing happens when it is there already.
+
+        Returns:
+            What to do, in order.
+        """
+        return self.handle(AddAsked(vw), now=now)
+
+    def replan(self, plan: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...]) -> None:
+        """From its next life on a virtual worker computes by another plan.
+
+        Args:
+            plan: of that life, on the agents of the last one.
+            emulations: how its stages play their devices; empty if they do not.
+        """
+        self._assignment = self._assignment.with_worker(plan, emulations)
+        self._workers[plan.index].is_replanned = True
+
     def handle(self, fact: LivesInput, *, now: float) -> list[Told]:  # noqa: C901 - one case per kind of fact
         """Take one fact in.
 
@@ -135,21 +191,24 @@ class WorkerLives:
                 self._stage_reported(fact, now=now)
             case ChildExit():
                 self._child_exited(fact, now=now)
-            case MemberGone():
-                self._agent_gone(fact, now=now)
-            case MemberSeen(info=info):
-                self._agent_seen(info)
-            case Evicted() | Admitted() | ShardNotAsked():
+            case MemberGone() | MemberSeen() | AgentDeparts():
+                self._agent_told(fact, now=now)
+            case Evicted() | Admitted() | Drained() | ShardNotAsked():
                 self._shard_answered(fact, now=now)
+            case DrainAsked() | AddAsked():
+                self._wished(fact, now=now)
             case ClocksTold(clocks=clocks):
                 for worker in self:
-                    if worker.state is LifeState.READY and worker.vw in clocks.local:
+                    if worker.state in _COMPUTING and worker.vw in clocks.local:
                         worker.has_clock(clocks.local[worker.vw])
+            case KeptOut():
+                self._outs.answered(fact, now=now)
             case Tick():
                 self._tick(now=now)
         if not self._is_halted:
             for worker in self:
                 self._advance(worker, now=now)
+            self._out += self._outs.order(self, self._assignment, now=now)
         out, self._out = self._out, []
         return out
 
@@ -163,8 +222,9 @@ class WorkerLives:
         match news.report:
             case StageReady(pid=pid, link=link):
                 life.pid, life.link, life.state = pid, link, StageState.READY
-            case StageDone(reason=reason):
+            case StageDone(clock=clock, reason=reason):
                 life.state, life.done_reason = StageState.DONE, reason
+                self._workers[life.key.vw].left_at = clock if life.has_left else None
             case StageFailed() as report:
                 life.state = StageState.FAILED
                 worker = self._workers[life.key.vw]
@@ -178,13 +238,24 @@ class WorkerLives:
         if life is None or life.exited:
             return
         life.exited, life.pid = True, news.pid
-        failure = failure_of_exit(life, news, now=now)
+        worker = self._workers[life.key.vw]
+        failure = failure_of_exit(life, news, is_lost=not worker.is_up, now=now)
         if failure is not None:
-            self._fails(self._workers[life.key.vw], failure, now=now)
+            self._fails(worker, failure, now=now)
+
+    def _agent_told(self, fact: MemberGone | MemberSeen | AgentDeparts, *, now: float) -> None:
+        match fact:
+            case MemberGone():
+                self._agent_gone(fact, now=now)
+            case MemberSeen(info=info):
+                self._agent_seen(info)
+            case AgentDeparts(agent=agent):
+                self._agent_departs(agent, now=now)
 
     def _agent_gone(self, gone: MemberGone, *, now: float) -> None:
-        agents = {life.agent for life in self._stages if MemberId(life.agent) == gone.member}
+        agents = {agent for worker in self for agent in self._agents_of(worker) if MemberId(agent) == gone.member}
         self._absent |= agents
+        self._departing -= agents
         failure = Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now)
         for agent in agents:
             for vw in {life.key.vw for life in self._stages.lose_agent(agent)}:
@@ -194,16 +265,26 @@ class WorkerLives:
     def _agent_seen(self, info: MemberInfo) -> None:
         """An agent that was gone is back, if it has what the plan gives it; what it still runs of a lost life goes."""
         agent = AgentId(info.id)
-        if agent not in self._absent or not worker_orders.has_devices(info, self._assignment.plan):
+        if agent not in self._absent | self._departing or not worker_orders.has_devices(info, self._assignment.plan):
             return
         self._absent.discard(agent)
+        self._departing.discard(agent)
         agents = tuple(info.agent_info if known.agent == agent else known for known in self._assignment.agents)
         self._assignment = replace(self._assignment, agents=agents)
         for worker in self:
             if not worker.is_up:
                 self._kill(worker)
 
-    def _shard_answered(self, answer: Evicted | Admitted | ShardNotAsked, *, now: float) -> None:
+    def _agent_departs(self, agent: AgentId, *, now: float) -> None:
+        """An agent is about to go: whoever has a stage there goes before it, and comes back with it."""
+        if agent in self._absent:
+            return
+        for worker in self:
+            if agent in self._agents_of(worker):
+                self._departing.add(agent)
+                self._drain(worker, stays_out=False, now=now)
+
+    def _shard_answered(self, answer: ShardAnswer, *, now: float) -> None:
         worker = self._workers[answer.vw]
         awaited = LifeState.ADMITTING if isinstance(answer, Admitted) else worker.state
         if worker.incarnation != answer.incarnation or worker.state is not awaited or self._is_halted:
@@ -212,15 +293,19 @@ class WorkerLives:
             case Evicted() if worker.state is LifeState.ENDING:
                 worker.evicted = True
                 worker.heard_from_shard()
+            case Drained() if worker.state is LifeState.LEAVING:
+                worker.heard_from_shard()
             case Admitted(restore=restore):
                 worker.take(LifeStep.ADMITTED, now=now)
                 worker.begins()
+                worker.is_replanned = False
+                self._stages.forget(worker.vw)
                 for command in later_life(self._assignment, worker.vw, worker.incarnation, restore):
                     self._out.append(self._start(command, now=now))
-                for agent in self._absent_of(worker):
+                for agent in self._agents_of(worker) & self._absent:
                     # It went while the clock shard was asked.
                     self._agent_gone(MemberGone(MemberId(agent), f"agent {agent} is gone"), now=now)
-            case ShardNotAsked(error=error) if error == StaleIncarnation.__name__:
+            case ShardNotAsked(error=StaleIncarnation.__name__) if worker.state is LifeState.ADMITTING:
                 # It has seen a later life than this coordinator knows of.
                 worker.incarnation = Incarnation(worker.incarnation + 1)
                 worker.ask_at = now + self._patience.retry_seconds
@@ -229,130 +314,38 @@ class WorkerLives:
                 if worker.unheard_seconds(now) >= self._survive.absence.total_seconds():
                     self._out.append(worker_words.unheard(worker, answer.error, now=now))
 
-    # -- a life goes wrong -------------------------------------------------------------------------------------------
+    # -- what is wished ----------------------------------------------------------------------------------------------
 
-    def _fails(self, worker: WorkerLife, failure: Failure, *, now: float) -> None:
-        """Something of the newest life went wrong, or of one that is lost already."""
-        if self._is_halted:
+    def _wished(self, wish: DrainAsked | AddAsked, *, now: float) -> None:
+        worker = self._workers[wish.vw]
+        match wish:
+            case DrainAsked(then=then):
+                self._drain(worker, stays_out=then == "out", now=now)
+            case AddAsked():
+                self._add(worker, now=now)
+
+    def _drain(self, worker: WorkerLife, *, stays_out: bool, now: float) -> None:
+        """Have it go; one that has done nothing yet is sent away without a barrier."""
+        if self._is_halted or not self._assignment.job.has_shards or worker.state in {LifeState.DONE, LifeState.OUT}:
             return
-        if not self._assignment.job.has_shards:
-            # The stages alone hold the weights, which are lost with one of them.
-            self._out.append(worker_words.final(failure, self._assignment.job.sync.kind))
-            return
-        worker.failures.append(failure)
-        if worker.is_up and root_cause(worker.failures).rank is not Rank.REPORTED:
-            self._lose(worker, now=now)
-
-    def _lose(self, worker: WorkerLife, *, now: float) -> None:
-        worker.take(LifeStep.LOST, now=now)
-        worker.ends()
-        worker.ask_at = now
-        self._kill(worker)
-
-    def _kill(self, worker: WorkerLife) -> None:
-        """End what is left of its processes, wherever somebody listens."""
-        self._out += worker_orders.kills(worker, self._assignment, self._stages, absent=self._absent)
-
-    def _decide(self, worker: WorkerLife, *, now: float) -> None:
-        """Name the cause, once nothing nearer to it can come."""
-        if worker.cause is not None or not worker.failures:
-            return
-        if now < self._patience.decision_time(worker.failures) and not self._has_exited(worker):
-            return
-        worker.cause = root_cause(worker.failures)
-        if worker.cause.rank is Rank.REPORTED:
-            self._out.append(worker.cause)
-        else:
-            self._out.append(Announce(worker_words.lost(worker, worker.cause)))
-
-    def _has_exited(self, worker: WorkerLife) -> bool:
-        return all(life.exited for life in self._stages.of(worker.vw))
-
-    # -- going on ----------------------------------------------------------------------------------------------------
-
-    def _advance(self, worker: WorkerLife, *, now: float) -> None:
-        """Go on as far as it goes."""
-        self._decide(worker, now=now)
-        before = None
-        while worker.state is not before:
-            before = worker.state
-            self._take_step(worker, now=now)
-        if worker.ask_at is not None and now >= worker.ask_at and worker.state in _ASKING:
-            worker.ask_at = None
-            self._out.append(worker_orders.question(worker, self._assignment))
-
-    def _take_step(self, worker: WorkerLife, *, now: float) -> None:
+        worker.stays_out = worker.stays_out or stays_out
         match worker.state:
-            case LifeState.STARTING | LifeState.READY:
-                self._get_on(worker, now=now)
-            case LifeState.ENDING:
-                self._end(worker, now=now)
-            case LifeState.AWAITING:
-                self._return(worker, now=now)
-            case LifeState.ADMITTING if self._is_needless:
-                worker.take(LifeStep.GIVEN_UP, now=now)
+            case LifeState.READY:
+                worker.take(LifeStep.DRAIN_ASKED, now=now)
+                worker.ask_at = now
+            case LifeState.STARTING | LifeState.ADMITTING as before:
+                if before is LifeState.ADMITTING:
+                    worker.begins()
+                worker.take(LifeStep.DRAIN_ASKED, now=now)
+                worker.sent_away, worker.ask_at = True, now
+                self._kill(worker)
             case _:
-                """The next fact decides."""
+                """It goes already, or is between two lives."""
 
-    @property
-    def _is_needless(self) -> bool:
-        """Whether nobody needs another life."""
-        return self._is_closing or self.is_over
-
-    def _get_on(self, worker: WorkerLife, *, now: float) -> None:
-        if worker.state is LifeState.STARTING and self._stages.all_ready(worker.vw):
-            worker.take(LifeStep.GOT_READY, now=now)
-            if worker.incarnation:
-                self._out.append(Announce(WorkerRejoined(worker.vw, worker.incarnation)))
-        if self._stages.all_done(worker.vw):
-            worker.take(LifeStep.GOT_DONE, now=now)
-        elif worker.state is LifeState.STARTING and worker.incarnation and self._is_over_for(now):
-            # It cannot have joined: who has tells of its end at about the same time.
-            worker.take(LifeStep.GIVEN_UP, now=now)
-            self._kill(worker)
-
-    def _is_over_for(self, now: float) -> bool:
-        """Whether the run has been over for long enough to have heard it from everybody."""
-        if self._over_at is None and self.is_over:
-            self._over_at = now
-        return self._over_at is not None and now - self._over_at >= self._patience.settle_seconds
-
-    def _end(self, worker: WorkerLife, *, now: float) -> None:
-        is_gone = self._has_exited(worker) or now - worker.since >= self._patience.exit_seconds
-        if not (worker.evicted and is_gone and worker.cause is not None):
-            return
-        if self._is_needless or worker.is_hopeless(self._survive.restarts):
-            worker.take(LifeStep.GIVEN_UP, now=now)
-            if not self._is_needless:
-                self._out.append(Announce(worker_words.quarantined(worker, worker.cause)))
-            self._check_left(now=now)
-            return
-        worker.take(LifeStep.ENDED, now=now)
-        worker.returns_at = now + min(worker.pause_seconds, self._survive.backoff.total_seconds())
-
-    def _check_left(self, *, now: float) -> None:
-        """Without anybody left to train, or to come to the barrier of a stop, the job has failed."""
-        if self.is_over or any(worker.state is not LifeState.OUT for worker in self):
-            return
-        cause = root_cause([worker.cause for worker in self if worker.cause is not None])
-        self._out.append(worker_words.nobody_left(cause, now=now))
-
-    def _return(self, worker: WorkerLife, *, now: float) -> None:
-        if self._is_needless:
-            worker.take(LifeStep.GIVEN_UP, now=now)
-            self._check_left(now=now)
-        elif now >= worker.returns_at and not self.is_on_hold and not self._absent_of(worker):
-            worker.take(LifeStep.RETURNS, now=now)
-            worker.incarnation = Incarnation(worker.incarnation + 1)
-            worker.ask_at = now
-
-    def _absent_of(self, worker: WorkerLife) -> list[AgentId]:
-        return sorted({life.agent for life in self._stages.of(worker.vw)} & self._absent)
-
-    def _start(self, command: StartStageCommand, *, now: float) -> SendCommand:
-        agent = self._assignment.plan.stage(command.config.vw, command.config.stage).agent
-        self._stages.add(command.key, agent, command.config.host, now=now)
-        return SendCommand(agent, command)
+    def _add(self, worker: WorkerLife, *, now: float) -> None:
+        worker.is_wanted(now=now)
+        if worker.state is LifeState.OUT and not self._is_halted:
+            worker.take(LifeStep.ADD_ASKED, now=now)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -374,7 +367,7 @@ class WorkerLives:
 
     def _check_agents(self, *, now: float) -> None:
         """With nobody to train, agents are not waited for for ever."""
-        waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._absent_of(worker)]
+        waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._away_of(worker)]
         if self.up or not waits:
             self._alone_since = None
             return
@@ -382,13 +375,14 @@ class WorkerLives:
             self._alone_since = now
         alone = now - self._alone_since
         if alone >= self._survive.absence.total_seconds():
-            self._out.append(worker_words.nobody_back(waits[0], self._absent_of(waits[0]), alone, now=now))
+            self._out.append(worker_words.nobody_back(waits[0], self._away_of(waits[0]), alone, now=now))
 
     def _notice(self, worker: WorkerLife, *, now: float) -> None:
         """Say what is waited for."""
-        if worker.is_up or worker.state is LifeState.OUT or now - worker.noticed < self._patience.notice_seconds:
+        is_well = worker.is_up and not worker.unheard
+        if is_well or worker.state is LifeState.OUT or now - worker.noticed < self._patience.notice_seconds:
             return
         worker.noticed = now
-        waiting = worker_words.waiting(worker, self._absent_of(worker), now=now)
+        waiting = worker_words.waiting(worker, self._away_of(worker), now=now)
         if waiting is not None:
             self._out.append(Announce(waiting))

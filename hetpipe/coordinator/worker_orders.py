@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hetpipe.coordinator.configs import Assignment
-from hetpipe.coordinator.exchange import Admit, Evict, SendCommand
+from hetpipe.coordinator.exchange import Admit, Drain, Evict, NewPlan, SendCommand
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.worker_life import LifeState, WorkerLife
 from hetpipe.spec.commands import StopVirtualWorkerCommand
@@ -14,13 +14,15 @@ from hetpipe.spec.members import MemberInfo, MemberRole
 from hetpipe.spec.plan import Plan
 
 
-def question(worker: WorkerLife, assignment: Assignment) -> Evict | Admit:
-    """What the clock shard is to be told: that its newest life is over, or of the next one."""
+def question(worker: WorkerLife, assignment: Assignment) -> Evict | Admit | Drain:
+    """What the clock shard is to be told: that its newest life is over or is to leave, or of the next one."""
     plan, clock_shard = assignment.plan, assignment.shards[0]
     if worker.state is LifeState.ADMITTING:
         num_stages = len(plan.virtual_workers[worker.vw].stages)
-        return Admit(worker.vw, worker.incarnation, num_stages, plan.term, clock_shard)
-    return Evict(worker.vw, worker.incarnation, plan.term, clock_shard)
+        replan = NewPlan(plan, assignment.emulations, worker.left_at) if worker.is_replanned else None
+        return Admit(worker.vw, worker.incarnation, num_stages, plan.term, clock_shard, replan)
+    kind = Drain if worker.state is LifeState.LEAVING else Evict
+    return kind(worker.vw, worker.incarnation, plan.term, clock_shard)
 
 
 def kills(

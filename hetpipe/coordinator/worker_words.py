@@ -25,15 +25,18 @@ def quarantined(worker: WorkerLife, cause: Failure) -> WorkerQuarantined:
 
 
 def final(failure: Failure, kind: str) -> Failure:
-    """A death that a job of this synchronisation does not survive."""
+    """A death that a job of this synchronisation survives only by going back to a checkpoint."""
     if failure.rank is Rank.REPORTED:
         return failure
-    why = f"under `{kind}` only the stages hold the weights, so the run ends"
-    return replace(failure, sentence=f"{failure.sentence}; {why}")
+    why = f"under `{kind}` only the stages hold the weights, which are lost with one of them"
+    return replace(failure, sentence=f"{failure.sentence}; {why}", calls_for_rewind=True)
 
 
-def nobody_left(cause: Failure, *, now: float) -> Failure:
-    """All of them are given up, because of `cause` more than of anything else."""
+def nobody_left(cause: Failure | None, *, now: float) -> Failure:
+    """All of them are out, because of `cause` more than of anything else; None: each was asked to go."""
+    if cause is None:
+        sentence = "no virtual worker is left: all of them were drained; resume from the newest checkpoint"
+        return Failure(Rank.GONE, JobFailed.__name__, sentence, now)
     return replace(cause, sentence=f"no virtual worker is left; {cause.sentence}", at=now)
 
 
@@ -63,7 +66,7 @@ def waiting(worker: WorkerLife, absent: Sequence[AgentId], *, now: float) -> Wai
 
 
 def _doing(worker: WorkerLife) -> str:
-    return "admitted" if worker.state is LifeState.ADMITTING else "evicted"
+    return {LifeState.ADMITTING: "admitted", LifeState.LEAVING: "drained"}.get(worker.state, "evicted")
 
 
 def _names(agents: Sequence[AgentId]) -> str:

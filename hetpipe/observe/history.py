@@ -8,13 +8,14 @@ was not done.
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import HistoryIncomplete
+from hetpipe.observe.line_file import LineFile
 
 #: What a field may hold.
 Value = int | float | str | Sequence[int] | Sequence[str]
@@ -89,9 +90,13 @@ class HistoryWriter(Protocol):
         """A virtual worker no longer counts, having committed `clock` waves."""
         self.write("evict", vw=vw, incarnation=incarnation, clock=clock)
 
-    def join(self, *, vw: int, incarnation: int, clock: int) -> None:
-        """A virtual worker counts from the barrier at `clock` on."""
-        self.write("join", vw=vw, incarnation=incarnation, clock=clock)
+    def join(self, *, vw: int, incarnation: int, clock: int, num_stages: int) -> None:
+        """A virtual worker of so many stages counts from the barrier at `clock` on."""
+        self.write("join", vw=vw, incarnation=incarnation, clock=clock, num_stages=num_stages)
+
+    def leave(self, *, vw: int, incarnation: int, clock: int) -> None:
+        """A virtual worker that was drained counts no more from the barrier at `clock` on; its waves before it do."""
+        self.write("leave", vw=vw, incarnation=incarnation, clock=clock)
 
     def barrier(self, *, clock: int, reason: str) -> None:
         """A barrier is set at `clock`."""
@@ -144,6 +149,7 @@ class MemoryHistory(HistoryWriter):
 class History(HistoryWriter):
     """Appends to a file, one unbuffered write per event, so that a killed process leaves whole lines only.
 
+    A disk that fails ends the history, not the process (`LineFile`): the checker then says that it is incomplete.
     Within one `History` the times `t` never fall from line to line. Several processes or `History` objects may append
     to one file.
     """
@@ -152,16 +158,13 @@ class History(HistoryWriter):
         """Open or make `path` and its folder.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be had, though the disk is well.
         """
         self._who = _encode({"host": host, "pid": pid, "role": role})[1:-1]
         self._clock = clock
         self._lock = threading.Lock()
-        self._path = path
+        self._file = LineFile(path)
         self.term = term
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        self._end_torn_line(self._descriptor)
 
     @property
     def term(self) -> int:
@@ -175,10 +178,9 @@ class History(HistoryWriter):
             self._always = f'{self._who},"term":{term},"event":'
 
     def write(self, event: str, **fields: Value) -> None:
-        """Append one line.
+        """Append one line, unless the disk has failed.
 
         Raises:
-            OSError: the line could not be written whole (disk full).
             ValueError: a field is NaN or infinite, or the history is closed.
         """
         rest = "".join(
@@ -187,21 +189,23 @@ class History(HistoryWriter):
             for name, value in fields.items()
         )
         with self._lock:
-            if self._descriptor is None:
-                raise ValueError(f"the history is closed; {event!r} came too late")
-            line = f'{{"t":{self._clock.monotonic():.6f},{self._always}"{event}"{rest}}}\n'.encode()
-            written = os.write(self._descriptor, line)
-        if written != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes of the history line {event!r} were written")
+            self._file.write(f'{{"t":{self._clock.monotonic():.6f},{self._always}"{event}"{rest}}}\n'.encode())
+
+    @property
+    def alarm(self) -> HistoryIncomplete | None:
+        """Why lines are missing; None while all are there."""
+        return self._file.alarm
 
     def position(self) -> int:
         """See `HistoryWriter.position`."""
         with self._lock:
-            return 0 if self._descriptor is None else os.fstat(self._descriptor).st_size
+            return self._file.num_bytes
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
         """See `HistoryWriter.since`. A line that a full disk cut is passed over."""
-        with self._path.open("rb") as lines:
+        if not self._file.path.exists():
+            return  # the disk had failed before there was one
+        with self._file.path.open("rb") as lines:
             lines.seek(position)
             for line in lines:
                 try:
@@ -216,13 +220,4 @@ class History(HistoryWriter):
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self._lock:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
-
-    @staticmethod
-    def _end_torn_line(descriptor: int) -> None:
-        """Begin on a line of our own, should a full disk have cut the last one of an earlier process."""
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            os.write(descriptor, b"\n")
+            self._file.close()

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import MutableMapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -100,11 +101,12 @@ class _LineOutput:
         self._lock = threading.Lock()
 
     def write_line(self, line: str) -> None:
-        """Write one line, with one write."""
+        """Write one line, with one write; one that the disk does not take goes to standard error, or nowhere."""
         if self._descriptor is not None:
-            os.write(self._descriptor, line.encode() + b"\n")
-            return
-        with self._lock:
+            with suppress(OSError):
+                os.write(self._descriptor, line.encode() + b"\n")
+                return
+        with self._lock, suppress(OSError):
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 

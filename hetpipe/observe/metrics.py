@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.observe.line_file import LineFile
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -80,27 +80,19 @@ class Metrics(MetricsWriter):
         """Open or make `path` and its folder.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be had, though the disk is well.
         """
         self._clock = clock
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = LineFile(path)
 
     def write(self, wave: WaveMetrics) -> None:
-        """See `MetricsWriter.write`.
-
-        Raises:
-            OSError: the line could not be written.
-        """
-        assert self._descriptor is not None, "the metrics are closed"
+        """See `MetricsWriter.write`; nothing once the disk has failed."""
         values = {"t": round(self._clock.monotonic(), 6), **{k: _finite(v) for k, v in asdict(wave).items()}}
-        os.write(self._descriptor, f"{_encode(values)}\n".encode())
+        self._file.write(f"{_encode(values)}\n".encode())
 
     def close(self) -> None:
         """See `MetricsWriter.close`."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._file.close()
 
 
 _FOLDER = "metrics"

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.observe.line_file import LineFile
 
 #: What an argument of an activity may be; shown in the viewer.
 Value = int | float | str
@@ -131,17 +132,17 @@ class Timeline(TimelineWriter):
             host: processes of one host share the monotonic clock; by default this machine's name.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be had, though the disk is well.
         """
         self._clock = clock
         self._lock = threading.Lock()
+        self._is_closed = False
         #: Not yet written, as `record` was given them: writing is cheaper in bulk than between two minibatches.
         self._pending: list[tuple[Activity, float, float, int | None, dict[str, Value]]] = []
         self._num_recorded = 0
         self._num_dropped = 0
         self._flushed_at = clock.monotonic()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = LineFile(path)
         origin = {
             "process_index": process_index,
             "process_name": process_name,
@@ -150,21 +151,20 @@ class Timeline(TimelineWriter):
             "host": socket.gethostname() if host is None else host,
             "wall_offset_seconds": clock.wall() - clock.monotonic(),
         }
-        # The newline ends the torn line that an earlier process of this stage may have left.
-        os.write(self._descriptor, f"\n{_encode({'origin': origin})}\n".encode())
+        self._file.write(f"{_encode({'origin': origin})}\n".encode())
 
     def record(
         self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
     ) -> None:
         """See `TimelineWriter.record`."""
         with self._lock:
-            if self._descriptor is None or self._num_recorded >= MAX_EVENTS:
+            if self._is_closed or self._num_recorded >= MAX_EVENTS:
                 self._num_dropped += 1
                 return
             self._num_recorded += 1
             self._pending.append((activity, start_seconds, end_seconds, p, args))
             if len(self._pending) >= _FLUSH_EVENTS or end_seconds - self._flushed_at >= _FLUSH_SECONDS:
-                self._flush(self._descriptor, end_seconds)
+                self._flush(end_seconds)
 
     def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
         """See `TimelineWriter.span`."""
@@ -173,18 +173,18 @@ class Timeline(TimelineWriter):
     def close(self) -> None:
         """See `TimelineWriter.close`."""
         with self._lock:
-            if self._descriptor is None:
+            if self._is_closed:
                 return
-            self._flush(self._descriptor, self._clock.monotonic())
+            self._is_closed = True
+            self._flush(self._clock.monotonic())
             if self._num_dropped:
-                os.write(self._descriptor, f"{_encode({'dropped': self._num_dropped})}\n".encode())
-            os.close(self._descriptor)
-            self._descriptor = None
+                self._file.write(f"{_encode({'dropped': self._num_dropped})}\n".encode())
+            self._file.close()
 
-    def _flush(self, descriptor: int, now_seconds: float) -> None:
+    def _flush(self, now_seconds: float) -> None:
         self._flushed_at = now_seconds
         if self._pending:
-            os.write(descriptor, "".join(_line(*activity) for activity in self._pending).encode())
+            self._file.write("".join(_line(*activity) for activity in self._pending).encode())
             self._pending.clear()
 
 

@@ -1,6 +1,7 @@
 """What a stage does at a barrier, once w^(c) is here: buffers, evaluation, checkpoint (`wsp.md` §5).
 
-Everybody who is a member from the barrier on takes part, those who join there too.
+Everybody who is a member from the barrier on takes part, those who join there too. Who leaves there shares the buffers,
+which it has trained with, and writes its part of the checkpoint; it evaluates nothing.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ class BarrierWork:
     def run(self, segment: SegmentRecord) -> None:
         """Do what the reasons of the barrier ask for; `segment` begins at it, and names who takes part."""
         clock, reasons = segment.start, set(segment.reasons)
-        members = [member.vw for member in segment.members]
-        place = members.index(self._parts.identity.vw)
+        vw, leaves = self._parts.identity.vw, self._parts.identity.leaves_at(segment)
+        keepers = sorted(member.vw for member in segment.present)[:NUM_KEEPERS]
         self._exchange(segment)
-        if reasons & _EVALUATIONS:
-            self._evaluate(clock, segment.epoch, self._share_of_evaluation(place, len(members)))
+        if reasons & _EVALUATIONS and not leaves:
+            members = [member.vw for member in segment.members]
+            self._evaluate(clock, segment.epoch, self._share_of_evaluation(members.index(vw), len(members)))
         if reasons & CHECKPOINTS:
             self._checkpoints.run(
-                clock, buffers=self._buffers(), is_keeper=place < NUM_KEEPERS, is_last=ends_run(reasons)
+                clock, buffers=self._buffers(), is_keeper=vw in keepers, is_last=ends_run(reasons), leaves=leaves
             )
 
     # -- buffers and the place in the schedule -----------------------------------------------------------------------
@@ -73,17 +75,17 @@ class BarrierWork:
         """
         parts, optimizer = self._parts, self._parts.weights.optimizer
         own = parts.identity.in_segment(segment)
-        assert own is not None, "who works at a barrier is a member"
-        updates = self._estimated_updates(segment) if own.joined else optimizer.num_updates
+        joins = own is not None and own.joined
+        updates = self._estimated_updates(segment) if joins else optimizer.num_updates
         values = self._buffers() if parts.has_shards or len(segment.members) > 1 else {}
-        is_mixed = len({member.joined for member in segment.members}) > 1
+        is_mixed = len({member.joined for member in segment.present}) > 1
         if is_mixed:
             values[_NUM_UPDATES] = torch.tensor([updates])
         if values:
             combined = self._combined(segment.start, values)
             for name, value in values.items():
                 value.copy_(combined.views[name])
-        if own.joined:
+        if joins:
             optimizer.go_to(int(values[_NUM_UPDATES]) if is_mixed else updates)
 
     def _estimated_updates(self, segment: SegmentRecord) -> int:

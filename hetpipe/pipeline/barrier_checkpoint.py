@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 
 from torch import Tensor
@@ -17,8 +18,12 @@ from hetpipe.spec.ids import Clock
 
 _log = get_logger(__name__)
 
-#: Pause before asking again whether the last checkpoint is complete.
+#: Pause before asking again whether a checkpoint is complete.
 _PAUSE_SECONDS = 0.05
+
+#: How long who leaves stays for the others' parts: its next life begins with the newest complete checkpoint, but an
+#: agent that is to end does not wait for long.
+LEAVER_SECONDS = 3.0
 
 
 class CheckpointWork:
@@ -29,7 +34,9 @@ class CheckpointWork:
         self._inbox = inbox
         self._waiter = waiter
 
-    def run(self, clock: Clock, *, buffers: Mapping[str, Tensor], is_keeper: bool, is_last: bool) -> None:
+    def run(
+        self, clock: Clock, *, buffers: Mapping[str, Tensor], is_keeper: bool, is_last: bool, leaves: bool = False
+    ) -> None:
         """Write and report this stage's part of the checkpoint at `clock`. The pipeline is drained.
 
         Args:
@@ -38,6 +45,7 @@ class CheckpointWork:
             is_keeper: whether its virtual worker writes what is the same for all: buffers, parameters that are not
                 trained, and the weights where no parameter server holds them.
             is_last: whether the run ends at this barrier; then this returns when the checkpoint is complete.
+            leaves: whether its virtual worker leaves the run here; then this waits for that, too, but not for long.
 
         Raises:
             CheckpointNotWritten: the run's last checkpoint could not be written.
@@ -46,7 +54,8 @@ class CheckpointWork:
         with self._parts.timeline.span(Activity.CHECKPOINT, clock=clock):
             try:
                 path = self._write(clock, buffers if is_keeper else None)
-                while not self._parts.synchroniser.report_checkpoint(clock, path) and is_last:
+                stays_until = inf if is_last else self._now + (LEAVER_SECONDS if leaves else 0.0)
+                while not self._parts.synchroniser.report_checkpoint(clock, path) and self._now < stays_until:
                     self._rest(f"the other parts of the checkpoint at clock {clock}")
             except CheckpointNotWritten as error:
                 _log.error("checkpoint_not_written", error=type(error).__name__, clock=clock, reason=str(error))
@@ -68,6 +77,10 @@ class CheckpointWork:
         except CheckpointNotWritten as error:
             parts.synchroniser.report_checkpoint(clock, None, failure=str(error))
             raise
+
+    @property
+    def _now(self) -> float:
+        return self._parts.clock.monotonic()
 
     def _rest(self, reason: str) -> None:
         with self._inbox.bell:

@@ -13,6 +13,7 @@ one. The caller sets `torch.set_num_threads(1)`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from torch import nn
 from hetpipe.pipeline.chain import chain_of, run_layers
 from hetpipe.pipeline.reference_gradients import all_reduced
 from hetpipe.pipeline.reference_local_weights import added
-from hetpipe.pipeline.reference_optimizer import ReferenceOptimizer
+from hetpipe.pipeline.reference_optimizer import OptimizerMemory, ReferenceOptimizer
 from hetpipe.pipeline.reference_values import (
     MapDataset,
     MinibatchRecord,
@@ -115,14 +116,14 @@ def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorker
     """The unused samples of the epoch, permuted and dealt (`wsp.md` §5, Data)."""
     unused = [index for index in range(len(run.train)) if index not in state.used]
     order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
-    members = [VirtualWorkerIndex(vw) for vw in range(run.num_virtual_workers)]
+    members = run.members(state.clock)
     limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
     return deal(order, batch_size=run.batch_size, members=members, limit=limit)
 
 
 def _next_barrier(run: ReferenceRun, start: Clock, longest: int) -> Clock:
     """The first barrier above `start`, where `longest` is the most minibatches that one virtual worker was dealt."""
-    clocks = [start + -(-longest // run.minibatches_per_wave), *run.extra_barriers]
+    clocks = [start + -(-longest // run.minibatches_per_wave), *run.extra_barriers, *run.membership]
     if run.checkpoint_every_waves is not None:
         clocks.append((start // run.checkpoint_every_waves + 1) * run.checkpoint_every_waves)
     if run.stop_at_clock is not None:
@@ -131,10 +132,11 @@ def _next_barrier(run: ReferenceRun, start: Clock, longest: int) -> Clock:
 
 
 def _segment(
-    run: ReferenceRun, workers: Sequence[ReferenceWorker], state: ReferenceState, records: Records
+    run: ReferenceRun, everybody: Sequence[ReferenceWorker], state: ReferenceState, records: Records
 ) -> ReferenceState:
     """Run from the barrier `state` to the next one and return the state there; adds to `records`."""
     blocks = _division(run, state)
+    workers = [everybody[vw] for vw in run.members(state.clock)]
     start, n = state.clock, run.minibatches_per_wave
     barrier = _next_barrier(run, start, max(len(own) for own in blocks.values()))
     published: dict[Clock, Tensors] = {start: state.weights}
@@ -159,7 +161,7 @@ def _segment(
         oldest = min(worker.clock for worker in workers)
         published = {clock: weights for clock, weights in published.items() if clock >= oldest}
     used = state.used.union(*done)
-    memories = [worker.optimizer_memory() for worker in workers]
+    memories = _memories(run, workers, state, barrier)
     is_epoch_over = len(used) == len(run.train)
     return ReferenceState(
         clock=barrier,
@@ -173,6 +175,24 @@ def _segment(
         updates=tuple(memory.updates for memory in memories),
         last_gradients=tuple(memory.last_gradients for memory in memories),
     )
+
+
+def _memories(
+    run: ReferenceRun, workers: Sequence[ReferenceWorker], state: ReferenceState, barrier: Clock
+) -> list[OptimizerMemory]:
+    """What everybody's optimizer keeps at a barrier: of who was away, what it left with.
+
+    Who comes back there takes its place in the schedule: the largest number of updates among those who were there.
+    """
+    memories = [
+        OptimizerMemory(*each) for each in zip(state.optimizers, state.updates, state.last_gradients, strict=True)
+    ]
+    for worker in workers:
+        memories[worker.index] = worker.optimizer_memory()
+    newest = max(memories[worker.index].updates for worker in workers)
+    for vw in set(run.members(barrier)) - {worker.index for worker in workers}:
+        memories[vw] = replace(memories[vw], updates=newest)
+    return memories
 
 
 def _published(run: ReferenceRun, previous: Tensors, closed: Sequence[Tensors | None]) -> Tensors:
@@ -190,7 +210,7 @@ def _published(run: ReferenceRun, previous: Tensors, closed: Sequence[Tensors | 
             continue
         term = update
         if run.combine == "mean":
-            term = {name: tensor.mul(1 / run.num_virtual_workers) for name, tensor in update.items()}
+            term = {name: tensor.mul(1 / len(closed)) for name, tensor in update.items()}
         weights = added(weights, term)
     return weights
 

@@ -93,11 +93,20 @@ class ReferenceRun:
     """Clocks of further barriers, to repeat what an unplanned one did to another run."""
     stop_at_clock: int | None = None
     """One more barrier; the run ends there."""
+    membership: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Clock of a barrier → the virtual workers that share what comes after it, in order; at the start all do. Who
+    leaves keeps its optimizer's state, and may come back with it."""
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for problem in chain(_out_of_range(self), _contradictions(self)):
+        for problem in chain(_out_of_range(self), _no_membership(self), _contradictions(self)):
             raise ValueError(problem)
+
+    def members(self, clock: int) -> tuple[VirtualWorkerIndex, ...]:
+        """Who shares what comes after the barrier at `clock`."""
+        newest = max((barrier for barrier in self.membership if barrier <= clock), default=None)
+        members = range(self.num_virtual_workers) if newest is None else self.membership[newest]
+        return tuple(VirtualWorkerIndex(vw) for vw in members)
 
     def num_stages(self, vw: VirtualWorkerIndex) -> int:
         """K of virtual worker `vw`."""
@@ -129,6 +138,15 @@ def _out_of_range(run: ReferenceRun) -> Iterator[str]:
             yield f"{name} is {value}; it must be one of {', '.join(known)}"
     if (run.epochs is None) == (run.total_minibatches is None):
         yield f"give exactly one of epochs ({run.epochs}) and total_minibatches ({run.total_minibatches})"
+
+
+def _no_membership(run: ReferenceRun) -> Iterator[str]:
+    known = set(range(run.num_virtual_workers))
+    for clock, members in run.membership.items():
+        if not members or list(members) != sorted(set(members)) or not known.issuperset(members):
+            yield f"from clock {clock} on the members are {members}; give some of {len(known)}, in order"
+    if run.membership and run.sync != "wsp":
+        yield f"sync is {run.sync}; where virtual workers hold the weights none of them can leave"
 
 
 def _contradictions(run: ReferenceRun) -> Iterator[str]:

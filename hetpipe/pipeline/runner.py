@@ -2,6 +2,8 @@
 
 entry (the start of the run, or a barrier) ─► segment ─► barrier: publish, pull, buffers, evaluate, checkpoint
 ─► segment ─► … ─► done
+
+It is done at the barrier that ends the run, or at the one at which its virtual worker, being drained, leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageDone
 from hetpipe.sync.division import Block
 from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.segment import divide, ends_run
+from hetpipe.sync.segment import DRAIN, divide, ends_run
 from hetpipe.weights.flat import FlatBuffer
 
 
@@ -59,13 +61,15 @@ class StageRunner:
         return self._parts.weights.peak_at_rest
 
     def run(self) -> StageDone:
-        """Run until the barrier that ends the run; one that ended before this stage came in is found over.
+        """Run until the barrier that ends the run, or at which the virtual worker, being drained, leaves it.
+
+        A run that ended before this stage came in is found over.
 
         Raises:
             HetpipeError: whatever ended this stage before that, as one sentence.
         """
-        segment = self._entry.wait()
-        if self._parts.identity.in_segment(segment) is not None:
+        segment, identity = self._entry.wait(), self._parts.identity
+        if identity.in_segment(segment) is not None:
             self._tally.begin(segment.start)
             while not self._cross(segment):
                 self._wait_for_next_barrier(segment.start)
@@ -73,18 +77,20 @@ class StageRunner:
                 SegmentRun(self._parts, self._inbox, self._waiter, self._tally, segment.start, blocks).run()
                 segment = self._reach_barrier(segment.start)
             self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
-        return StageDone(clock=segment.start, reason="+".join(segment.reasons))
+        return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else "+".join(segment.reasons))
 
     def _cross(self, segment: SegmentRecord) -> bool:
         """Begin a segment from its weights, after the work at the barrier before it; returns whether that was the last.
 
-        At the start of the run there is no barrier, and nothing to do.
+        At the start of the run there is no barrier, and nothing to do. Who leaves needs no weights any more.
         """
-        self._take_weights(segment.start)
+        leaves = self._parts.identity.leaves_at(segment)
+        if not leaves:
+            self._take_weights(segment.start)
         if segment.reasons:
             self._barrier_work.run(segment)
             self._tally.tick(now=True)
-        return ends_run(segment.reasons)
+        return leaves or ends_run(segment.reasons)
 
     def _figures(self) -> Figures:
         parts = self._parts
@@ -110,8 +116,9 @@ class StageRunner:
     def _reach_barrier(self, start: Clock) -> SegmentRecord:
         """Wait until the barrier that ends the segment from `start` is passed; returns the segment after it.
 
-        The barrier may be set lower meanwhile.
+        The barrier may be set lower meanwhile. If this virtual worker leaves there, the others may be further already.
         """
+        identity = self._parts.identity
         with self._inbox.bell:
             while True:
                 self._inbox.collect(needs_frames=False)
@@ -119,7 +126,7 @@ class StageRunner:
                 assert log.barrier is not None, "a segment has a barrier at its end"
                 if log.segment is not None and log.segment.start > start:
                     self._waiter.proceed()
-                    return log.segment
+                    return log.left.get((identity.vw, identity.incarnation), log.segment)
                 behind = log.behind(log.barrier.clock)
                 who = f"virtual workers {behind} to commit" if behind else "the parameter servers to apply"
                 reason = f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), that is for {who}"

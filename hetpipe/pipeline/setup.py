@@ -55,6 +55,10 @@ class StageIdentity:
         lives = (member for member in segment.members if member.vw == self.vw)
         return next((member for member in lives if member.incarnation == self.incarnation), None)
 
+    def leaves_at(self, segment: SegmentRecord) -> bool:
+        """Whether this life of its virtual worker was drained, and leaves at the barrier before a segment."""
+        return any((member.vw, member.incarnation) == (self.vw, self.incarnation) for member in segment.left)
+
     def __str__(self) -> str:
         """As people say it."""
         return f"stage {self.stage} of virtual worker {self.vw}"

@@ -2,10 +2,10 @@
 
 Added in virtual-worker order, then multiplied by 1/V, so that everyone computes the same bits (`wsp.md` §5, Buffers).
 
-Whose buffers count: those of the members that passed the barrier. Who joins there reads what they became. What somebody
-sent before it was evicted counts, and nobody waits for what an evicted one did not send. If none of those who passed
-the barrier sent a buffer, everyone gets what it became at the barrier before; and if there is no such thing, what the
-first of those who joined brought along.
+Whose buffers count: those of the members that passed the barrier, those that leave there included. Who joins there
+reads what they became. What somebody sent before it was evicted counts, and nobody waits for what an evicted one did
+not send. If none of those who passed the barrier sent a buffer, everyone gets what it became at the barrier before; and
+if there is no such thing, what the first of those who joined brought along.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from hetpipe.errors import (
+    BuffersMissing,
     ClockNotPublished,
     ProtocolViolation,
     ResourceExhausted,
@@ -41,6 +42,8 @@ class Attendance:
     segment: SegmentRecord
     members: Mapping[VirtualWorkerIndex, Incarnation]
     """Those of its members that are not evicted."""
+    leavers: Mapping[VirtualWorkerIndex, Incarnation] = field(default_factory=dict)
+    """Who left there, or at an earlier barrier, and is not evicted either."""
 
     @property
     def start(self) -> Clock:
@@ -56,16 +59,21 @@ class Attendance:
         """
         if clock != self.start:
             raise ProtocolViolation(f"{requester} sends buffers of the barrier at {clock}, not at {self.start}")
-        if self.members.get(requester.vw) != requester.incarnation:
+        if self.members.get(requester.vw) != requester.incarnation and not self.has_left(requester, clock):
             raise StaleIncarnation(f"{requester} is no member from the barrier at {clock} on")
 
+    def has_left(self, requester: Requester, clock: Clock) -> bool:
+        """Whether the requester left at this barrier, or before it if `clock` is that of an earlier one."""
+        is_there = clock < self.start or requester.vw in {member.vw for member in self.segment.left}
+        return is_there and self.leavers.get(requester.vw) == requester.incarnation
+
     def among(self, *, joined: bool) -> tuple[VirtualWorkerIndex, ...]:
-        """Who joined at the barrier, or else who passed it; those evicted since included."""
-        return tuple(member.vw for member in self.segment.members if member.joined == joined)
+        """Who joined at the barrier, or else who passed it, in order; those evicted since included."""
+        return tuple(sorted(member.vw for member in self.segment.present if member.joined == joined))
 
     def is_gone(self, vw: VirtualWorkerIndex) -> bool:
-        """Whether a member of the segment was evicted since."""
-        return vw not in self.members
+        """Whether somebody who was at the barrier was evicted since."""
+        return vw not in self.members and vw not in self.leavers
 
 
 def buffers_layout(header: BuffersHeader) -> FlatLayout:
@@ -106,6 +114,8 @@ class BufferExchange:
         #: buffer name → what it became at `_clock`, and at the barriers before.
         self._results: dict[str, torch.Tensor] = {}
         self._earlier: dict[str, torch.Tensor] = {}
+        #: The barrier before.
+        self._before = Clock(-1)
         self._kept = kept
         if kept is not None:
             for sender, buffer in kept.read(lambda header: FlatBuffer(buffers_layout(header), torch.device("cpu"))):
@@ -153,13 +163,18 @@ class BufferExchange:
 
         Raises:
             ClockNotPublished: a virtual worker's are still missing; the message names it.
+            BuffersMissing: the reader's own are: a process before this one had them, and could not keep them.
             SliceMismatch: as `receive`, or a buffer has another size or dtype.
-            ProtocolViolation, StaleIncarnation: the reader is not at this barrier.
+            ProtocolViolation, StaleIncarnation: the reader is not at this barrier, nor has it left at the one before.
         """
         self.check(header)
         with self._lock:
-            attendance = self._attend(header)
-            found = {piece.parameter: self._result(piece, attendance) for piece in header.buffers}
+            if (late := self._read_late(header)) is not None:
+                found = late
+            else:
+                attendance = self._attend(header)
+                self._check_own(header)
+                found = {piece.parameter: self._result(piece, attendance) for piece in header.buffers}
         result = FlatBuffer(buffers_layout(header), torch.device("cpu"))
         for name, view in result.views.items():
             view.copy_(found[name])
@@ -169,6 +184,17 @@ class BufferExchange:
         """`combined` as chunks."""
         buffer = self.combined(header)
         return chunks(buffer, run_map(header, buffer.layout))
+
+    def _read_late(self, header: BuffersHeader) -> dict[str, torch.Tensor] | None:
+        """What a virtual worker asks for that left, and for which the others did not wait; None: it is no such one."""
+        attendance, clock = self._attendance(), header.clock
+        if not clock < attendance.start or not attendance.has_left(header.requester, clock):
+            return None
+        known = self._known() if clock == self._clock else self._earlier if clock == self._before else {}
+        for piece in header.buffers:
+            if piece.parameter not in known or not _fits(piece, known[piece.parameter]):
+                raise ProtocolViolation(f"{header.requester} asks for buffers of the barrier at {clock} too late")
+        return {piece.parameter: known[piece.parameter] for piece in header.buffers}
 
     def _attend(self, header: BuffersHeader) -> Attendance:
         """Begin the barrier of the header, if it is the first heard of it."""
@@ -182,7 +208,7 @@ class BufferExchange:
 
     def _begin(self, clock: Clock) -> None:
         if clock > self._clock:
-            self._earlier = self._known()
+            self._earlier, self._before = self._known(), self._clock
             self._clock = clock
             self._sent, self._stayed, self._results = {}, set(), {}
             self._held.clear()
@@ -211,7 +237,7 @@ class BufferExchange:
         result = self._results.get(name)
         if result is None:
             result = self._results[name] = self._decide(name, attendance)
-        if result.numel() != piece.stop or result.dtype is not getattr(torch, piece.dtype):
+        if not _fits(piece, result):
             raise _disagreement(name)
         return result
 
@@ -225,6 +251,12 @@ class BufferExchange:
             return self._earlier[name]
         self._await(name, joined, attendance)
         return self._counted(name, joined)[0]
+
+    def _check_own(self, header: BuffersHeader) -> None:
+        vw, clock = header.requester.vw, header.clock
+        for name in (piece.parameter for piece in header.buffers):
+            if name not in self._results and vw not in self._sent.get(name, {}):
+                raise BuffersMissing(f"buffer {name:.200} of virtual worker {vw} itself is not here at clock {clock}")
 
     def _await(self, name: str, senders: Sequence[VirtualWorkerIndex], attendance: Attendance) -> None:
         sent = self._sent.get(name, {})
@@ -253,6 +285,10 @@ class BufferExchange:
         total = sum(slice_bytes(piece) for piece in header.buffers)
         if total > self.MAX_BYTES:
             raise SliceMismatch(f"{header.requester} announces {total} bytes of buffers; the limit is {self.MAX_BYTES}")
+
+
+def _fits(piece: SliceHeader, buffer: torch.Tensor) -> bool:
+    return buffer.numel() == piece.stop and buffer.dtype is getattr(torch, piece.dtype)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -1,10 +1,10 @@
 """Which checkpoint is complete? The clock shard's side: it gathers what shards and stages report, and decides.
 
 A set of parts is begun by the decision log's record of a barrier that asks for a checkpoint, and waits for every shard
-and for every virtual worker that shares the segment after it. One that is evicted meanwhile is waited for no longer:
-what the checkpoint lacks then is its optimizer state. Shards write the weights, and two virtual workers the buffers, so
-a set is given up only if both of these are gone, if somebody could not write, or if two newer ones were begun. Giving
-up is loud, and costs that checkpoint: training goes on, and the checkpoint before it stays.
+and for every virtual worker that shares the segment after it, or leaves there. One that is evicted meanwhile is waited
+for no longer: what the checkpoint lacks then is its optimizer state. Shards write the weights, and two virtual workers
+the buffers, so a set is given up only if both of these are gone, if somebody could not write, or if two newer ones were
+begun. Giving up is loud, and costs that checkpoint: training goes on, and the checkpoint before it stays.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hetpipe.ps.manifest import (
     file_digest,
     manifest_bytes,
     read_label,
+    read_manifest,
 )
 from hetpipe.spec.checkpoint import NUM_KEEPERS, PartLabel, shard_file, stage_file, stage_files
 from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
@@ -78,11 +79,37 @@ class PartSet:
         return not any(vw in self.num_stages for vw in self.keepers)
 
 
+def worth_keeping(complete: Sequence[Path], keep: int) -> list[Path]:
+    """The newest `keep` checkpoints, and of every virtual worker that none of them has state of the newest that does.
+
+    It is away, and begins from there when it comes back.
+
+    Args:
+        complete: folders, oldest first.
+        keep: at least 1.
+    """
+    kept = list(complete[-keep:])
+    told = {vw for folder in kept for vw in _members(folder)}
+    for folder in reversed(complete[:-keep]):
+        if not _members(folder) <= told:
+            told |= _members(folder)
+            kept.append(folder)
+    return kept
+
+
+def _members(folder: Path) -> frozenset[VirtualWorkerIndex]:
+    """Whose optimizer state is in a checkpoint; of nobody's if it is damaged."""
+    try:
+        return frozenset(read_manifest(folder).num_stages)
+    except CheckpointError:
+        return frozenset()
+
+
 class CheckpointKeeper:
     """Completes the checkpoints of one job, and deletes old ones. Thread-safe; every call may be repeated."""
 
     def __init__(self, *, job_id: JobId, run_dir: Path, num_shards: int, keep: int) -> None:
-        """Keep the newest `keep` complete checkpoints in `run_dir`."""
+        """Keep the newest `keep` complete checkpoints in `run_dir`, and what `worth_keeping` says."""
         self._job_id = job_id
         self._run_dir = run_dir
         self._num_shards = num_shards
@@ -90,6 +117,8 @@ class CheckpointKeeper:
         self._lock = threading.Lock()
         #: Sets under way, oldest first.
         self._sets: dict[Clock, PartSet] = {}
+        #: The clock of the newest checkpoint that is known to be complete; None before there is one.
+        self.newest_complete: Clock | None = None
         #: The newest clock at which a set was begun.
         self._newest = Clock(-1)
         #: Why sets were given up; at most `MAX_SETS`, the newest ones.
@@ -105,20 +134,21 @@ class CheckpointKeeper:
         match record:
             case SegmentRecord(start=clock, reasons=reasons) if CHECKPOINTS.intersection(reasons):
                 if clock == progress.clock:  # an older one is read again after a restart
-                    self.begin(progress, {member.vw: member.num_stages for member in record.members})
+                    self.begin(progress, {member.vw: member.num_stages for member in record.present})
             case EvictRecord(vw=vw):
                 self.evict(vw)
             case _:
                 pass
 
     def begin(self, progress: Progress, num_stages: Mapping[VirtualWorkerIndex, int]) -> None:
-        """A barrier that asks for a checkpoint is passed by these virtual workers."""
+        """A barrier that asks for a checkpoint is passed by these virtual workers, some of which may leave there."""
         clock = progress.clock
         with self._lock:
             if clock <= self._newest:
                 return
             self._newest = clock
             if (self._folder(clock) / MANIFEST).exists():
+                self.newest_complete = clock
                 return  # this process was started anew
             self._remove_given_up()
             while len(self._sets) >= MAX_SETS:
@@ -217,6 +247,7 @@ class CheckpointKeeper:
             self._give_up(clock, f"its manifest could not be written: {error}")
             return
         _log.info("checkpoint_complete", clock=clock, files=len(files))
+        self.newest_complete = clock
         del self._sets[clock]
         self._prune(folder)
 
@@ -233,11 +264,11 @@ class CheckpointKeeper:
             shutil.rmtree(self._folder(clock), ignore_errors=True)
 
     def _prune(self, newest: Path) -> None:
-        """Keep the newest complete checkpoints; what never became one goes too, once something newer is complete."""
+        """Keep what is worth it; what never became complete goes too, once something newer is."""
         older = sorted(path for path in newest.parent.glob("clock-*") if path.name <= newest.name)
         complete = [path for path in older if (path / MANIFEST).is_file()]
         under_way = [self._folder(clock) for clock in self._sets]
-        for folder in set(older) - set(complete[-self._keep :]) - set(under_way):
+        for folder in set(older) - set(worth_keeping(complete, self._keep)) - set(under_way):
             (folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(HetpipeError):  # it is done; there is nobody to tell

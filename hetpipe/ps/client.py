@@ -14,11 +14,13 @@ from pathlib import Path
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import (
+    BuffersMissing,
     ClockFreed,
     ClockNotPublished,
     DamagedChunk,
     DeadlineExceeded,
     HetpipeError,
+    StaleIncarnation,
     WaveOutOfOrder,
 )
 from hetpipe.observe.timeline import Activity, TimelineWriter
@@ -37,9 +39,6 @@ from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 #: Pause before asking again for what is not there yet.
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
-
-#: How often buffers are sent again while others' are missing.
-_RESEND_SECONDS = 2.0
 
 #: How long a clock that was announced as published may take to show on every shard.
 _PUBLISHED_SECONDS = 30.0
@@ -131,7 +130,8 @@ class ShardClient:
         def pull() -> None:
             try:
                 published: FlatBuffer | None = self._pull(clock)
-            except ClockFreed:
+            except (ClockFreed, StaleIncarnation):
+                # Who leaves at a barrier may have guessed that it would need weights beyond it.
                 if not ahead:
                     raise
                 published = None
@@ -169,18 +169,20 @@ class ShardClient:
         header = BuffersHeader(self.requester, clock, headers)
         runs = run_map(header, buffers_layout(header))
         result = FlatBuffer(mine.layout, mine.data.device)
-        sent_at: float | None = None
+        is_sent = False
 
         def exchange() -> None:
-            nonlocal sent_at
-            now = self._clock.monotonic()
-            if sent_at is None or now - sent_at >= _RESEND_SECONDS:
-                # Again now and then: a clock shard that was started again may lack them, if it could not keep them.
+            nonlocal is_sent
+            if not is_sent:
                 self.clock_shard.push_buffers(header, Chunks(mine, runs))
-                sent_at = now
+                is_sent = True
             receiver = ChunkReceiver(result, runs, restarts=True)
-            for chunk in self.clock_shard.pull_buffers(header):
-                receiver.write(chunk)
+            try:
+                for chunk in self.clock_shard.pull_buffers(header):
+                    receiver.write(chunk)
+            except BuffersMissing:
+                is_sent = False  # the clock shard was started again, and had not been able to keep them
+                raise
             receiver.finish()
 
         self._until_published(exchange, deadline_seconds)

@@ -7,7 +7,8 @@ more, and `news` when there are such as a stage acts on. History is written befo
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hetpipe import failpoints
 from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
@@ -23,12 +24,15 @@ from hetpipe.ps.decision_events import (
     Held,
     Initialized,
     Joined,
+    RunKept,
     Staged,
 )
 from hetpipe.ps.journal import Address, ClockState, Journal, OldDecisions
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import Meeting, Requester
-from hetpipe.spec.run import ClockSnapshot, ShardConfig
+from hetpipe.spec.run import ClockSnapshot
+from hetpipe.spec.run_document import RunDescription, RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.decision_log import DecisionLog
 from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT, LogConfig
@@ -44,6 +48,8 @@ class ClockShard:
         history: HistoryWriter,
         journal: Journal | None = None,
         old: OldDecisions | None = None,
+        *,
+        newest_checkpoint: Callable[[], Clock] | None = None,
     ) -> None:
         """Decide nothing yet, or go on where an earlier process was.
 
@@ -52,6 +58,7 @@ class ClockShard:
             history: of this process.
             journal: keeps what happens on disk; None: it is lost with this process.
             old: what an earlier process kept.
+            newest_checkpoint: the clock of the newest complete one, or the start of the run; None: that.
 
         Raises:
             StateLost: what it kept does not fit together.
@@ -65,16 +72,22 @@ class ClockShard:
         self.bell = threading.Condition(lock)
         #: The same lock; notified at every record but commits, of which there are far more than of all others.
         self.news = threading.Condition(lock)
+        #: Shards whose disk fails.
+        self._applied: frozenset[ShardIndex] = frozenset()
+        self._newest_checkpoint = newest_checkpoint or (lambda: config.progress.clock)
         #: Events that change nothing when they come again, as they do from those who wait for others.
-        self._known: set[Event] = set()
+        self._known: set[Joined | Initialized] = set()
         #: Where stages await others.
         self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
+        #: What a coordinator that has never heard of the job is told of it.
+        self._run = config.run
         if old is None or old.state is None:
             self._log = DecisionLog(_settings(config))
             self._remember(self._log.records)
         else:
             self._log = DecisionLog.restore(_settings(config), old.state.log)
             self._addresses = {(address.vw, address.stage): address for address in old.state.addresses}
+            self._run = old.state.run or config.run
         for event in () if old is None else old.events:
             self._play(event)
 
@@ -87,6 +100,16 @@ class ClockShard:
         with self.bell:
             self._check(requester)
             self._log.check_stage(requester.vw, requester.incarnation, requester.stage)
+
+    def check_follower(self, requester: Requester) -> None:
+        """Refuse whoever has nothing to learn from the log any more.
+
+        Raises:
+            StaleTerm, StaleIncarnation, ProtocolViolation: as named.
+        """
+        with self.bell:
+            self._check(requester)
+            self._log.check_follower(requester.vw, requester.incarnation, requester.stage)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -144,10 +167,12 @@ class ClockShard:
             self._decide(BarrierRequested(reason))
             return self._log.segment.end
 
-    def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """A life of a virtual worker is over."""
+    def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
+        """A life of a virtual worker is over; returns whether it had left, so that no record says so."""
         with self.bell:
+            had_left = self._log.has_left(vw, incarnation)
             self._decide(Evicted(vw, incarnation))
+            return had_left
 
     def drain(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
         """A virtual worker is to leave at the next barrier."""
@@ -159,10 +184,19 @@ class ClockShard:
         with self.bell:
             self._decide(Admitted(vw, incarnation, num_stages))
 
-    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
+    def keep_run(self, run: RunDocument) -> None:
+        """From now on a coordinator that has never heard of the job is told this of it."""
+        with self.bell:
+            if run != self._run:
+                self._decide(RunKept(run))
+
+    def acknowledge(
+        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
         """See `ClockTransport.acknowledge`."""
         with self.bell:
             self._decide(Acknowledged(shard, num_records, durable))
+            self._applied = self._applied | {shard} if applied else self._applied - {shard}
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -182,9 +216,28 @@ class ClockShard:
             return self._log.num_records
 
     def snapshot(self) -> ClockSnapshot:
-        """The clocks."""
+        """The clocks. While the disk of a shard fails, only what a checkpoint has is durable."""
         with self.bell:
-            return self._log.snapshot()
+            told, applied = self._log.snapshot(), tuple(sorted(self._applied))
+        durable = told.staged
+        if applied:
+            checkpoint = self._newest_checkpoint()
+            durable = {vw: min(clock, checkpoint) for vw, clock in durable.items()}
+        return replace(told, durable=durable, applied=applied)
+
+    def describe(self) -> RunDescription:
+        """The run, and what has become of it.
+
+        Raises:
+            ProtocolViolation: no coordinator has told of the run.
+        """
+        with self.bell:
+            if self._run is None:
+                raise ProtocolViolation(f"no coordinator has said how job {self._job_id} is to be led")
+            log = self._log
+            return RunDescription(
+                self._term, self._run, log.newest_lives(), self.snapshot(), log.asked, is_over=log.finished
+            )
 
     def attendance(self) -> Attendance:
         """Who is at the newest barrier that is passed, or was there.
@@ -196,7 +249,18 @@ class ClockShard:
             segment = self._log.newest_segment
             if segment is None:
                 raise ProtocolViolation("no barrier is passed yet: the run has not begun")
-            return Attendance(segment, {vw: member.incarnation for vw, member in self._log.members.items()})
+            members, leavers = (
+                {vw: member.incarnation for vw, member in found.items()}
+                for found in (self._log.members, self._log.leavers)
+            )
+            return Attendance(segment, members, leavers)
+
+    def gone_leavers(self) -> tuple[VirtualWorkerIndex, ...]:
+        """Who left at the newest barrier that is passed, and is evicted since."""
+        with self.bell:
+            segment = self._log.newest_segment
+            left = () if segment is None else segment.left
+            return tuple(member.vw for member in left if not self._log.has_left(member.vw, member.incarnation))
 
     def progress(self) -> Progress:
         """The progress at the start of the segment under way."""
@@ -232,7 +296,7 @@ class ClockShard:
         publishes = any(isinstance(record, PublishRecord) for record in records)
         if publishes:
             failpoints.reach("commit.before_publish")
-        self._note_address(event)
+        self._note(event)
         self._keep(event)
         self._remember(records)
         if publishes:
@@ -249,22 +313,27 @@ class ClockShard:
             records = event.tell(self._log)
         except HetpipeError as error:
             raise StateLost(f"the decision log kept of job {self._job_id} does not fit together: {error}") from error
-        self._note_address(event)
+        self._note(event)
         self._remember(records)
 
     def _keep(self, event: Event) -> None:
-        if self._journal is None or event in self._known:
+        if self._journal is None:
             return
         if isinstance(event, Joined | Initialized):
+            if event in self._known:
+                return
             self._known.add(event)
         self._journal.keep(event)
 
     def _consider_snapshot(self, *, at_barrier: bool) -> None:
         if self._journal is not None and self._journal.wants_snapshot(at_barrier=at_barrier):
-            state = ClockState(self._log.state(), tuple(self._addresses.values()))
+            state = ClockState(self._log.state(), tuple(self._addresses.values()), self._run)
             self._journal.snapshot(state, num_records=self._log.num_records, history=self._history.position())
 
-    def _note_address(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
+        """Remember what of an event the log does not."""
+        if isinstance(event, RunKept):
+            self._run = event.run
         if isinstance(event, Joined) and (event.link_address or event.replicas_address):
             where = Address(event.vw, event.incarnation, event.stage, event.link_address, event.replicas_address)
             self._addresses[event.vw, event.stage] = where
@@ -281,14 +350,21 @@ class ClockShard:
                     self._history.publish(clock=clock)
                 case BarrierRecord(_, clock, reason, _):
                     self._history.barrier(clock=clock, reason=reason)
-                case SegmentRecord(_, start, _, _, members):
-                    for member in members:
-                        if member.joined:
-                            self._history.join(vw=member.vw, incarnation=member.incarnation, clock=start)
+                case SegmentRecord():
+                    self._tell_members(record)
                 case EvictRecord(_, vw, incarnation, clock):
                     self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
                 case _:
                     pass
+
+    def _tell_members(self, record: SegmentRecord) -> None:
+        for member in record.left:
+            self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
+        for member in record.members:
+            if member.joined:
+                self._history.join(
+                    vw=member.vw, incarnation=member.incarnation, clock=record.start, num_stages=member.num_stages
+                )
 
 
 def _settings(config: ShardConfig) -> LogConfig:

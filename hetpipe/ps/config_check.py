@@ -22,7 +22,8 @@ from hetpipe.spec.bounds import (
 )
 from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.spec.plan import DTYPE_BYTES, SlicePlan
-from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.run_document import RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import DataSpec, Progress, SyncSpec
 
 _COMBINES = ("sum", "mean")
@@ -74,6 +75,8 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
     yield from _mistakes_of_sync(config.sync)
     yield from _mistakes_of_data(config.data)
     yield from _mistakes_of_progress(config.progress, config.data)
+    if config.run is not None:
+        yield from _mistakes_of_run(config, config.run)
 
 
 def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:
@@ -114,6 +117,34 @@ def _mistakes_of_progress(progress: Progress, data: DataSpec) -> Iterator[str]:
         yield f"a bitmap of {len(progress.used)} bytes for {data.num_samples} samples"
     elif data.num_samples % 8 and progress.used[-1] >> data.num_samples % 8:
         yield "a bitmap with samples used that there are not"
+
+
+def _mistakes_of_run(config: ShardConfig, run: RunDocument) -> Iterator[str]:
+    plan = run.plan
+    if config.shard:
+        yield f"the document of a run on shard {config.shard}; shard 0 keeps it"
+    if (plan.job_id, plan.term) != (config.job_id, config.term):
+        yield f"the document of a run of job {plan.job_id!r:.80} in term {plan.term}"
+    if not plan.num_shards == len(run.shards) == config.num_shards:
+        yield f"the document of a run on {len(run.shards)} shards, planned for {plan.num_shards}"
+    counts = [len(vw.stages) for vw in plan.virtual_workers]
+    if not counts or min(counts) < 1 or sum(counts) > MAX_STAGES:
+        yield f"the document of a run of {len(counts)} virtual workers of {sum(counts)} stages"
+    elif [vw.index for vw in plan.virtual_workers] != list(range(len(counts))):
+        yield "the document of a run whose virtual workers are not in order"
+    if run.data != config.data or run.start != config.progress:
+        yield "the document of a run with other data, or another start"
+
+
+def check_run(config: ShardConfig, run: RunDocument) -> None:
+    """Refuse the document of a run that is not the one the clock shard serves.
+
+    Raises:
+        ProtocolViolation: as named.
+    """
+    wrong = next(_mistakes_of_run(config, run), None)
+    if wrong is not None:
+        raise ProtocolViolation(f"a shard cannot keep {wrong}")
 
 
 def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import Blocks
+from hetpipe.spec.run_document import RunDocument
 from hetpipe.sync.decision_log import DecisionLog
 from hetpipe.sync.records import Record
 
@@ -145,4 +146,16 @@ class Acknowledged:
         return log.acknowledge(self.shard, self.num_records, self.durable)
 
 
-Event = Joined | Initialized | Staged | Held | BarrierRequested | Evicted | Drained | Admitted | Acknowledged
+@dataclass(frozen=True, slots=True)
+class RunKept:
+    """A coordinator has changed what the next one is to be told of the run. It decides nothing."""
+
+    run: RunDocument
+    kind: Literal["run_kept"] = "run_kept"
+
+    def tell(self, _log: DecisionLog) -> Sequence[Record]:
+        """The log does not need to know."""
+        return ()
+
+
+Event = Joined | Initialized | Staged | Held | BarrierRequested | Evicted | Drained | Admitted | Acknowledged | RunKept

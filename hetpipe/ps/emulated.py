@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.ps.chunks import slice_bytes
 from hetpipe.ps.transport import ShardTransport
-from hetpipe.spec.requests import PullHeader, PushHeader, SliceHeader
+from hetpipe.spec.requests import PullHeader, PushHeader, PushReply, SliceHeader
 from hetpipe.spec.run import LinkTime
 
 
@@ -24,7 +24,7 @@ class EmulatedShard:
         self._time = time
         self._clock = clock
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardTransport.push`. The time passes first: the shard has the bytes when they have arrived."""
         self._clock.sleep(self._time.seconds(_num_bytes(header.slices)))
         return self._shard.push(header, chunks)

@@ -1,8 +1,8 @@
 """Records in files that prove themselves whole: what a shard keeps on its disk is made of them.
 
-A *frame* is a head, a header (small, of whoever writes it) and a payload (large, raw). The head holds the lengths, two
-numbers and two CRC-32: one of the payload, one of everything else. A frame that was cut off, or has a zeroed sector or
-a flipped bit, is none.
+A *frame* is a head, checksums, a header (small, of whoever writes it) and a payload (large, raw). The checksums are
+those of the payload (`ps.checksum`), the same as on the wire. The head holds the lengths, two numbers and the CRC-32 of
+all that lies before the payload. A frame that was cut off, or has a zeroed sector or a flipped bit, is none.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from hetpipe.errors import StateLost
+from hetpipe.ps.checksum import BLOCK_BYTES, SUM_BYTES, Bytes, checksum, checksums, num_checksums
 
-#: What frames are written from.
-Bytes = bytes | memoryview
-
-_MAGIC = b"hpF1"
-#: Magic, bytes of the header, bytes of the payload, sequence number, settled, CRC of the payload.
-_HEAD = struct.Struct("<4sIQQQI")
-#: CRC of head and header.
+#: The last character is the version of the format; what another version wrote is refused.
+_MAGIC = b"hpF2"
+#: Magic, bytes of the header, bytes of the payload, sequence number, settled.
+_HEAD = struct.Struct("<4sIQQQ")
+#: CRC of head, checksums and header.
 _CRC = struct.Struct("<I")
 _FIXED_BYTES = _HEAD.size + _CRC.size
 
-#: How much is read at a time: it stays in the cache until it is checked.
+#: How much is searched at a time.
 _STEP_BYTES = 1 << 20
 
 #: Most buffers of one system call (`IOV_MAX`).
@@ -56,30 +55,49 @@ class Extent:
     path: Path
     offset: int
     num_bytes: int
-    crc: int
+    sums: tuple[bytes, ...]
+    """As `checksums` gives them."""
 
-    def read_into(self, pieces: Sequence[memoryview]) -> None:
-        """Fill `pieces`, one after the other, with the payload.
+    def blocks(self) -> Iterator[tuple[int, memoryview]]:
+        """The payload, checked, as offsets and bytes, which are there until the next ones are asked for.
 
         Raises:
             StateLost: the file cannot be read, or no longer holds what was written.
         """
-        assert sum(piece.nbytes for piece in pieces) == self.num_bytes, "the pieces hold the whole payload"
-        crc, offset = 0, self.offset
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
-                for piece in pieces:
-                    for first in range(0, piece.nbytes, _STEP_BYTES):
-                        part = piece[first : first + _STEP_BYTES]
-                        _read_fully(descriptor, part, offset)
-                        crc, offset = zlib.crc32(part, crc), offset + part.nbytes
+                yield from self.read_blocks(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise StateLost(f"{self.path} cannot be read: {error.strerror}") from error
-        if crc != self.crc:
-            raise StateLost(f"{self.path} is damaged: {self.num_bytes} bytes from {self.offset} on are not as written")
+
+    def read_blocks(self, descriptor: int) -> Iterator[tuple[int, memoryview]]:
+        """The same from the open file.
+
+        Raises:
+            StateLost: it is not as written.
+            OSError: the file cannot be read.
+        """
+        step = memoryview(bytearray(min(BLOCK_BYTES, self.num_bytes)))
+        for place, expected in zip(range(0, self.num_bytes, BLOCK_BYTES), self.sums, strict=True):
+            block = step[: min(BLOCK_BYTES, self.num_bytes - place)]
+            _read_fully(descriptor, block, self.offset + place)
+            if checksum(block, place=place) != expected:
+                at = self.offset + place
+                raise StateLost(f"{self.path} is damaged: {block.nbytes} bytes from {at} on are not as written")
+            yield place, block
+
+    def read_into(self, target: memoryview) -> None:
+        """Fill `target`, which has as many bytes, with the payload.
+
+        Raises:
+            StateLost: the file cannot be read, or no longer holds what was written.
+        """
+        assert target.nbytes == self.num_bytes, "the target holds the whole payload"
+        for place, block in self.blocks():
+            target[place : place + block.nbytes] = block
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +116,6 @@ class Frame:
         return self.payload.offset + self.payload.num_bytes
 
 
-def crc_of(payload: Sequence[Bytes]) -> int:
-    """The CRC-32 of a payload in pieces."""
-    crc = 0
-    for piece in payload:
-        crc = zlib.crc32(piece, crc)
-    return crc
-
-
 @dataclass(frozen=True, slots=True)
 class NewFrame:
     """What is to be written; the fields are those of `Frame`."""
@@ -114,8 +124,8 @@ class NewFrame:
     settled: int
     header: bytes
     payload: Sequence[Bytes] = ()
-    payload_crc: int | None = None
-    """Of the payload where it is known, None: to be computed."""
+    sums: Sequence[bytes] | None = None
+    """Checksums of the payload where they are known; None: to be computed."""
 
 
 def write_frame(descriptor: int, frame: NewFrame, *, disk: Disk) -> int:
@@ -130,11 +140,12 @@ def write_frame(descriptor: int, frame: NewFrame, *, disk: Disk) -> int:
         OSError: it could not be written whole; part of it may have been.
     """
     pieces = [memoryview(piece).cast("B") for piece in frame.payload if memoryview(piece).nbytes]
-    crc = crc_of(pieces) if frame.payload_crc is None else frame.payload_crc
     num_bytes = sum(piece.nbytes for piece in pieces)
-    head = _HEAD.pack(_MAGIC, len(frame.header), num_bytes, frame.sequence, frame.settled, crc)
-    fixed = head + _CRC.pack(zlib.crc32(frame.header, zlib.crc32(head)))
-    left: list[memoryview] = [memoryview(fixed + frame.header), *pieces]
+    sums = checksums(pieces) if frame.sums is None else frame.sums
+    assert len(sums) == num_checksums(num_bytes), "the checksums are those of the payload"
+    head = _HEAD.pack(_MAGIC, len(frame.header), num_bytes, frame.sequence, frame.settled)
+    small = b"".join([*sums, frame.header])
+    left: list[memoryview] = [memoryview(head + _CRC.pack(zlib.crc32(small, zlib.crc32(head))) + small), *pieces]
     total = sum(piece.nbytes for piece in left)
     while left:
         written = disk.write(descriptor, tuple(islice(left, _MAX_BUFFERS)))
@@ -151,18 +162,20 @@ def read_frame(descriptor: int, path: Path, offset: int) -> Frame | None:
     """The frame at `offset` of a file, if there is a whole one.
 
     Raises:
+        StateLost: the file begins with a frame of another version of hetpipe.
         OSError: the file cannot be read.
     """
-    size = os.fstat(descriptor).st_size
-    frame = _read_head(descriptor, path, offset, size)
+    if offset == 0:
+        _check_version(os.pread(descriptor, len(_MAGIC), 0), path)
+    frame = _read_head(descriptor, path, offset, os.fstat(descriptor).st_size)
     if frame is None:
         return None
-    crc, step = 0, bytearray(min(_STEP_BYTES, frame.payload.num_bytes))
-    for first in range(frame.payload.offset, frame.end, _STEP_BYTES):
-        part = memoryview(step)[: min(_STEP_BYTES, frame.end - first)]
-        _read_fully(descriptor, part, first)
-        crc = zlib.crc32(part, crc)
-    return frame if crc == frame.payload.crc else None
+    try:
+        for _ in frame.payload.read_blocks(descriptor):
+            pass
+    except StateLost:
+        return None
+    return frame
 
 
 def is_missed(descriptor: int, path: Path, offset: int, sequence: int) -> bool:
@@ -188,15 +201,26 @@ def _read_head(descriptor: int, path: Path, offset: int, size: int) -> Frame | N
     fixed = os.pread(descriptor, _FIXED_BYTES, offset)
     if len(fixed) < _FIXED_BYTES:
         return None
-    magic, header_bytes, payload_bytes, sequence, settled, payload_crc = _HEAD.unpack_from(fixed)
+    magic, header_bytes, payload_bytes, sequence, settled = _HEAD.unpack_from(fixed)
+    sums_bytes = SUM_BYTES * num_checksums(payload_bytes)
     start = offset + _FIXED_BYTES
-    if magic != _MAGIC or start + header_bytes + payload_bytes > size:
+    payload = start + sums_bytes + header_bytes
+    if magic != _MAGIC or payload + payload_bytes > size:
         return None
-    header = os.pread(descriptor, header_bytes, start)
+    small = os.pread(descriptor, sums_bytes + header_bytes, start)
     (crc,) = _CRC.unpack_from(fixed, _HEAD.size)
-    if len(header) != header_bytes or zlib.crc32(header, zlib.crc32(fixed[: _HEAD.size])) != crc:
+    if len(small) != sums_bytes + header_bytes or zlib.crc32(small, zlib.crc32(fixed[: _HEAD.size])) != crc:
         return None
-    return Frame(sequence, settled, header, Extent(path, start + header_bytes, payload_bytes, payload_crc))
+    sums = tuple(small[first : first + SUM_BYTES] for first in range(0, sums_bytes, SUM_BYTES))
+    return Frame(sequence, settled, small[sums_bytes:], Extent(path, payload, payload_bytes, sums))
+
+
+def _check_version(magic: bytes, path: Path) -> None:
+    if magic != _MAGIC and magic[:-1] == _MAGIC[:-1]:
+        raise StateLost(
+            f"{path} begins with {magic!r}, not with {_MAGIC!r}: another version of hetpipe wrote it; "
+            "end the job with that version, or start it anew from a checkpoint"
+        )
 
 
 def _read_fully(descriptor: int, part: memoryview, offset: int) -> None:

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from hetpipe import failpoints
 from hetpipe.ps.job_shard import JobShard
 from hetpipe.spec.ids import Clock, ShardIndex, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
+from hetpipe.spec.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    Meeting,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+    Watermarks,
+)
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 
@@ -21,16 +31,16 @@ class InProcessShard:
     def __init__(self, job_shard: JobShard) -> None:
         self._shard = job_shard.shard
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardTransport.push`."""
         session = self._shard.begin_push(header)
-        if session is None:
-            return True
+        if isinstance(session, Watermarks):
+            return PushReply(duplicate=True, marks=session)
         for chunk in failpoints.passing("push", chunks):
             session.write(chunk)
-        session.finish()
+        marks = session.finish()
         failpoints.reach("push.after_stage")
-        return False
+        return PushReply(duplicate=False, marks=marks)
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
         """See `ShardTransport.pull`."""
@@ -81,9 +91,11 @@ class InProcessClock:
         if records:
             yield records
 
-    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
+    def acknowledge(
+        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
         """See `ClockTransport.acknowledge`."""
-        self._clock.acknowledge(shard, num_records, durable)
+        self._clock.acknowledge(shard, num_records, durable, applied=applied)
 
     def report_checkpoint(
         self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""

@@ -25,7 +25,9 @@ from hetpipe.ps.job_state import JobState
 from hetpipe.ps.shard import Shard
 from hetpipe.ps.shard_checkpoints import ShardCheckpoints
 from hetpipe.ps.transport import ClockTransport
-from hetpipe.spec.run import ShardConfig
+from hetpipe.ps.write_ahead_log import Level
+from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT
 from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
 from hetpipe.sync.segment import ends_run
@@ -64,14 +66,21 @@ class JobShard:
         self._keeper: CheckpointKeeper | None = None
         if config.shard == 0:
             journal, decisions = (None, None) if state is None else (state.journal, state.old_decisions)
-            self._clock_shard = ClockShard(config, history, journal, decisions)
-            self._buffers = BufferExchange(self._clock_shard.attendance, None if state is None else state.buffers)
-            self._keeper = CheckpointKeeper(
+            keeper = CheckpointKeeper(
                 job_id=config.job_id,
                 run_dir=Path(config.run_dir),
                 num_shards=config.num_shards,
                 keep=config.checkpoint_keep,
             )
+            self._clock_shard = ClockShard(
+                config,
+                history,
+                journal,
+                decisions,
+                newest_checkpoint=lambda: keeper.newest_complete or config.progress.clock,
+            )
+            self._buffers = BufferExchange(self._clock_shard.attendance, None if state is None else state.buffers)
+            self._keeper = keeper
         if state is not None and state.old_pushes is not None:
             self.shard.recall(state.old_pushes)
         #: Whether this process has yet to do again what an earlier one did.
@@ -88,17 +97,30 @@ class JobShard:
     @property
     def clock_shard(self) -> ClockShard:
         """The clock shard. Raises ProtocolViolation on any other shard."""
-        return self._of_clock_shard(self._clock_shard)
+        return self.of_clock_shard(self._clock_shard)
 
     @property
     def buffers(self) -> BufferExchange:
         """The buffer exchange, on the clock shard."""
-        return self._of_clock_shard(self._buffers)
+        return self.of_clock_shard(self._buffers)
 
     @property
     def keeper(self) -> CheckpointKeeper:
         """The checkpoint keeper, on the clock shard."""
-        return self._of_clock_shard(self._keeper)
+        return self.of_clock_shard(self._keeper)
+
+    def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A life of a virtual worker is over; on the clock shard."""
+        own, keeper = self.clock_shard, self.keeper
+        keeper.follow(*own.passed())  # the thread that follows the log may be behind
+        if own.evict(vw, incarnation):
+            keeper.evict(vw)
+
+    def of_clock_shard(self, part: PartT | None) -> PartT:
+        """`part`, which only the clock shard has. Raises ProtocolViolation on any other shard."""
+        if part is None:
+            raise ProtocolViolation(f"shard {self.config.shard} is not the clock shard; ask shard 0")
+        return part
 
     def start(
         self,
@@ -150,11 +172,6 @@ class JobShard:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _of_clock_shard(self, part: PartT | None) -> PartT:
-        if part is None:
-            raise ProtocolViolation(f"shard {self.config.shard} is not the clock shard; ask shard 0")
-        return part
-
     def _run(self, batches: Iterator[Sequence[Record]]) -> None:
         bind_context(job=self.config.job_id, shard=self.config.shard)
         try:
@@ -195,12 +212,19 @@ class JobShard:
         records = self._clock_shard.records_from(FROM_NEWEST_SEGMENT)
         for record in records:
             self.keeper.follow(record, self._clock_shard.progress())
+        for vw in self._clock_shard.gone_leavers():
+            self.keeper.evict(vw)
         self._checkpoints.take_up(records, self.keeper.adopt)
 
     @property
     def _durable(self) -> int | None:
         """Records that this shard will not ask for again after a restart; None: it will ask for none."""
         return None if self._state is None else self._state.pushes.durable_records
+
+    @property
+    def _is_applied(self) -> bool:
+        """Whether what is staged now would be lost with this process."""
+        return self._state is None or self._state.level is Level.APPLIED
 
     def _carry_out(self, record: Record) -> None:
         self.shard.follow(record)
@@ -219,7 +243,7 @@ class JobShard:
         yield own.records_from(position)
         position = self.shard.num_records
         while not self._stopped.is_set():
-            own.acknowledge(self.config.shard, position, self._durable)
+            own.acknowledge(self.config.shard, position, self._durable, applied=self._is_applied)
             with own.bell:
                 while not (records := own.records_from(position)) and not self._stopped.is_set():
                     own.bell.wait(_LOOK_UP_SECONDS)
@@ -236,11 +260,12 @@ class JobShard:
         while not self._stopped.is_set():
             position = self.shard.num_records
             try:
-                transport.acknowledge(self.config.shard, position, self._durable)
+                transport.acknowledge(self.config.shard, position, self._durable, applied=self._is_applied)
                 is_away = False
                 for records in transport.follow(max(0, position - 1) if self._is_behind else position):
                     yield [record for record in records if record.index >= self.shard.num_records]
-                    transport.acknowledge(self.config.shard, self.shard.num_records, self._durable)
+                    done, durable = self.shard.num_records, self._durable
+                    transport.acknowledge(self.config.shard, done, durable, applied=self._is_applied)
             except Unavailable as error:
                 if not is_away:
                     log.warning("clock shard unreachable, trying again", sentence=str(error))

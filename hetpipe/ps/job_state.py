@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import structlog
 
+from hetpipe.durable import write_durably
 from hetpipe.errors import ProtocolViolation, StateLost, UserError
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.ps.frames import DISK, Disk
@@ -34,10 +35,12 @@ from hetpipe.ps.push_log import OldPushes, PushLimits, PushLog, old_pushes, push
 from hetpipe.ps.retelling import Retelling
 from hetpipe.ps.snapshots import read_snapshot, write_snapshot
 from hetpipe.ps.write_ahead_log import Level
+from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.spec import wire
 from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import NO_FENCE
 from hetpipe.spec.plan import DTYPE_BYTES, SlicePlan
-from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.weights.flat import aligned
 
 log = structlog.get_logger(__name__)
@@ -46,6 +49,8 @@ T = TypeVar("T")
 
 #: Locked by the process whose folder it is; no job.
 _OWNER = "owner"
+#: The highest number of a coordinator's lead that was seen, as text; no job.
+_FENCE = "fence"
 #: In a run's folder: the folders of its parameter servers.
 _STATE = "state"
 _JOB = "job"
@@ -137,10 +142,34 @@ def claim(root: Path) -> int:
 
 def disclaim(root: Path, descriptor: int) -> None:
     """The opposite of `claim`; a folder in which nothing is kept goes, too."""
-    if [path.name for path in root.glob("*")] == [_OWNER]:
-        (root / _OWNER).unlink(missing_ok=True)
+    if {path.name for path in root.glob("*")} <= {_OWNER, _FENCE}:
+        for name in (_OWNER, _FENCE):
+            (root / name).unlink(missing_ok=True)
     os.close(descriptor)
     _remove_empty(root)
+
+
+def kept_fences(root: Path) -> FenceGuard:
+    """Which coordinators may give orders, by what this process and earlier ones have seen, in a folder that is claimed.
+
+    A disk that fails costs only what a later process knows: the orders of this one go on.
+    """
+
+    def keep(fence: int) -> None:
+        try:
+            write_durably(root / _FENCE, str(fence).encode())
+        except OSError as error:
+            log.warning("fence_not_kept", folder=str(root), fence=fence, reason=error.strerror or str(error))
+
+    highest = NO_FENCE
+    try:
+        text = (root / _FENCE).read_text(encoding="ascii")
+        highest = int(text)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.warning("fence_not_read", folder=str(root), reason=str(error))
+    return FenceGuard(highest, keep=keep)
 
 
 def _remove_empty(root: Path) -> None:
@@ -201,7 +230,13 @@ class JobState:
         self.old_decisions: OldDecisions | None = None if decisions is None else _in_terms(old_decisions, decisions)
         self._retelling = self._retell(history)
         kept = Kept(self._folder / _PUSHES, keeping, max_bytes=limits.max_bytes, found=pushes)
-        self.pushes = PushLog(kept, limits, start=config.progress.clock, history_position=history.position)
+        self.pushes = PushLog(
+            kept,
+            limits,
+            start=config.progress.clock,
+            history_position=history.position,
+            is_whole=lambda: self.level is Level.DURABLE,
+        )
         if self.old_pushes is not None and pushes is not None:
             self.pushes.recall(self.old_pushes, pushes)
         self.journal: Journal | None = None

@@ -12,6 +12,7 @@ from hetpipe.ps.decision_events import Event
 from hetpipe.ps.kept import Found, Kept
 from hetpipe.spec import wire
 from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.run_document import RunDocument
 from hetpipe.sync.log_state import LogState
 
 #: Bytes of events that make a snapshot worth while at a barrier, where there is least to keep, and anywhere: 100,000
@@ -42,6 +43,8 @@ class ClockState:
 
     log: LogState
     addresses: tuple[Address, ...]
+    run: RunDocument | None = None
+    """What the next coordinator is to be told of the run; None: what the shard's configuration says."""
 
 
 @dataclass(frozen=True, slots=True)

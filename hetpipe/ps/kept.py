@@ -15,7 +15,8 @@ import structlog
 
 from hetpipe.errors import InjectedFault, ProtocolViolation, StateLost
 from hetpipe.failpoints import reach
-from hetpipe.ps.frames import DISK, Bytes, Disk, Extent, Frame
+from hetpipe.ps.checksum import Bytes
+from hetpipe.ps.frames import DISK, Disk, Extent, Frame
 from hetpipe.ps.old_log import read_log
 from hetpipe.ps.snapshots import read_snapshot, write_snapshot
 from hetpipe.ps.write_ahead_log import Level, LogLimits, WriteAheadLog
@@ -91,9 +92,9 @@ class Kept:
         #: Number of the newest snapshot; None before the first.
         self.newest = None if found is None or found.snapshot is None else found.snapshot.number
 
-    def append(self, header: bytes, payload: Sequence[Bytes] = (), *, payload_crc: int | None = None) -> int | None:
+    def append(self, header: bytes) -> int | None:
         """Keep a record: it is there after a restart when this returns. Its number, or None (`WriteAheadLog.alarm`)."""
-        number = self.log.append(header, payload, payload_crc=payload_crc)
+        number = self.log.append(header)
         self.log.sync(number)
         return number
 

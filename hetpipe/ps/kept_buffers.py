@@ -65,7 +65,7 @@ class KeptBuffers:
                 frame = read_snapshot(path)
                 sender: Sender = wire.from_json(Sender, frame.header)
                 buffer = room(sender.header)
-                frame.payload.read_into([buffer.memory()])
+                frame.payload.read_into(buffer.memory())
             except (StateLost, ProtocolViolation) as error:
                 log.warning("buffers_not_read", reason=str(error))
             else:

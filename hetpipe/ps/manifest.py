@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from hetpipe.spec.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
 from hetpipe.spec.checkpoint import FACTS, FILE_NAME, LABEL, NUM_KEEPERS, PartLabel, shard_file, stage_files
 from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
 from hetpipe.spec.requests import CheckpointFile
+from hetpipe.spec.rewinds import run_folders
 from hetpipe.spec.sync import Progress
 
 _log = get_logger(__name__)
@@ -248,16 +249,19 @@ def read_complete(folder: Path) -> Manifest:
     return manifest
 
 
-def search(run_dir: Path) -> Search:
-    """Look for the newest complete checkpoint of a run. Reads every byte of it."""
+def search(run_dir: Path, check: Callable[[Path], Manifest] = read_complete) -> Search:
+    """Look for the newest checkpoint of a run that passes a check: of its newest rewind, if there is any.
+
+    `read_complete` reads all of it.
+    """
     damaged: list[str] = []
     unfinished: list[Path] = []
-    for folder in sorted((run_dir / "checkpoints").glob("clock-*"), reverse=True):
+    for folder in _newest_first(run_dir):
         if not (folder / MANIFEST).exists():
             unfinished.append(folder)
             continue
         try:
-            read_complete(folder)
+            check(folder)
         except CheckpointError as error:
             damaged.append(str(error))
         else:
@@ -270,9 +274,22 @@ def newest_complete(run_dir: Path) -> Path | None:
 
     The run may be going on: what it deletes meanwhile it has replaced by something newer.
     """
-    found = search(run_dir)
+    return _newest(run_dir, read_complete)
+
+
+def newest_listed(run_dir: Path) -> Path | None:
+    """The newest checkpoint of a run whose files are there as its manifest lists them, or None; else `newest_complete`.
+
+    Their bytes are not looked at, however many they are: for those who check every file that they use, and have
+    something to fall back on.
+    """
+    return _newest(run_dir, read_manifest)
+
+
+def _newest(run_dir: Path, check: Callable[[Path], Manifest]) -> Path | None:
+    found = search(run_dir, check)
     if found.folder is None and found.damaged:
-        found = search(run_dir)
+        found = search(run_dir, check)
     for reason in found.damaged:
         _log.warning("checkpoint_passed_over", reason=reason)
     return found.folder
@@ -300,10 +317,10 @@ def no_checkpoint(run_dir: Path, found: Search) -> CheckpointError:
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether a run has a checkpoint with all its files, whose bytes are not looked at."""
-    for folder in (run_dir / "checkpoints").glob("clock-*"):
-        try:
-            read_manifest(folder)
-        except CheckpointError:
-            continue
-        return True
-    return False
+    return search(run_dir, read_manifest).folder is not None
+
+
+def _newest_first(run_dir: Path) -> Iterator[Path]:
+    """The folders of a run's checkpoints, whole or not; those of the newest rewind first, however far others are."""
+    for where in reversed(run_folders(run_dir)):
+        yield from sorted((where / "checkpoints").glob("clock-*"), reverse=True)

@@ -24,7 +24,16 @@ from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.waiting import SAY_AFTER_SECONDS
 from hetpipe.ps.transport import ClockTransport, ShardTransport
 from hetpipe.spec.ids import Clock, ShardIndex, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
+from hetpipe.spec.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    Meeting,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+)
 from hetpipe.spec.run import StageReport, StageWaiting
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
@@ -213,7 +222,7 @@ class PatientShard:
         self._shard = shard
         self._endurance = endurance
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardTransport.push`."""
         return self._endurance.call(lambda: self._shard.push(header, chunks))
 
@@ -269,9 +278,11 @@ class PatientClock:
             position = records[-1].index + 1
             yield records
 
-    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
+    def acknowledge(
+        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
         """See `ClockTransport.acknowledge`."""
-        self._endurance.call(lambda: self._clock_shard.acknowledge(shard, num_records, durable))
+        self._endurance.call(lambda: self._clock_shard.acknowledge(shard, num_records, durable, applied=applied))
 
     def report_checkpoint(
         self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from hetpipe.ps.frames import Bytes, Extent
+from hetpipe.ps.checksum import Bytes
+from hetpipe.ps.frames import Extent
 from hetpipe.ps.kept import Found, Kept
 from hetpipe.spec import wire
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
@@ -129,7 +130,15 @@ Oldest = tuple[ClosedState, FlatBuffer]
 class PushLog:
     """The log of one shard's pushes. Thread-safe."""
 
-    def __init__(self, kept: Kept, limits: PushLimits, *, start: Clock, history_position: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        kept: Kept,
+        limits: PushLimits,
+        *,
+        start: Clock,
+        history_position: Callable[[], int],
+        is_whole: Callable[[], bool],
+    ) -> None:
         """Log nothing yet.
 
         Args:
@@ -137,11 +146,13 @@ class PushLog:
             limits: how much.
             start: the run's first clock.
             history_position: where the history of this process stands.
+            is_whole: whether a restart would find all that is kept of the job.
         """
         self._kept = kept
         self._limits = limits
         self._start = start
         self._history_position = history_position
+        self._is_whole = is_whole
         #: Guards what follows; never held while the disk is waited for.
         self._lock = threading.Lock()
         self._waves: dict[int, _LoggedWave] = {}
@@ -166,22 +177,22 @@ class PushLog:
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
-    def keep(self, push: LoggedPush, pieces: Sequence[Bytes], *, crc: int) -> None:
+    def keep(self, push: LoggedPush, stream: Sequence[Bytes], *, sums: Sequence[bytes] | None) -> None:
         """Have a push on the disk, as far as that can be had, before this returns.
 
         Args:
             push: what it is.
-            pieces: its bytes.
-            crc: their CRC-32.
+            stream: its bytes, in pieces.
+            sums: their checksums where they are known; None: to be computed.
         """
         wave = self._wave(push.wave)
         header = wire.to_json(LoggedPush, push).encode()
         history = self._history_position()
         with self._lock:
             # Before it is written: a snapshot that is taken meanwhile must not make the log forget it.
-            num_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+            num_bytes = sum(memoryview(piece).nbytes for piece in stream)
             self._note(self._kept.log.next_sequence, wave, num_bytes, history)
-        sequence = self._kept.log.append(header, pieces, payload_crc=crc)
+        sequence = self._kept.log.append(header, stream, sums=sums)
         if sequence is None:
             with self._lock:
                 self._gap = self._newest_wave
@@ -202,11 +213,11 @@ class PushLog:
             self._kept.log.check_room()
 
     def durable_clock(self, staged: Clock) -> Clock:
-        """The clock through which waves are here after a restart, if they are here now through `staged`."""
-        if self._kept.log.alarm is None:
-            return staged
-        newest = self._kept.newest
-        return self._start if newest is None else Clock(newest)
+        """The clock below which waves are here after a restart, if they are here now below `staged`.
+
+        While the disk fails a restart would use nothing of it, and the job go back to a checkpoint.
+        """
+        return staged if self._is_whole() else self._start
 
     @property
     def num_bytes(self) -> int:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable
 
 from hetpipe.errors import MalformedChunk, NonFiniteUpdate, ProtocolViolation
-from hetpipe.ps.chunks import ChunkReceiver, Run, RunMap
-from hetpipe.spec.requests import PushHeader
+from hetpipe.ps.chunks import ChunkReceiver, Run, RunMap, stream_parts
+from hetpipe.spec.requests import PushHeader, Watermarks
 from hetpipe.weights.flat import FlatBuffer, finite
-
-
-def pieces_of(buffer: FlatBuffer, runs: RunMap) -> list[memoryview]:
-    """The bytes in `buffer` of the slices that `runs` maps, in the order of the stream, gaps left out."""
-    memory = buffer.memory()
-    return [memory[run.buffer : run.buffer + run.num_bytes] for run in runs.runs]
 
 
 class PushSession:
@@ -29,7 +22,7 @@ class PushSession:
         header: PushHeader,
         indices: tuple[int, ...],
         buffer: FlatBuffer,
-        complete: Callable[[PushSession], None],
+        complete: Callable[[PushSession], Watermarks],
     ) -> None:
         """Begin without a byte.
 
@@ -37,14 +30,12 @@ class PushSession:
             header: what the push announces.
             indices: the positions of its slices in the shard.
             buffer: is filled.
-            complete: called when all bytes are there; raises if they came too late.
+            complete: called when all bytes are there; says how far its virtual worker is, or raises if they came too
+                late.
         """
         self.header = header
         self.indices = indices
-        #: CRC-32 of the bytes so far.
-        self.crc = 0
         self._buffer = buffer
-        self._memory = buffer.memory()
         self._complete = complete
         slots = buffer.layout.slots
         self._runs = RunMap(header.slices, [slots[i].offset for i in indices])
@@ -66,13 +57,12 @@ class PushSession:
             try:
                 for piece in self._receiver.write(chunk):
                     self._check_finite(piece)
-                    self.crc = zlib.crc32(self._memory[piece.buffer : piece.buffer + piece.num_bytes], self.crc)
             except ProtocolViolation as error:
                 self._ended = error
                 raise
 
-    def finish(self) -> None:
-        """All chunks are here: the push counts as staged.
+    def finish(self) -> Watermarks:
+        """All chunks are here: the push counts as staged. Says how far its virtual worker is.
 
         Raises:
             MalformedChunk: bytes are missing.
@@ -82,12 +72,17 @@ class PushSession:
             if self._ended is not None:
                 raise self._ended
             self._receiver.finish()
-            self._complete(self)
+            return self._complete(self)
 
     @property
-    def pieces(self) -> list[memoryview]:
-        """Its bytes in the order of the stream, gaps left out."""
-        return pieces_of(self._buffer, self._runs)
+    def stream(self) -> list[bytes | memoryview]:
+        """Its bytes in the order of the stream, zeros in the gaps."""
+        return list(stream_parts(self._buffer.memory(), self._runs, 0, self._runs.num_bytes))
+
+    @property
+    def sums(self) -> tuple[bytes, ...] | None:
+        """See `ChunkReceiver.sums`."""
+        return self._receiver.sums
 
     def abandon(self) -> None:
         """Write nothing more: a resend took over, or the wave was dropped."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 
 import grpc
 import structlog
@@ -19,40 +18,40 @@ from hetpipe.errors import (
     StaleTerm,
     StateLost,
     UnknownJob,
-    UserError,
 )
-from hetpipe.observe.history import History, HistoryWriter
-from hetpipe.ps.clock_shard import ClockShard
-from hetpipe.ps.config_check import check_config, check_life
+from hetpipe.ps.config_check import check_config, check_life, check_run
+from hetpipe.ps.followers import Followers
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
-from hetpipe.ps.job_state import JobState, StateOptions, claim, disclaim, old_jobs
+from hetpipe.ps.job_state import JobState, StateOptions, claim, disclaim, kept_fences, old_jobs
+from hetpipe.ps.run_history import HistoryFactory
 from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.tls import Tls
-from hetpipe.rpc.watchers import Watchers
-from hetpipe.spec.bounds import MAX_SHARDS, MAX_STAGES
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
-from hetpipe.spec.run import ClockSnapshot, ShardConfig
+from hetpipe.spec.members import NO_TERM
+from hetpipe.spec.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    Meeting,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+)
+from hetpipe.spec.run import ClockSnapshot
+from hetpipe.spec.run_document import RunDescription, RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 from hetpipe.sync.segment import CHECKPOINT, STOP
 
 log = structlog.get_logger(__name__)
 
-#: Streams of one job that may follow its log at a time.
-MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
-
 #: Barriers that nobody planned are for these.
 _BARRIER_REASONS = (STOP, CHECKPOINT)
-
-#: Longest time for which commits are kept from followers that gather them.
-GATHER_SECONDS = 1.0
-
-#: Opens the history of a job on this shard.
-HistoryFactory = Callable[[ShardConfig], HistoryWriter]
 
 
 class _Job:
@@ -60,13 +59,18 @@ class _Job:
         self.shard = job_shard
         self.bulk = InProcessShard(job_shard)
         self.clock = InProcessClock(job_shard) if job_shard.config.shard == 0 else None
-        #: Followers of the log on the clock shard: those who want every record at once, and those who gather commits.
-        self.watchers: dict[bool, Watchers] = {}
-        if self.clock is not None:
-            shard = job_shard.clock_shard
-            for gathered, bell in ((False, shard.bell), (True, shard.news)):
-                limit = MAX_STAGES if gathered else MAX_SHARDS
-                self.watchers[gathered] = Watchers(limit=limit, what="the decision log", condition=bell, clock=clock)
+        #: On the clock shard.
+        self.followers = None if self.clock is None else Followers(job_shard.clock_shard, clock)
+
+    def end_streams(self) -> None:
+        """Nobody follows the log any more."""
+        if self.followers is not None:
+            self.followers.close()
+
+    def end(self) -> None:
+        """Serve nobody any more; what is kept on disk stays."""
+        self.end_streams()
+        self.shard.stop()
 
 
 class ShardServer:
@@ -96,9 +100,13 @@ class ShardServer:
         self._clock = clock
         #: Which coordinator may give orders.
         self.fence = FenceGuard()
+        #: Held while a job is taken over.
+        self._configuring = threading.Lock()
         self._lock = threading.Lock()
         self._is_ending = False
         self._jobs: dict[JobId, _Job] = {}
+        #: Highest term of any job that was ever served here.
+        self.highest_term = NO_TERM
         self._state = state
         #: Keeps other processes out of the folder for state; open until this process ends.
         self._claim: int | None = None
@@ -114,6 +122,7 @@ class ShardServer:
         root = None if self._state is None else self._state.root
         if root is not None:
             self._claim = claim(root)
+            self.fence = kept_fences(root)
         for job_id, config in () if root is None else old_jobs(root):
             try:
                 if isinstance(config, StateLost):
@@ -126,13 +135,17 @@ class ShardServer:
     # -- from the coordinator ----------------------------------------------------------------------------------------
 
     def configure(self, config: ShardConfig) -> None:
-        """Take over a job; the same term again is a no-op.
+        """Take over a job, in the place of an earlier term of it; the same term again is a no-op.
 
         Raises:
             StaleTerm: a later term is configured already.
             ProtocolViolation, ResourceExhausted, UserError: this shard could not serve it.
         """
         check_config(config, memory_bytes=self._memory_bytes)
+        with self._configuring:
+            self._begin(config)
+
+    def _begin(self, config: ShardConfig) -> None:
         with self._lock:
             present = self._jobs.get(config.job_id)
             if present is not None:
@@ -141,10 +154,15 @@ class ShardServer:
                     raise StaleTerm(f"job {config.job_id} is in term {known}; {config.term} is over")
                 if config.term == known:
                     return
+                del self._jobs[config.job_id]
+        if present is not None:
+            # First of all, as its tensors and its files make room for those of the new term.
+            present.end()
+        with self._lock:
             job = _Job(self._job_shard(config), self._clock)
             self._jobs[config.job_id] = job
-        if present is not None:
-            _end(present)
+            self.highest_term = max(self.highest_term, config.term)
+            self.lost.pop(config.job_id, None)
         remote = None
         if config.shard != 0:
             remote = GrpcClock(
@@ -156,8 +174,9 @@ class ShardServer:
         """Forget a job and free its tensors."""
         with self._lock:
             job = self._jobs.pop(job_id, None)
+            self.lost.pop(job_id, None)
         if job is not None:
-            _end_streams(job)
+            job.end_streams()
             job.shard.forget()
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
@@ -173,7 +192,7 @@ class ShardServer:
     def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
         """See `ShardControl.evict`."""
         check_life(vw, incarnation)
-        self._job(job_id, term).shard.clock_shard.evict(vw, incarnation)
+        self._job(job_id, term).shard.evict(vw, incarnation)
 
     def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
         """See `ShardControl.drain`."""
@@ -186,6 +205,20 @@ class ShardServer:
         """See `ShardControl.admit`."""
         check_life(vw, incarnation, num_stages)
         self._job(job_id, term).shard.clock_shard.admit(vw, incarnation, num_stages)
+
+    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
+        """See `ShardControl.keep_run`.
+
+        Raises:
+            ProtocolViolation: it is of another job, or does not fit what this shard serves.
+        """
+        shard = self._job(job_id, term).shard
+        check_run(shard.config, run)
+        shard.clock_shard.keep_run(run)
+
+    def describe(self, job_id: JobId) -> RunDescription:
+        """See `ShardControl.describe`."""
+        return self._job(job_id).shard.clock_shard.describe()
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job."""
@@ -202,6 +235,11 @@ class ShardServer:
         with self._lock:
             return tuple(self._jobs)
 
+    def lost_jobs(self) -> dict[JobId, str]:
+        """The jobs that would be served if what was kept of them were whole, and why it is not."""
+        with self._lock:
+            return dict(self.lost)
+
     def job_shards(self) -> tuple[JobShard, ...]:
         """This process's shard of every job."""
         with self._lock:
@@ -213,14 +251,14 @@ class ShardServer:
             self._is_ending = True
             jobs, self._jobs = self._jobs, {}
         for job in jobs.values():
-            _end(job)
+            job.end()
         claimed, self._claim = self._claim, None
         if claimed is not None and self._state is not None and self._state.root is not None:
             disclaim(self._state.root, claimed)
 
     # -- from stages and shards --------------------------------------------------------------------------------------
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardTransport.push`."""
         return self._job(header.requester.job_id).bulk.push(header, chunks)
 
@@ -273,10 +311,17 @@ class ShardServer:
         return self._clock_of(job_id).report_shard_checkpoint(shard, clock, files, failure=failure)
 
     def acknowledge(
-        self, job_id: JobId, term: Term, shard: ShardIndex, num_records: int, durable: int | None = None
+        self,
+        job_id: JobId,
+        term: Term,
+        shard: ShardIndex,
+        num_records: int,
+        durable: int | None = None,
+        *,
+        applied: bool = False,
     ) -> None:
         """See `ClockTransport.acknowledge`."""
-        self._job(job_id, term).shard.clock_shard.acknowledge(shard, num_records, durable)
+        self._job(job_id, term).shard.clock_shard.acknowledge(shard, num_records, durable, applied=applied)
 
     def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
         """See `ClockTransport.push_buffers`."""
@@ -287,21 +332,18 @@ class ShardServer:
         return self._clock_of(header.requester.job_id).pull_buffers(header)
 
     def follow(
-        self, job_id: JobId, term: Term, start: int, context: grpc.ServicerContext, *, gathered: bool = False
+        self,
+        job_id: JobId,
+        term: Term,
+        start: int,
+        context: grpc.ServicerContext,
+        *,
+        gathered: bool = False,
+        who: Requester | None = None,
     ) -> Iterator[Sequence[Record]]:
-        """The records from `start` on, until the client goes, the job ends, or the stream has lasted long enough."""
+        """See `Followers.follow`."""
         job = self._job(job_id, term)
-        own = job.shard.clock_shard
-        own.records_from(start, jumps=gathered)  # a wrong start is refused before anybody waits
-        position = start
-        with job.watchers[gathered].watch(context) as watch:
-            while True:
-                after = _records_after(own, position, jumps=gathered)
-                records = watch.wait(after, look_seconds=GATHER_SECONDS)
-                if records is None:
-                    return
-                position = records[-1].index + 1
-                yield records
+        yield from job.shard.of_clock_shard(job.followers).follow(start, context, gathered=gathered, who=who)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -323,12 +365,14 @@ class ShardServer:
                 return
             del self._jobs[config.job_id]
             self.lost[config.job_id] = str(error)
-        _end(job)
+        job.end()
 
     def _job(self, job_id: JobId, term: Term | None = None) -> _Job:
         with self._lock:
             job = self._jobs.get(job_id)
-            is_ending = self._is_ending
+            is_ending, lost = self._is_ending, self.lost.get(job_id)
+        if job is None and lost is not None:
+            raise StateLost(lost)
         if job is None and is_ending:
             raise PeerUnreachable("this parameter server ends")
         if job is None:
@@ -347,36 +391,5 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _records_after(own: ClockShard, position: int, *, jumps: bool) -> Callable[[], Sequence[Record] | None]:
-    return lambda: own.records_from(position, jumps=jumps) or None
-
-
 def _say_lost(error: HetpipeError) -> None:
     log.error("state_lost", error=type(error).__name__, sentence=str(error))
-
-
-def _end_streams(job: _Job) -> None:
-    for watchers in job.watchers.values():
-        watchers.close()
-
-
-def _end(job: _Job) -> None:
-    _end_streams(job)
-    job.shard.stop()
-
-
-def file_history(host: str, pid: int, clock: TimeSource = SYSTEM_CLOCK) -> HistoryFactory:
-    """Histories in the run's folder, `RUN_DIR/history/shard-N.jsonl`."""
-
-    def open_history(config: ShardConfig) -> HistoryWriter:
-        path = Path(config.run_dir) / "history" / f"shard-{config.shard}.jsonl"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return History(path, host=host, pid=pid, role="parameter_server", term=config.term, clock=clock)
-        except OSError as error:
-            raise UserError(
-                f"shard {config.shard} cannot write {path}: {error.strerror}; every parameter server needs the folder "
-                "of the run at the same path"
-            ) from error
-
-    return open_history

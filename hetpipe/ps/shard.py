@@ -17,14 +17,15 @@ import torch
 from hetpipe import failpoints
 from hetpipe.errors import Busy, ClockFreed, ProtocolViolation
 from hetpipe.observe.history import HistoryWriter
-from hetpipe.ps.chunks import RunMap, chunks
+from hetpipe.ps.chunks import RunMap, chunks, fill
 from hetpipe.ps.push_log import LoggedPush, Oldest, OldPush, OldPushes, PushLog
-from hetpipe.ps.push_session import PushSession, pieces_of
+from hetpipe.ps.push_session import PushSession
 from hetpipe.ps.shard_facts import ShardCounts, ShardFacts
-from hetpipe.spec.ids import Clock
+from hetpipe.spec.bounds import MAX_STAGES
+from hetpipe.spec.ids import Clock, VirtualWorkerIndex
 from hetpipe.spec.plan import SlicePlan
-from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
-from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader, Watermarks
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.sync.records import CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
 from hetpipe.sync.shard_state import (
     Admission,
@@ -105,7 +106,7 @@ class Shard:
         if old.closed is not None and old.weights is not None:
             self._state.restore(old.closed)
             weights = self._pool.take()
-            old.weights.read_into([weights.memory()])
+            old.weights.read_into(weights.memory())
             self._versions[old.closed.built] = weights
         self._restage()
         for instruction in self._state.resume():
@@ -127,7 +128,7 @@ class Shard:
                 if key not in self._staging:
                     self._staging[key] = self._pool.take()
                 buffer = self._staging[key]
-            old.payload.read_into(pieces_of(buffer, self._run_map(header.slices, old.push.slices)))
+            fill(buffer, self._run_map(header.slices, old.push.slices), old.payload.blocks())
             self._tell_staged(header, old.push.slices)
 
     def _header_of(self, push: LoggedPush) -> PushHeader:
@@ -141,8 +142,8 @@ class Shard:
 
     # -- pushes and pulls --------------------------------------------------------------------------------------------
 
-    def begin_push(self, header: PushHeader) -> PushSession | None:
-        """Admit a push before anything is allocated; None if it is staged already.
+    def begin_push(self, header: PushHeader) -> PushSession | Watermarks:
+        """Admit a push before anything is allocated; of one that is staged already, how far its virtual worker is.
 
         Raises:
             ProtocolViolation: a kind of it, by `ShardState.admit`.
@@ -155,7 +156,7 @@ class Shard:
             verdict, indices = self._state.admit(header)
             if verdict is Admission.DUPLICATE:
                 self._counts.duplicate_pushes += 1
-                return None
+                return self._watermarks(header.requester.vw)
             if self._pushes is not None:
                 self._pushes.check_room(header.wave, built=self._state.built)
             if key not in self._staging:
@@ -167,7 +168,7 @@ class Shard:
             earlier.abandon()
         return session
 
-    def _complete(self, session: PushSession) -> None:
+    def _complete(self, session: PushSession) -> Watermarks:
         """A session received all its bytes: keep them, and count the push as staged.
 
         Raises:
@@ -177,7 +178,7 @@ class Shard:
         who = header.requester
         if self._pushes is not None:
             push = LoggedPush(who.vw, who.incarnation, who.stage, header.wave, self._state.followed, indices)
-            self._pushes.keep(push, session.pieces, crc=session.crc)
+            self._pushes.keep(push, session.stream, sums=session.sums)
             failpoints.reach("push.after_durable")
         place = stage_key(header), who.stage
         with self._lock:
@@ -189,6 +190,15 @@ class Shard:
             self._counts.pushed_bytes += self._num_bytes(indices)
             # Under the lock, so that no life is told to have staged anything behind what followed its eviction.
             self._tell_staged(header, indices)
+            return self._watermarks(who.vw)
+
+    def _watermarks(self, vw: VirtualWorkerIndex) -> Watermarks:
+        """With the lock held."""
+        staged, committed = self._state.clocks_of(vw)
+        return Watermarks(staged, committed, self._durable_clock(staged))
+
+    def _durable_clock(self, staged: Clock) -> Clock:
+        return self.config.progress.clock if self._pushes is None else self._pushes.durable_clock(staged)
 
     def _tell_staged(self, header: PushHeader, indices: tuple[int, ...]) -> None:
         if header.wave is not None:
@@ -250,7 +260,7 @@ class Shard:
     def facts(self) -> ShardFacts:
         """How it stands."""
         with self._lock:
-            staged, start = self._state.staged_clock, self.config.progress.clock
+            staged = self._state.staged_clock
             return ShardFacts(
                 counts=replace(self._counts),
                 followed_records=self._state.followed,
@@ -260,7 +270,7 @@ class Shard:
                 weight_bytes=self._pool.alive * self.layout.num_bytes,
                 staged_clock=staged,
                 committed_clock=self._state.committed_clock,
-                durable_clock=start if self._pushes is None else self._pushes.durable_clock(staged),
+                durable_clock=self._durable_clock(staged),
                 log_bytes=0 if self._pushes is None else self._pushes.num_bytes,
             )
 
@@ -303,9 +313,13 @@ class Shard:
         return sum(self.layout.slots[index].num_bytes for index in indices)
 
     def _check_stage(self, requester: Requester) -> None:
-        """Refuse a stage that its virtual worker does not have; whether it has that one is for `ShardState` to say."""
-        count = self.config.membership.num_stages.get(requester.vw)
-        if count is not None and not 0 <= requester.stage < count:
+        """Refuse a stage that its virtual worker does not have; whether it has that one is for `ShardState` to say.
+
+        How many stages a later life has is known to the clock shard alone, which lets no others join.
+        """
+        founded = self.config.membership.num_stages.get(requester.vw, MAX_STAGES)
+        count = founded if requester.incarnation == 0 else MAX_STAGES
+        if not 0 <= requester.stage < count:
             raise ProtocolViolation(f"virtual worker {requester.vw} has {count} stages; there is no {requester}")
 
     def _carry_out(self, instruction: Instruction) -> None:

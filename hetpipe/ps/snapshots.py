@@ -9,7 +9,8 @@ from pathlib import Path
 from hetpipe.durable import replacing
 from hetpipe.errors import StateLost
 from hetpipe.failpoints import reach
-from hetpipe.ps.frames import DISK, Bytes, Disk, Frame, NewFrame, read_frame, write_frame
+from hetpipe.ps.checksum import Bytes
+from hetpipe.ps.frames import DISK, Disk, Frame, NewFrame, read_frame, write_frame
 
 
 class _Halfway(Disk):

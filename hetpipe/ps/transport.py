@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from hetpipe.spec.ids import Clock, ShardIndex, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
+from hetpipe.spec.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    Meeting,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+)
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 
@@ -19,8 +28,8 @@ from hetpipe.sync.records import Record
 class ShardTransport(Protocol):
     """The bulk calls, to any shard."""
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
-        """Stage slices; returns whether they had been staged before.
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+        """Stage slices.
 
         Who waits for a shard that is away (`ps.patient`) iterates `chunks` again for each attempt.
         """
@@ -80,8 +89,17 @@ class ClockTransport(Protocol):
         """
         ...
 
-    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
-        """A shard has carried out records, and will not ask for `durable` (None: any) of them again."""
+    def acknowledge(
+        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
+        """A shard has carried out records.
+
+        Args:
+            shard: which.
+            num_records: how many.
+            durable: so many of them it will not ask for again; None: none of them.
+            applied: its disk fails, or it has none: what is staged there now would be lost with its process.
+        """
         ...
 
     def report_checkpoint(

@@ -22,7 +22,8 @@ import structlog
 
 from hetpipe.durable import sync_dir
 from hetpipe.errors import Busy, DurabilityLost, PeerUnreachable
-from hetpipe.ps.frames import DISK, Bytes, Disk, NewFrame, write_frame
+from hetpipe.ps.checksum import Bytes
+from hetpipe.ps.frames import DISK, Disk, NewFrame, write_frame
 from hetpipe.ps.old_log import first_of, log_files, log_path
 
 log = structlog.get_logger(__name__)
@@ -117,13 +118,15 @@ class WriteAheadLog:
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
-    def append(self, header: bytes, payload: Sequence[Bytes] = (), *, payload_crc: int | None = None) -> int | None:
+    def append(
+        self, header: bytes, payload: Sequence[Bytes] = (), *, sums: Sequence[bytes] | None = None
+    ) -> int | None:
         """Hand a record to the kernel; returns its number, or None if it is not kept (`alarm`).
 
         Args:
             header: its small part.
             payload: its large part, in pieces.
-            payload_crc: CRC-32 of the payload where it is known, None: to be computed.
+            sums: checksums of the payload where they are known; None: to be computed.
 
         Raises:
             PeerUnreachable: the log is closed. Whoever asks for the record must not believe that it is kept.
@@ -135,7 +138,7 @@ class WriteAheadLog:
                 return None
             file = self._file
 
-            new = NewFrame(self._next, self._settled, header, payload, payload_crc)
+            new = NewFrame(self._next, self._settled, header, payload, sums)
 
             def write() -> None:
                 file.num_bytes += write_frame(file.descriptor, new, disk=self._disk)

@@ -70,7 +70,8 @@ def check_member(message: pb.MemberInfo) -> None:
         raise ProtocolViolation(f"member {message.id} offers {len(message.devices)} devices; at most {MAX_STAGES}")
     if len(message.stages) > MAX_STAGES:
         raise ProtocolViolation(f"member {message.id} has {len(message.stages)} stages; at most {MAX_STAGES}")
-    check_counts(f"member {message.id}", message.highest_term, *(device.memory_bytes for device in message.devices))
+    memory = (device.memory_bytes for device in message.devices)
+    check_counts(f"member {message.id}", message.highest_term, message.highest_fence, *memory)
     for device in message.devices:
         _check_device(device)
 

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc.checks import check_counts, check_member, checked_job_id
-from hetpipe.spec.bounds import MAX_LISTED, MAX_STAGES, cut
+from hetpipe.spec.bounds import MAX_LISTED, MAX_SHARDS, MAX_STAGES, cut
 from hetpipe.spec.commands import (
     AgentNews,
     ChildExit,
@@ -66,6 +68,7 @@ def member_info_to_proto(info: MemberInfo) -> pb.MemberInfo:
         devices=[device_to_proto(device) for device in info.devices],
         shard_index=info.shard_index,
         highest_term=info.highest_term,
+        highest_fence=info.highest_fence,
         stages=[stage_key_to_proto(stage) for stage in info.stages],
     )
 
@@ -85,6 +88,7 @@ def member_info_from_proto(message: pb.MemberInfo) -> MemberInfo:
         devices=tuple(device_from_proto(device) for device in message.devices),
         shard_index=ShardIndex(message.shard_index) if message.HasField("shard_index") else None,
         highest_term=Term(message.highest_term),
+        highest_fence=message.highest_fence,
         stages=tuple(stage_key_from_proto(stage) for stage in message.stages),
     )
 
@@ -119,21 +123,28 @@ def clocks_to_proto(clocks: ClockSnapshot) -> pb.ClockSnapshot:
         barrier=clocks.barrier,
         barrier_reason=clocks.barrier_reason,
         waves=clocks.waves,
+        staged={int(vw): int(clock) for vw, clock in clocks.staged.items()},
+        durable={int(vw): int(clock) for vw, clock in clocks.durable.items()},
+        applied=clocks.applied,
     )
 
 
 def clocks_from_proto(message: pb.ClockSnapshot) -> ClockSnapshot:
     """The clocks of one job, local clocks in index order."""
-    if len(message.local) > MAX_STAGES:
-        raise ProtocolViolation(f"clocks of {len(message.local)} virtual workers; at most {MAX_STAGES} are told of")
+    told_of = max(len(message.local), len(message.staged), len(message.durable))
+    if told_of > MAX_STAGES:
+        raise ProtocolViolation(f"clocks of {told_of} virtual workers; at most {MAX_STAGES} are told of")
+    if len(message.applied) > MAX_SHARDS:
+        raise ProtocolViolation(f"{len(message.applied)} shards whose disk fails; a job has at most {MAX_SHARDS}")
     fields = (message.term, message.published, message.global_clock, message.max_distance, message.epoch)
     counts = (message.minibatches, message.samples, message.barrier, message.waves)
-    check_counts("the clocks of a job", *fields, *counts, *message.local.values())
+    marks = (*message.local.values(), *message.staged.values(), *message.durable.values())
+    check_counts("the clocks of a job", *fields, *counts, *marks)
     return ClockSnapshot(
         term=Term(message.term),
         published=Clock(message.published),
         global_clock=Clock(message.global_clock),
-        local={VirtualWorkerIndex(vw): Clock(message.local[vw]) for vw in sorted(message.local)},
+        local=_by_worker(message.local),
         max_distance=message.max_distance,
         epoch=message.epoch,
         minibatches=message.minibatches,
@@ -141,7 +152,14 @@ def clocks_from_proto(message: pb.ClockSnapshot) -> ClockSnapshot:
         barrier=Clock(message.barrier),
         barrier_reason=cut(message.barrier_reason),
         waves=message.waves,
+        staged=_by_worker(message.staged),
+        durable=_by_worker(message.durable),
+        applied=tuple(ShardIndex(shard) for shard in message.applied),
     )
+
+
+def _by_worker(clocks: Mapping[int, int]) -> dict[VirtualWorkerIndex, Clock]:
+    return {VirtualWorkerIndex(vw): Clock(clocks[vw]) for vw in sorted(clocks)}
 
 
 def stage_key_to_proto(key: StageKey) -> pb.StageKey:

@@ -17,18 +17,23 @@ from hetpipe.spec.events import (
     NumberedEvent,
     ProcessStatus,
     ProgressTable,
+    ReplanJudged,
+    Rewound,
     StageRow,
     StateChanged,
     StopMode,
+    Straggling,
     Submission,
     VirtualWorkerRow,
     Waiting,
+    WorkerLeft,
     WorkerLost,
     WorkerQuarantined,
     WorkerRejoined,
+    WorkerReplanned,
     WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.wire import revive
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
@@ -132,6 +137,7 @@ def progress_to_proto(table: ProgressTable) -> pb.ProgressTable:
         staleness=table.staleness,
         global_clock=table.global_clock,
         straggler=table.straggler,
+        slow=[pb.Straggling(vw=one.vw, stage=one.stage, factor=one.factor) for one in table.slow],
     )
 
 
@@ -164,10 +170,11 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
         staleness=message.staleness if message.HasField("staleness") else None,
         global_clock=Clock(message.global_clock),
         straggler=VirtualWorkerIndex(message.straggler) if message.HasField("straggler") else None,
+        slow=tuple(Straggling(VirtualWorkerIndex(one.vw), StageIndex(one.stage), one.factor) for one in message.slow),
     )
 
 
-def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: PLR0911 - one per kind of event
+def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C901, PLR0911 - one per kind of event
     """One event of a job."""
     sequence, event = numbered.sequence, numbered.event
     match event:
@@ -190,9 +197,29 @@ def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: PLR
         case WorkerRejoined():
             rejoined = pb.WorkerRejoined(vw=event.vw, incarnation=event.incarnation)
             return pb.WatchJobResponse(sequence=sequence, worker_rejoined=rejoined)
+        case WorkerLeft():
+            has_left = pb.WorkerLeft(vw=event.vw, incarnation=event.incarnation, returns=event.returns)
+            return pb.WatchJobResponse(sequence=sequence, worker_left=has_left)
         case WorkerQuarantined():
             quarantined = pb.WorkerQuarantined(vw=event.vw, sentence=event.sentence)
             return pb.WatchJobResponse(sequence=sequence, worker_quarantined=quarantined)
+        case WorkerReplanned():
+            replanned = pb.WorkerReplanned(
+                vw=event.vw,
+                incarnation=event.incarnation,
+                before=event.before,
+                after=event.after,
+                foreseen=event.foreseen,
+            )
+            return pb.WatchJobResponse(sequence=sequence, worker_replanned=replanned)
+        case ReplanJudged():
+            judged = pb.ReplanJudged(vw=event.vw, gained=event.gained, sentence=event.sentence)
+            return pb.WatchJobResponse(sequence=sequence, replan_judged=judged)
+        case Rewound():
+            rewound = pb.Rewound(
+                from_clock=event.from_clock, to_clock=event.to_clock, folder=event.folder, sentence=event.sentence
+            )
+            return pb.WatchJobResponse(sequence=sequence, rewound=rewound)
         case JobEnded():
             ended = pb.JobEnded(
                 state=state_to_proto(event.state),
@@ -204,7 +231,7 @@ def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: PLR
             return pb.WatchJobResponse(sequence=sequence, ended=ended)
 
 
-def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:
+def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:  # noqa: C901, PLR0912 - one per kind of event
     """One event of a job."""
     event: JobEvent
     match message.WhichOneof("event"):
@@ -224,9 +251,28 @@ def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:
         case "worker_rejoined":
             rejoined = message.worker_rejoined
             event = WorkerRejoined(VirtualWorkerIndex(rejoined.vw), Incarnation(rejoined.incarnation))
+        case "worker_left":
+            left = message.worker_left
+            event = WorkerLeft(VirtualWorkerIndex(left.vw), Incarnation(left.incarnation), left.returns)
         case "worker_quarantined":
             quarantined = message.worker_quarantined
             event = WorkerQuarantined(VirtualWorkerIndex(quarantined.vw), quarantined.sentence)
+        case "worker_replanned":
+            replanned = message.worker_replanned
+            event = WorkerReplanned(
+                VirtualWorkerIndex(replanned.vw),
+                Incarnation(replanned.incarnation),
+                tuple(replanned.before),
+                tuple(replanned.after),
+                replanned.foreseen if replanned.HasField("foreseen") else None,
+            )
+        case "replan_judged":
+            judged = message.replan_judged
+            gained = judged.gained if judged.HasField("gained") else None
+            event = ReplanJudged(VirtualWorkerIndex(judged.vw), gained, judged.sentence)
+        case "rewound":
+            rewound = message.rewound
+            event = Rewound(Clock(rewound.from_clock), Clock(rewound.to_clock), rewound.folder, rewound.sentence)
         case "ended":
             ended = message.ended
             event = JobEnded(
@@ -289,6 +335,7 @@ def status_to_proto(status: JobStatus) -> pb.JobStatus:
         clocks=None if status.clocks is None else clocks_to_proto(status.clocks),
         progress=None if status.progress is None else progress_to_proto(status.progress),
         workers=[worker_to_proto(worker) for worker in status.workers],
+        rewinds=status.rewinds,
     )
 
 
@@ -305,6 +352,7 @@ def status_from_proto(message: pb.JobStatus) -> JobStatus:
         clocks=clocks_from_proto(message.clocks) if message.HasField("clocks") else None,
         progress=progress_from_proto(message.progress) if message.HasField("progress") else None,
         workers=tuple(worker_from_proto(worker) for worker in message.workers),
+        rewinds=message.rewinds,
     )
 
 

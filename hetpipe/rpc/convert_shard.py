@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import BuffersHeader, PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.requests import (
+    BuffersHeader,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+    SliceHeader,
+    Watermarks,
+)
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import (
     BarrierRecord,
@@ -66,6 +74,18 @@ def push_header_from_proto(message: pb.PushHeader) -> PushHeader:
         Wave(message.wave) if message.HasField("wave") else None,
         tuple(slice_from_proto(s) for s in message.slices),
     )
+
+
+def push_reply_to_proto(value: PushReply) -> pb.PushAcknowledgement:
+    """As a message."""
+    staged, committed, durable = value.marks
+    return pb.PushAcknowledgement(duplicate=value.duplicate, staged=staged, committed=committed, durable=durable)
+
+
+def push_reply_from_proto(message: pb.PushAcknowledgement) -> PushReply:
+    """Inverse of `push_reply_to_proto`."""
+    marks = Watermarks(Clock(message.staged), Clock(message.committed), Clock(message.durable))
+    return PushReply(message.duplicate, marks)
 
 
 def pull_header_to_proto(value: PullHeader) -> pb.PullHeader:

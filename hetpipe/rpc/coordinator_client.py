@@ -29,13 +29,14 @@ from hetpipe.rpc.convert_jobs import (
     status_from_proto,
     stop_mode_to_proto,
     submission_to_proto,
+    worker_from_proto,
 )
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission
+from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.identity import Role, server_name
-from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
 
@@ -76,7 +77,7 @@ class CoordinatorClient:
         """Make `member` a member, or replace its registration."""
         request = pb.RegisterRequest(member=member_info_to_proto(member))
         response = self._caller.unary(methods.REGISTER, request, deadline_seconds=CALL_SECONDS, awaited="a lease")
-        return Lease(Registration(response.registration), response.lease_seconds, response.order)
+        return Lease(Registration(response.registration), response.lease_seconds, response.order, response.fence)
 
     def heartbeat(
         self,
@@ -86,6 +87,7 @@ class CoordinatorClient:
         clocks: Mapping[JobId, ClockSnapshot] | None = None,
         jobs: Sequence[JobId] = (),
         last_command: int = 0,
+        lost: Mapping[JobId, str] | None = None,
     ) -> Renewal:
         """Renew a lease, and tell what is new.
 
@@ -95,6 +97,7 @@ class CoordinatorClient:
             clocks: per job; clock shards only.
             jobs: the jobs the member does something for.
             last_command: number of the last command carried out; agents only.
+            lost: per job that the member served, why it does so no more; shards only.
 
         Raises:
             UnknownMember: the lease ran out, or a newer registration replaced it.
@@ -105,11 +108,13 @@ class CoordinatorClient:
             clocks={job: clocks_to_proto(snapshot) for job, snapshot in (clocks or {}).items()},
             job_ids=jobs,
             last_command=last_command,
+            lost_jobs={str(job): reason for job, reason in (lost or {}).items()},
         )
         response = self._caller.unary(
             methods.HEARTBEAT, request, deadline_seconds=HEARTBEAT_SECONDS, awaited="the renewal of a lease"
         )
-        return Renewal(response.lease_seconds, tuple(JobId(job) for job in response.ended_job_ids))
+        ended = tuple(JobId(job) for job in response.ended_job_ids)
+        return Renewal(response.lease_seconds, ended, response.fence)
 
     def leave(self, member_id: MemberId, registration: Registration) -> None:
         """End a membership; nothing happens when there is none."""
@@ -161,6 +166,40 @@ class CoordinatorClient:
         request = pb.StopJobRequest(job_id=job_id or "", mode=stop_mode_to_proto(mode))
         response = self._caller.unary(methods.STOP_JOB, request, deadline_seconds=CALL_SECONDS)
         return state_from_proto(response.state)
+
+    def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
+        """Ask a virtual worker to leave, after the next barrier if it computes; where it stands now. Repeatable.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it has no such virtual worker, or that one cannot leave.
+        """
+        request = pb.DrainWorkerRequest(job_id=job_id or "", vw=vw)
+        response = self._caller.unary(methods.DRAIN_WORKER, request, deadline_seconds=CALL_SECONDS)
+        return worker_from_proto(response.worker)
+
+    def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
+        """Ask a virtual worker back that has left or is not started anew; None: all of these. Repeatable.
+
+        Returns:
+            Where those that were asked for stand now.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it has no such virtual worker, or none is out.
+        """
+        request = pb.AddWorkerRequest(job_id=job_id or "", vw=vw)
+        response = self._caller.unary(methods.ADD_WORKER, request, deadline_seconds=CALL_SECONDS)
+        return tuple(worker_from_proto(worker) for worker in response.workers)
+
+    def depart(self, agent: AgentId, registration: Registration) -> None:
+        """Tell that an agent is about to leave: its stages end at the next barrier, and it gets no others. Repeatable.
+
+        Raises:
+            UnknownMember: it is no member any more.
+        """
+        request = pb.DepartRequest(agent_id=agent, registration=registration)
+        self._caller.unary(methods.DEPART, request, deadline_seconds=CALL_SECONDS)
 
     def status(self, job_id: JobId | None = None) -> JobStatus:
         """One job's status; with no job at all, the cluster's processes alone.

@@ -14,6 +14,9 @@ WATCH_COMMANDS = Streaming("WatchCommands", pb.WatchCommandsRequest, pb.WatchCom
 REPORT = Unary("Report", pb.ReportRequest, pb.ReportResponse)
 SUBMIT_JOB = Unary("SubmitJob", pb.SubmitJobRequest, pb.SubmitJobResponse)
 STOP_JOB = Unary("StopJob", pb.StopJobRequest, pb.StopJobResponse)
+DRAIN_WORKER = Unary("DrainWorker", pb.DrainWorkerRequest, pb.DrainWorkerResponse)
+ADD_WORKER = Unary("AddWorker", pb.AddWorkerRequest, pb.AddWorkerResponse)
+DEPART = Unary("Depart", pb.DepartRequest, pb.DepartResponse)
 GET_STATUS = Unary("GetStatus", pb.GetStatusRequest, pb.GetStatusResponse)
 WATCH_JOB = Streaming("WatchJob", pb.WatchJobRequest, pb.WatchJobResponse)
 LIST_MEMBERS = Unary("ListMembers", pb.ListMembersRequest, pb.ListMembersResponse)
@@ -29,6 +32,9 @@ METHODS: tuple[Method, ...] = (
     REPORT,
     SUBMIT_JOB,
     STOP_JOB,
+    DRAIN_WORKER,
+    ADD_WORKER,
+    DEPART,
     GET_STATUS,
     WATCH_JOB,
     LIST_MEMBERS,

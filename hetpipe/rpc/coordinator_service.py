@@ -26,12 +26,13 @@ from hetpipe.rpc.convert_jobs import (
     status_to_proto,
     stop_mode_from_proto,
     submission_from_proto,
+    worker_to_proto,
 )
 from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
-from hetpipe.spec.bounds import MAX_LISTED
+from hetpipe.spec.bounds import MAX_LISTED, cut
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission
-from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
+from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
 
@@ -58,6 +59,7 @@ class CoordinatorHandlers(Protocol):
         clocks: Mapping[JobId, ClockSnapshot],
         jobs: tuple[JobId, ...],
         last_command: int,
+        lost: Mapping[JobId, str],
     ) -> Renewal:
         """Renew a lease. Raises `UnknownMember`."""
         ...
@@ -86,6 +88,18 @@ class CoordinatorHandlers(Protocol):
 
     def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
         """Ask a job to stop. Raises `UnknownJob`."""
+        ...
+
+    def drain_worker(self, job_id: JobId | None, vw: VirtualWorkerIndex) -> WorkerStatus:
+        """Ask a virtual worker to leave. Raises `UnknownJob`, `UserError`."""
+        ...
+
+    def add_worker(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
+        """Ask a virtual worker back, or all that are out. Raises `UnknownJob`, `UserError`."""
+        ...
+
+    def depart(self, agent: AgentId, registration: Registration) -> None:
+        """Take an agent's stages from it. Raises `UnknownMember`."""
         ...
 
     def status(self, job_id: JobId | None) -> JobStatus:
@@ -124,6 +138,9 @@ def coordinator_service(handlers: CoordinatorHandlers) -> GenericHandler:
                 unary_handler(methods.CERTIFY_STAGE, adapter.certify_stage),
                 unary_handler(methods.SUBMIT_JOB, adapter.submit_job),
                 unary_handler(methods.STOP_JOB, adapter.stop_job),
+                unary_handler(methods.DRAIN_WORKER, adapter.drain_worker),
+                unary_handler(methods.ADD_WORKER, adapter.add_worker),
+                unary_handler(methods.DEPART, adapter.depart),
                 unary_handler(methods.GET_STATUS, adapter.status),
                 streaming_handler(methods.WATCH_JOB, adapter.watch_job),
                 unary_handler(methods.LIST_MEMBERS, adapter.members),
@@ -145,11 +162,14 @@ class _Adapter:
     def register(self, request: pb.RegisterRequest, _: grpc.ServicerContext) -> pb.RegisterResponse:
         lease = self._handlers.register(member_info_from_proto(request.member))
         return pb.RegisterResponse(
-            registration=lease.registration, lease_seconds=lease.lease_seconds, order=lease.order
+            registration=lease.registration,
+            lease_seconds=lease.lease_seconds,
+            order=lease.order,
+            fence=lease.fence,
         )
 
     def heartbeat(self, request: pb.HeartbeatRequest, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
-        if max(len(request.clocks), len(request.job_ids)) > MAX_LISTED:
+        if max(len(request.clocks), len(request.job_ids), len(request.lost_jobs)) > MAX_LISTED:
             raise ProtocolViolation(f"a heartbeat tells of {len(request.job_ids)} jobs; at most {MAX_LISTED} are taken")
         renewal = self._handlers.heartbeat(
             MemberId(request.member_id),
@@ -157,8 +177,11 @@ class _Adapter:
             clocks={checked_job_id(job): clocks_from_proto(request.clocks[job]) for job in sorted(request.clocks)},
             jobs=tuple(checked_job_id(job) for job in request.job_ids),
             last_command=request.last_command,
+            lost={checked_job_id(job): cut(request.lost_jobs[job]) for job in sorted(request.lost_jobs)},
         )
-        return pb.HeartbeatResponse(lease_seconds=renewal.lease_seconds, ended_job_ids=renewal.ended_jobs)
+        return pb.HeartbeatResponse(
+            lease_seconds=renewal.lease_seconds, ended_job_ids=renewal.ended_jobs, fence=renewal.fence
+        )
 
     def leave(self, request: pb.LeaveRequest, _: grpc.ServicerContext) -> pb.LeaveResponse:
         self._handlers.leave(MemberId(request.member_id), Registration(request.registration))
@@ -188,6 +211,19 @@ class _Adapter:
     def stop_job(self, request: pb.StopJobRequest, _: grpc.ServicerContext) -> pb.StopJobResponse:
         state = self._handlers.stop_job(_job(request.job_id), stop_mode_from_proto(request.mode))
         return pb.StopJobResponse(state=state_to_proto(state))
+
+    def drain_worker(self, request: pb.DrainWorkerRequest, _: grpc.ServicerContext) -> pb.DrainWorkerResponse:
+        worker = self._handlers.drain_worker(_job(request.job_id), VirtualWorkerIndex(request.vw))
+        return pb.DrainWorkerResponse(worker=worker_to_proto(worker))
+
+    def add_worker(self, request: pb.AddWorkerRequest, _: grpc.ServicerContext) -> pb.AddWorkerResponse:
+        vw = VirtualWorkerIndex(request.vw) if request.HasField("vw") else None
+        workers = self._handlers.add_worker(_job(request.job_id), vw)
+        return pb.AddWorkerResponse(workers=[worker_to_proto(worker) for worker in workers])
+
+    def depart(self, request: pb.DepartRequest, _: grpc.ServicerContext) -> pb.DepartResponse:
+        self._handlers.depart(AgentId(request.agent_id), Registration(request.registration))
+        return pb.DepartResponse()
 
     def status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=status_to_proto(self._handlers.status(_job(request.job_id))))

@@ -30,8 +30,9 @@ class Probes:
         """
         self._host = host if is_loopback(host) else _ALL_INTERFACES
         self._port = port
+        self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="probe")
         self._server = grpc.server(
-            ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="probe"),
+            self._pool,
             options=[*message_options(_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=_THREADS,
         )
@@ -51,3 +52,4 @@ class Probes:
     def stop(self) -> None:
         """Answer no more."""
         self._server.stop(None).wait()
+        self._pool.shutdown(wait=False)

@@ -94,8 +94,9 @@ class Server:
             ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ]
+        self._pool = ThreadPoolExecutor(max_workers=config.num_threads, thread_name_prefix="rpc")
         self._server = grpc.server(
-            ThreadPoolExecutor(max_workers=config.num_threads, thread_name_prefix="rpc"),
+            self._pool,
             interceptors=[self._guard],
             options=options,
             maximum_concurrent_rpcs=config.max_concurrent_calls,
@@ -159,6 +160,8 @@ class Server:
         for callback in self._on_stop:
             callback()
         self._server.stop(grace_seconds).wait()
+        # gRPC leaves the pool to its owner. A handler that still runs, though its call is over, ends on its own.
+        self._pool.shutdown(wait=False)
         if self._probes is not None:
             self._probes.stop()
 

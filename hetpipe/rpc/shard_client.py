@@ -22,8 +22,19 @@ from hetpipe.spec import wire
 from hetpipe.spec.identity import Role, server_name
 from hetpipe.spec.ids import Clock as ClockValue
 from hetpipe.spec.ids import Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import Blocks, BuffersHeader, CheckpointFile, Meeting, PullHeader, PushHeader, Requester
-from hetpipe.spec.run import ClockSnapshot, ShardConfig
+from hetpipe.spec.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    Meeting,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+)
+from hetpipe.spec.run import ClockSnapshot
+from hetpipe.spec.run_document import RunDescription, RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 
@@ -89,14 +100,14 @@ class GrpcShard:
     def __init__(self, address: str, shard: ShardIndex, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._bulk = _BulkCaller(_target(address, f"parameter server {shard}", tls), clock)
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardTransport.push`."""
         seconds = _bulk_seconds(sum(s.stop - s.start for s in header.slices))
         raw = convert.push_header_to_proto(header).SerializeToString()
         failpoints.reach("push.before_send")
         response = self._bulk.send(methods.PUSH, raw, failpoints.passing("push", chunks), seconds=seconds)
         failpoints.reach("push.after_reply")
-        return parse(pb.PushAcknowledgement, response).duplicate
+        return convert.push_reply_from_proto(parse(pb.PushAcknowledgement, response))
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
         """See `ShardTransport.pull`."""
@@ -190,10 +201,17 @@ class GrpcClock:
         for response in stream:
             yield tuple(convert.record_from_proto(record) for record in response.records)
 
-    def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
+    def acknowledge(
+        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
         """See `ClockTransport.acknowledge`."""
         request = pb.AcknowledgeRequest(
-            job_id=self._job_id, term=self._term, shard=shard, num_records=num_records, durable=durable
+            job_id=self._job_id,
+            term=self._term,
+            shard=shard,
+            num_records=num_records,
+            durable=durable,
+            applied=applied,
         )
         self._caller.unary(methods.ACKNOWLEDGE, request, deadline_seconds=CONTROL_SECONDS)
 
@@ -300,6 +318,22 @@ class ShardControl:
         """
         request = pb.AdmitRequest(job_id=job_id, term=term, vw=vw, incarnation=incarnation, num_stages=num_stages)
         self._caller.unary(methods.ADMIT, request, deadline_seconds=CONTROL_SECONDS)
+
+    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
+        """Have a run kept for the next coordinator, in place of what was kept before (clock shard). Repeatable."""
+        request = pb.KeepRunRequest(job_id=job_id, term=term, run=wire.to_json(RunDocument, run))
+        self._caller.unary(methods.KEEP_RUN, request, deadline_seconds=CONTROL_SECONDS)
+
+    def describe(self, job_id: JobId) -> RunDescription:
+        """A run, and what has become of it (clock shard).
+
+        Raises:
+            UnknownJob: this shard does not serve it.
+        """
+        response = self._caller.unary(
+            methods.DESCRIBE_RUN, pb.DescribeRunRequest(job_id=job_id), deadline_seconds=CONTROL_SECONDS
+        )
+        return wire.from_json(RunDescription, response.description)
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job (clock shard)."""

@@ -24,6 +24,8 @@ REQUEST_BARRIER = Unary("RequestBarrier", pb.RequestBarrierRequest, pb.RequestBa
 EVICT = Unary("Evict", pb.EvictRequest, pb.EvictResponse)
 DRAIN = Unary("Drain", pb.DrainRequest, pb.DrainResponse)
 ADMIT = Unary("Admit", pb.AdmitRequest, pb.AdmitResponse)
+KEEP_RUN = Unary("KeepRun", pb.KeepRunRequest, pb.KeepRunResponse)
+DESCRIBE_RUN = Unary("DescribeRun", pb.DescribeRunRequest, pb.DescribeRunResponse)
 GET_SHARD_CLOCKS = Unary("GetShardClocks", pb.GetShardClocksRequest, pb.GetShardClocksResponse)
 GET_PROGRESS = Unary("GetProgress", pb.GetProgressRequest, pb.GetProgressResponse)
 REPORT_CHECKPOINT = Unary("ReportCheckpoint", pb.ReportCheckpointRequest, pb.ReportCheckpointResponse)
@@ -45,6 +47,8 @@ METHODS: Final[tuple[Method, ...]] = (
     EVICT,
     DRAIN,
     ADMIT,
+    KEEP_RUN,
+    DESCRIBE_RUN,
     GET_SHARD_CLOCKS,
     GET_PROGRESS,
     REPORT_CHECKPOINT,

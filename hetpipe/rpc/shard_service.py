@@ -27,10 +27,13 @@ from hetpipe.spec.requests import (
     Meeting,
     PullHeader,
     PushHeader,
+    PushReply,
     Requester,
     SliceHeader,
 )
-from hetpipe.spec.run import ClockSnapshot, ShardConfig
+from hetpipe.spec.run import ClockSnapshot
+from hetpipe.spec.run_document import RunDescription, RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import Record
 
@@ -58,8 +61,8 @@ class ShardHandler(Protocol):
         """Forget a job."""
         ...
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
-        """Stage slices; returns whether they had been staged before."""
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+        """Stage slices."""
         ...
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
@@ -102,6 +105,14 @@ class ShardHandler(Protocol):
         """A new life of a virtual worker will come."""
         ...
 
+    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
+        """Keep what the next coordinator is to be told."""
+        ...
+
+    def describe(self, job_id: JobId) -> RunDescription:
+        """A run, and what has become of it."""
+        ...
+
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job."""
         ...
@@ -130,13 +141,27 @@ class ShardHandler(Protocol):
         ...
 
     def follow(
-        self, job_id: JobId, term: Term, start: int, context: grpc.ServicerContext, *, gathered: bool
+        self,
+        job_id: JobId,
+        term: Term,
+        start: int,
+        context: grpc.ServicerContext,
+        *,
+        gathered: bool,
+        who: Requester | None,
     ) -> Iterator[Sequence[Record]]:
         """The decision log from a record on, as it grows."""
         ...
 
     def acknowledge(
-        self, job_id: JobId, term: Term, shard: ShardIndex, num_records: int, durable: int | None = None
+        self,
+        job_id: JobId,
+        term: Term,
+        shard: ShardIndex,
+        num_records: int,
+        durable: int | None = None,
+        *,
+        applied: bool = False,
     ) -> None:
         """A shard has carried out records."""
         ...
@@ -184,13 +209,14 @@ def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
 
     def follow(request: pb.FollowLogRequest, context: grpc.ServicerContext) -> Iterator[pb.FollowLogResponse]:
         job_id, term = JobId(request.job_id), Term(request.term)
-        for records in handler.follow(job_id, term, request.start, context, gathered=request.gathered):
+        who = convert.requester_from_proto(request.requester) if request.HasField("requester") else None
+        for records in handler.follow(job_id, term, request.start, context, gathered=request.gathered, who=who):
             yield pb.FollowLogResponse(records=[convert.record_to_proto(record) for record in records])
 
     def acknowledge(request: pb.AcknowledgeRequest, _: grpc.ServicerContext) -> pb.AcknowledgeResponse:
         job_id, term, shard = JobId(request.job_id), Term(request.term), ShardIndex(request.shard)
         durable = request.durable if request.HasField("durable") else None
-        handler.acknowledge(job_id, term, shard, request.num_records, durable)
+        handler.acknowledge(job_id, term, shard, request.num_records, durable, applied=request.applied)
         return pb.AcknowledgeResponse()
 
     def report_part(
@@ -233,10 +259,20 @@ def _order_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
         handler.admit(JobId(request.job_id), Term(request.term), vw, incarnation, request.num_stages)
         return pb.AdmitResponse()
 
+    def keep_run(request: pb.KeepRunRequest) -> pb.KeepRunResponse:
+        handler.keep_run(JobId(request.job_id), Term(request.term), wire.from_json(RunDocument, request.run))
+        return pb.KeepRunResponse()
+
+    def describe(request: pb.DescribeRunRequest) -> pb.DescribeRunResponse:
+        description = handler.describe(JobId(request.job_id))  # whoever asks is about to lead the run
+        return pb.DescribeRunResponse(description=wire.to_json(RunDescription, description))
+
     yield _order(handler, methods.REQUEST_BARRIER, request_barrier)
     yield _order(handler, methods.EVICT, evict)
     yield _order(handler, methods.DRAIN, drain)
     yield _order(handler, methods.ADMIT, admit)
+    yield _order(handler, methods.KEEP_RUN, keep_run)
+    yield _order(handler, methods.DESCRIBE_RUN, describe)
 
 
 def _stage_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
@@ -291,9 +327,9 @@ def _tensor_handlers(handler: ShardHandler, in_flight: InFlight) -> dict[str, Ha
     def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         header = convert.push_header_from_proto(_first(messages, pb.PushHeader))
         with in_flight(context, _announced_bytes(header.slices)):
-            duplicate = handler.push(header, messages)
+            reply = handler.push(header, messages)
         context.add_callback(lambda: failpoints.reach("push.after_reply"))
-        return pb.PushAcknowledgement(duplicate=duplicate).SerializeToString()
+        return convert.push_reply_to_proto(reply).SerializeToString()
 
     def pull(message: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
         header = _header(pb.PullHeader, message)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
-from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.run import ClockSnapshot
 
 
@@ -50,6 +51,13 @@ class Submission:
     """Folder that goes first on the module search path of the stages."""
     restore: str | None = None
     """Checkpoint folder to start from, or None for fresh weights."""
+    rewinds: int = 0
+    """Which rewind the job goes on after, 0 for none: `run_dir` then is the folder of that rewind."""
+
+    @property
+    def first_run_dir(self) -> str:
+        """The folder of the run, in which those of its rewinds are."""
+        return str(Path(self.run_dir).parent) if self.rewinds else self.run_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,18 @@ class WorkerRejoined:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A virtual worker has left the run because it was asked to: what it committed counts, the others go on."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    """The life that is over."""
+    returns: bool
+    """Whether it comes back by itself as soon as its agents are there; else somebody must ask for it."""
+    kind: Literal["worker_left"] = "worker_left"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerQuarantined:
     """A virtual worker is not started anew any more; the others go on without it."""
 
@@ -114,6 +134,48 @@ class WorkerQuarantined:
     sentence: str
     """Why."""
     kind: Literal["worker_quarantined"] = "worker_quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReplanned:
+    """A virtual worker computes by a new plan: stages of it had left the old one, or agents of it are gone."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    """The first life by the new plan."""
+    before: tuple[int, ...]
+    """Layers of each stage by the plan before."""
+    after: tuple[int, ...]
+    """The same by the new one."""
+    foreseen: float | None
+    """How much faster the job is to be, as a share: 0.5 is half as fast again; None where it only makes do."""
+    kind: Literal["worker_replanned"] = "worker_replanned"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanJudged:
+    """What a new plan of a virtual worker has gained, or why it was given up for the one before."""
+
+    vw: VirtualWorkerIndex
+    gained: float | None
+    """How much faster the virtual worker is, as a share, by its slowest stage; None: the plan before goes on."""
+    sentence: str
+    kind: Literal["replan_judged"] = "replan_judged"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The whole job went back to a checkpoint: what was committed after that is lost, and is trained again."""
+
+    from_clock: Clock
+    """The newest published clock that was known."""
+    to_clock: Clock
+    """Of the checkpoint, or where the run began."""
+    folder: str
+    """Where the run goes on: histories, checkpoints, plan and facts."""
+    sentence: str
+    """Why."""
+    kind: Literal["rewound"] = "rewound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +207,16 @@ class VirtualWorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggling:
+    """A stage that takes longer than planned, and has for a while."""
+
+    vw: VirtualWorkerIndex
+    stage: StageIndex
+    factor: float
+    """How many times longer, by how the other stages fare."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressTable:
     """A picture of a running job. Only the newest counts; it is not kept among the job's events."""
 
@@ -163,6 +235,8 @@ class ProgressTable:
     global_clock: Clock
     straggler: VirtualWorkerIndex | None = None
     """Whom the others spend most of their time waiting for; None while nobody holds them up."""
+    slow: tuple[Straggling, ...] = ()
+    """The stages that take longer than planned."""
     kind: Literal["progress"] = "progress"
 
 
@@ -183,7 +257,18 @@ class JobEnded:
 
 
 JobEvent = (
-    StateChanged | Waiting | Evaluated | ProgressTable | WorkerLost | WorkerRejoined | WorkerQuarantined | JobEnded
+    StateChanged
+    | Waiting
+    | Evaluated
+    | ProgressTable
+    | WorkerLost
+    | WorkerRejoined
+    | WorkerLeft
+    | WorkerQuarantined
+    | WorkerReplanned
+    | ReplanJudged
+    | Rewound
+    | JobEnded
 )
 
 
@@ -208,7 +293,7 @@ class ProcessStatus:
     pid: int
     """0 while unknown."""
     state: str
-    """`up`, or for a stage `starting`, `ready`, `done`, `failed`, `exited`."""
+    """`up`, or for a stage `starting`, `ready`, `left`, `done`, `failed`, `exited`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +306,7 @@ class WorkerStatus:
     deaths: int
     """Lives that ended before the run."""
     state: str
-    """`starting`, `ready`, `done`, `ending`, `awaiting`, `admitting` or `out`."""
+    """`starting`, `ready`, `leaving`, `done`, `ending`, `awaiting`, `admitting` or `out`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +326,5 @@ class JobStatus:
     """The newest picture; None before training began."""
     workers: tuple[WorkerStatus, ...] = ()
     """In index order; empty before they were started."""
+    rewinds: int = 0
+    """How often the whole job went back to a checkpoint."""

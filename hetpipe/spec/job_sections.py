@@ -305,4 +305,4 @@ class CheckpointSection(Section):
     every_waves: PositiveInt | None = Field(default=None, examples=[50])
     """A barrier with a checkpoint every so many waves; None: only where a barrier is due anyway."""
     keep: PositiveInt = 3
-    """Newest checkpoints kept; older ones are deleted."""
+    """Newest checkpoints kept; older ones are deleted, but for what a virtual worker begins from that is away."""

@@ -21,6 +21,9 @@ _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?(ms|s|min|h)", re.ASCII)
 #: A virtual worker that dies more often than that in a row is not worth it.
 _MOST_RESTARTS = 1_000
 
+#: Less is noise; no stage that still works is slower than that.
+_LEAST_FACTOR, _MOST_FACTOR = 1.1, 1_000.0
+
 
 def duration_of(value: object) -> timedelta:
     """The duration of a text; one that is a duration already stays.
@@ -48,6 +51,12 @@ def duration_text(duration: timedelta) -> str:
     return f"{duration.total_seconds():.3f}".rstrip("0").rstrip(".") + "s"
 
 
+def _checked_factor(factor: float) -> float:
+    if factor != 0.0 and not _LEAST_FACTOR <= factor <= _MOST_FACTOR:
+        raise ValueError(f"must be 0, or from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}, not {factor:g}")
+    return factor
+
+
 def _checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
     if not duration_of(least) <= duration <= duration_of(most):
         raise ValueError(f"must be from {least} to {most}, not {duration_text(duration)}")
@@ -57,17 +66,26 @@ def _checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
 Duration = Annotated[timedelta, BeforeValidator(duration_of), PlainSerializer(duration_text, when_used="json")]
 
 
-class SurviveSection(Section):
-    """What happens when processes die, or stop answering. Under `none` and `allreduce` a death ends the run."""
+#: A stage says nothing for five seconds while a parameter server is away (`ps.patient`), and for up to seven while one
+#: is frozen in the middle of a call, until keepalive notices (`rpc.channel`).
+_LEAST_STALL = "7s"
 
-    stall: Annotated[Duration, AfterValidator(partial(_checked_bounds, least="7s", most="1h"))] = Field(
+
+class SurviveSection(Section):
+    """What happens when processes die, or stop answering.
+
+    Under `none` and `allreduce` a death takes the run back to its newest checkpoint.
+    """
+
+    stall: Annotated[Duration, AfterValidator(partial(_checked_bounds, least=_LEAST_STALL, most="1h"))] = Field(
         default=timedelta(seconds=60), examples=["60s"]
     )
     """A stage that has reported nothing for so long (7s to 1h) counts as hung and is killed. It reports about once a
     second, but not in the middle of a minibatch: give the slowest one several times its time."""
     restarts: int = Field(default=5, ge=0, le=_MOST_RESTARTS)
     """A virtual worker that dies so often in a row, each time before it has committed a wave, stays out, and the others
-    go on; 0: none is ever started anew."""
+    go on; 0: none is ever started anew. A run that has to go back to a checkpoint more often than that in a row,
+    without a newer one, fails."""
     backoff: Annotated[Duration, AfterValidator(partial(_checked_bounds, least="0s", most="1h"))] = Field(
         default=timedelta(seconds=30), examples=["30s"]
     )
@@ -77,4 +95,13 @@ class SurviveSection(Section):
         default=timedelta(seconds=120), examples=["2min"]
     )
     """How long (0s to 24h) that without which nobody can train may be gone before the run fails: a parameter server, or
-    the agents of all virtual workers."""
+    the agents of all virtual workers. After half of it a virtual worker does without those of its agents that are gone,
+    if the devices of the others have the memory."""
+    straggler: Annotated[float, AfterValidator(_checked_factor)] = Field(default=2.0, examples=[2.0])
+    """A stage that takes so many times longer (from 1.1 to 1000) than planned, by how the other stages fare, straggles:
+    it is named, and layers are moved away from it if that pays. 0: none does. Nothing is moved when
+    `sync.deterministic` is set, as the result would depend on when that happens."""
+    patience_waves: int = Field(default=5, ge=1, le=_MOST_RESTARTS)
+    """For so many waves in a row, as far as they are reported: once a second at most."""
+    least_gain: float = Field(default=0.2, ge=0.01, le=100.0)
+    """How much faster the job must become for layers to be moved, as a share: 0.2 is a fifth."""

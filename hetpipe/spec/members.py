@@ -22,6 +22,9 @@ Registration = NewType("Registration", str)
 #: The highest term of a process that has seen none.
 NO_TERM = Term(0)
 
+#: The highest number of a lead of a process that has seen none.
+NO_FENCE = 0
+
 
 class MemberRole(StrEnum):
     """What a member does."""
@@ -57,6 +60,8 @@ class MemberInfo:
     """Wanted position among the shards, or None for "by order of registration". Shards only."""
     highest_term: Term = NO_TERM
     """Highest term it has seen; new terms are above it, even if the store has forgotten them."""
+    highest_fence: int = NO_FENCE
+    """Highest number of a coordinator's lead it has seen: it refuses lower ones, even if the store has forgotten it."""
     stages: tuple[StageKey, ...] = ()
     """Stages whose processes it has when it registers: one that registers again keeps them. Agents only."""
 
@@ -87,6 +92,8 @@ class Lease:
     registration: Registration
     lease_seconds: float
     order: int
+    fence: int = NO_FENCE
+    """Number of the coordinator's lead; whoever has seen a higher one obeys this coordinator no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +103,5 @@ class Renewal:
     lease_seconds: float
     ended_jobs: tuple[JobId, ...] = ()
     """Those of the named jobs that have ended or are unknown: stop what is done for them."""
+    fence: int = NO_FENCE
+    """As of `Lease`."""

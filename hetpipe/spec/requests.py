@@ -39,6 +39,26 @@ class Meeting(NamedTuple):
     """Its virtual worker shall make the first weights: there are none, and none with a lower index is to come."""
 
 
+class Watermarks(NamedTuple):
+    """How far a shard is with one virtual worker's waves. What is said of each clock is said of the waves below it."""
+
+    staged: Clock
+    """They are on the shard whole, or count."""
+    committed: Clock
+    """They count."""
+    durable: Clock
+    """They would be on the shard after a restart, too; with a disk that fails, none of the run is."""
+
+
+class PushReply(NamedTuple):
+    """What a shard says to a push: it is staged."""
+
+    duplicate: bool
+    """It had been staged before."""
+    marks: Watermarks
+    """Of the virtual worker that pushed."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkHello:
     """How a stage introduces itself to a neighbour."""

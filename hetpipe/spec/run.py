@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from hetpipe.spec.bounds import CLOCK, COUNT, Count, Name, Seconds, Sentence
-from hetpipe.spec.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.spec.plan import Plan, SlicePlan
-from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
+from hetpipe.spec.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +77,6 @@ class StageConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardConfig:
-    """Everything one shard needs to serve a job."""
-
-    job_id: JobId
-    term: Term
-    shard: ShardIndex
-    num_shards: int
-    clock_shard_address: str
-    membership: Membership
-    slices: tuple[SlicePlan, ...]
-    """The slices this shard holds, in chain order."""
-    sync: SyncSpec
-    data: DataSpec
-    checkpoint_every_waves: int | None
-    checkpoint_keep: int
-    run_dir: str
-    progress: Progress
-    """Where the run starts: clock 0, or the barrier of the restored checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClockSnapshot:
     """The clocks of one job, as the clock shard sees them."""
 
@@ -117,6 +95,12 @@ class ClockSnapshot:
     barrier_reason: str
     waves: int
     """Waves committed since this run began, over all virtual workers and all their lives."""
+    staged: dict[VirtualWorkerIndex, Clock] = field(default_factory=dict)
+    """Waves that all stages of a member have staged on every shard, those that are committed among them."""
+    durable: dict[VirtualWorkerIndex, Clock] = field(default_factory=dict)
+    """Those of them that would be there after a restart of every shard, too; empty where nobody knows."""
+    applied: tuple[ShardIndex, ...] = ()
+    """Shards whose disk fails: what is staged there now would be lost with their process, and the job go back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +179,11 @@ class StageFailed:
 
 @dataclass(frozen=True, slots=True)
 class StageDone:
-    """The run reached its end at `clock`; the stage exits with 0 after this line."""
+    """The run reached its end at `clock`, or the virtual worker left it there; the stage then exits with 0."""
 
     clock: Annotated[Clock, COUNT]
     reason: Name
-    """Reasons of the last barrier joined with `+`, for example `end` or `stop`."""
+    """Reasons of the last barrier joined with `+`, for example `end` or `stop`; `drain` alone: it left."""
     kind: Literal["done"] = "done"
 
 

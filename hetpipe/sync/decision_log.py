@@ -60,6 +60,7 @@ class DecisionLog(SettlingLog):
             return ()
         if present is not None:
             self.evict(vw, present.incarnation)
+        self.leavers.pop(vw, None)
         self.lives[vw] = incarnation
         self.newcomers[vw] = Newcomer(num_stages, incarnation)
         self.newcomers = dict(sorted(self.newcomers.items()))
@@ -122,6 +123,8 @@ class DecisionLog(SettlingLog):
             ProtocolViolation: a sample outside of the data, or used already in this epoch.
         """
         before = self.num_records
+        if self.has_left(vw, incarnation):
+            return self._staged_late(vw, wave)
         member = self._member(vw, incarnation)
         self._check_stage(member, vw, stage)
         if self._is_repeat(member, vw, wave, stage):
@@ -198,12 +201,14 @@ class DecisionLog(SettlingLog):
         """A virtual worker is to leave at the next barrier, with everything that it has done before it.
 
         A newcomer, which has done nothing yet, is let go at once, without a record: whoever asks for that also ends its
-        processes. Nothing happens when that life is over already.
+        processes. Nothing happens when that life has left, or is over, already.
 
         Raises:
             StaleIncarnation: it never had such a life.
         """
         before = self.num_records
+        if self.has_left(vw, incarnation):
+            return ()
         member = self.members.get(vw)
         if member is None or member.incarnation != incarnation:
             return self.evict(vw, incarnation)
@@ -228,8 +233,7 @@ class DecisionLog(SettlingLog):
         newcomer = self.newcomers.get(vw)
         if newcomer is not None and newcomer.incarnation == incarnation:
             del self.newcomers[vw]
-        left = self.leavers.get(vw)
-        if left is not None and left.incarnation == incarnation:
+        if self.has_left(vw, incarnation):
             del self.leavers[vw]
         member = self.members.get(vw)
         if member is not None and member.incarnation == incarnation:
@@ -266,6 +270,13 @@ class DecisionLog(SettlingLog):
                 f"below the barrier at {self.segment.end}"
             )
         return False
+
+    def _staged_late(self, vw: VirtualWorkerIndex, wave: Wave) -> Sequence[Record]:
+        """Who has left repeats what it had reported, or reports an empty wave beyond the barrier that let it go."""
+        clock = self.leavers[vw].committed
+        if wave >= clock:
+            raise WaveOutOfOrder(f"virtual worker {vw} left at clock {clock}, and reports wave {wave}")
+        return ()
 
     def _claim(self, vw: VirtualWorkerIndex, wave: Wave, blocks: tuple[tuple[int, ...], ...]) -> None:
         samples = [index for block in blocks for index in block]

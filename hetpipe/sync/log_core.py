@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from hetpipe.errors import ProtocolViolation, StaleIncarnation, WaveOutOfOrder
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.run import ClockSnapshot
+from hetpipe.spec.run_document import LifeSeen
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
 from hetpipe.sync.log_state import LogState, Member, Newcomer
 from hetpipe.sync.records import CommitRecord, Record, SegmentRecord, TermRecord
@@ -127,14 +128,27 @@ class LogCore:
         return self._used.pop(record.index)
 
     def check_stage(self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex) -> None:
-        """Refuse who is no stage of a present member, nor of one that left at the latest barrier.
+        """Refuse who is no stage of a present member, nor of one that left and may still be at work.
 
         Raises:
             StaleIncarnation, ProtocolViolation: as named.
         """
+        has_left = self.has_left(vw, incarnation)
+        self._check_stage(self.leavers[vw] if has_left else self._member(vw, incarnation), vw, stage)
+
+    def check_follower(self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex) -> None:
+        """Refuse who is no stage of a life that counts, will count, or left and may still be at work.
+
+        Raises:
+            StaleIncarnation, ProtocolViolation: as named.
+        """
+        has_left = self.has_left(vw, incarnation)
+        self._check_stage(self.leavers[vw] if has_left else self._life(vw, incarnation), vw, stage)
+
+    def has_left(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
+        """Whether this life left at a barrier, and may still be doing its work there."""
         left = self.leavers.get(vw)
-        is_left = left is not None and left.incarnation == incarnation
-        self._check_stage(left if left is not None and is_left else self._member(vw, incarnation), vw, stage)
+        return left is not None and left.incarnation == incarnation
 
     def present(self, vw: VirtualWorkerIndex) -> tuple[StageIndex, ...]:
         """The stages of a member or newcomer that are there, ready or not."""
@@ -154,13 +168,12 @@ class LogCore:
 
     def snapshot(self) -> ClockSnapshot:
         """The clocks, for people and the coordinator."""
+        before = dict.fromkeys(self.newcomers, self.progress.clock)
         return ClockSnapshot(
             term=self.config.term,
             published=max(self.published, self.progress.clock),
             global_clock=self.global_clock,
-            local={vw: member.committed for vw, member in self.members.items()}
-            if self._has_started
-            else dict.fromkeys(self.newcomers, self.progress.clock),
+            local={vw: m.committed for vw, m in self.members.items()} if self._has_started else before,
             max_distance=self.max_distance,
             epoch=self.progress.epoch,
             minibatches=self.progress.minibatches + self.segment_minibatches,
@@ -168,7 +181,12 @@ class LogCore:
             barrier=self.segment.end,
             barrier_reason=self.segment.reason,
             waves=self.num_waves,
+            staged={vw: _staged_clock(m) for vw, m in self.members.items()} if self._has_started else before,
         )
+
+    def newest_lives(self) -> tuple[LifeSeen, ...]:
+        """The newest life of everybody, in index order."""
+        return tuple(self._life_seen(vw, incarnation) for vw, incarnation in sorted(self.lives.items()))
 
     def whom_a_publish_waits_for(self) -> str:
         """Who keeps the published clock from advancing, as a phrase."""
@@ -211,6 +229,14 @@ class LogCore:
     def _since(self, index: int) -> list[Record]:
         return self.records[index - self.first :]
 
+    def _life_seen(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> LifeSeen:
+        member, newcomer = self.members.get(vw), self.newcomers.get(vw)
+        if newcomer is not None:
+            return LifeSeen(vw, incarnation, newcomer.num_stages, "newcomer")
+        if member is not None:
+            return LifeSeen(vw, incarnation, member.num_stages, "member", leaving=vw in self.leaving)
+        return LifeSeen(vw, incarnation, 0, "gone")
+
     def _life(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Member | Newcomer:
         """A present life of a virtual worker, which counts or will count."""
         for life in (self.newcomers.get(vw), self.members.get(vw)):
@@ -235,6 +261,14 @@ class LogCore:
     def _append(self, record: Record) -> None:
         assert record.index == self.num_records, "records are appended in order"
         self.records.append(record)
+
+
+def _staged_clock(member: Member) -> Clock:
+    """Waves that all stages of a member have reported, those that are committed among them."""
+    clock = member.committed
+    while len(member.reports.get(Wave(clock), ())) == member.num_stages:
+        clock = Clock(clock + 1)
+    return clock
 
 
 def names(members: Sequence[VirtualWorkerIndex] | Mapping[VirtualWorkerIndex, object]) -> str:

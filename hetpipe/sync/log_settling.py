@@ -166,7 +166,8 @@ class SettlingLog(LogCore):
         passed, start = self.segment, self.published
         reasons, ends = passed.reasons, ends_run(passed.reasons)
         # At the end nobody joins but to do what is left to do there.
-        self.leavers = {} if ends else {vw: self.members.pop(vw) for vw in self.leaving}
+        left = {} if ends else {vw: self.members.pop(vw) for vw in sorted(self.leaving)}
+        self.leavers |= left
         self.leaving = ()
         joined = self._pending if not (ends and self.members) else []
         for vw in joined:
@@ -175,9 +176,7 @@ class SettlingLog(LogCore):
         self.members = dict(sorted(self.members.items()))
         self.segments = (self.segments[1], self.num_records)
         self._append(
-            SegmentRecord(
-                self.num_records, start, reasons, passed.epoch, _told(self.members, joined), _told(self.leavers)
-            )
+            SegmentRecord(self.num_records, start, reasons, passed.epoch, _told(self.members, joined), _told(left))
         )
         self._forget()
         if ends:

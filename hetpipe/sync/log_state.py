@@ -63,7 +63,7 @@ class LogState:
     leaving: tuple[VirtualWorkerIndex, ...]
     """Members that are drained: they count up to the next barrier."""
     leavers: dict[VirtualWorkerIndex, Member]
-    """Who left at the latest barrier, and may still be doing its work there."""
+    """Who left at a barrier and may still be doing its work there: until it is evicted or a later life is admitted."""
     lives: dict[VirtualWorkerIndex, Incarnation]
     """The newest incarnation of every virtual worker that was ever admitted."""
     progress: Progress

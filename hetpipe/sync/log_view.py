@@ -26,6 +26,8 @@ class LogView:
         self.members: dict[VirtualWorkerIndex, Incarnation] = {}
         #: Waves committed by each of them.
         self.committed: dict[VirtualWorkerIndex, Clock] = {}
+        #: Who was drained, and the barrier at which it left: nobody waits for it to see that, so it may see it late.
+        self.left: dict[tuple[VirtualWorkerIndex, Incarnation], SegmentRecord] = {}
 
     def follow(self, records: Sequence[Record]) -> None:
         """Take the next records."""
@@ -50,6 +52,7 @@ class LogView:
         self.published = record.start
         self.members = {member.vw: member.incarnation for member in record.members}
         self.committed = dict.fromkeys(self.members, record.start)
+        self.left |= {(member.vw, member.incarnation): record for member in record.left}
 
     @property
     def is_over(self) -> bool:

@@ -107,5 +107,10 @@ class SegmentRecord:
     """Who was drained: members of the segment before, which do their part of the barrier's work and end."""
     kind: Literal["segment"] = "segment"
 
+    @property
+    def present(self) -> tuple[SegmentMember, ...]:
+        """Who is at the barrier: those who go on from it, and those who leave."""
+        return (*self.members, *self.left)
+
 
 Record = TermRecord | InitializeRecord | CommitRecord | EvictRecord | BarrierRecord | PublishRecord | SegmentRecord

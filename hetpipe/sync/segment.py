@@ -21,8 +21,9 @@ EVICT = "evict"
 JOIN = "join"
 DRAIN = "drain"
 
-#: Reasons at whose barrier a checkpoint is written, and those that end the run.
-CHECKPOINTS = frozenset({CHECKPOINT, EPOCH, END, STOP})
+#: Reasons at whose barrier a checkpoint is written, and those that end the run. Who is drained has a part in the
+#: checkpoint of the barrier at which it leaves, so that it can come back with its optimizer's state.
+CHECKPOINTS = frozenset({CHECKPOINT, EPOCH, END, STOP, DRAIN})
 ENDS = frozenset({END, STOP})
 
 

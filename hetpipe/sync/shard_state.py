@@ -308,6 +308,11 @@ class ShardState:
         """Every member's waves below it are here whole, or count. Empty waves are here once they count."""
         return min((self._staged_through(vw, worker) for vw, worker in self._workers.items()), default=self.built)
 
+    def clocks_of(self, vw: VirtualWorkerIndex) -> tuple[Clock, Clock]:
+        """The staged clock of one virtual worker, and its committed clock; of no member, the clock that is built."""
+        worker = self._workers.get(vw)
+        return (self.built, self.built) if worker is None else (self._staged_through(vw, worker), worker.committed)
+
     def _staged_through(self, vw: VirtualWorkerIndex, worker: Worker) -> Clock:
         clock = worker.committed
         while (staged := self.staged.get((vw, worker.incarnation, Wave(clock)))) is not None and len(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -30,26 +30,26 @@ from hetpipe.ps.client import ShardClient
 from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
-from hetpipe.ps.manifest import newest_complete, read_manifest
+from hetpipe.ps.manifest import newest_listed, read_manifest
 from hetpipe.ps.transport import ShardTransport
 from hetpipe.schedule.policy import Kind
 from hetpipe.spec import wire
 from hetpipe.spec.ids import AgentId, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import Job
-from hetpipe.spec.plan import ModelReport, Plan
-from hetpipe.spec.requests import PullHeader, PushHeader
+from hetpipe.spec.plan import ModelReport, Plan, VirtualWorkerPlan
+from hetpipe.spec.requests import PullHeader, PushHeader, PushReply
 from hetpipe.spec.run import (
     AgentDevice,
     AgentInfo,
     ClockSnapshot,
     DeviceConfig,
-    ShardConfig,
     StageConfig,
     StageEvaluation,
     StageReport,
 )
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import DataSpec, Membership
-from hetpipe.sync.segment import first_progress
+from hetpipe.sync.segment import DRAIN, first_progress
 from hetpipe.testing.lives import Death, Life, MortalHistory, mortal_clock, mortal_shard
 from hetpipe.testing.replicas import InProcessReplicas, ReplicaMeeting
 
@@ -76,7 +76,7 @@ class DelayedShard:
         self._random = random.Random(seed)  # noqa: S311 - test delays
         self._longest_seconds = longest_seconds
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardTransport.push`."""
         self._delay()
         return self._shard.push(header, chunks)
@@ -110,7 +110,10 @@ class InProcessRun:
     stop_when: Callable[[ClockSnapshot], bool] | None = None
     """Asks for a stop barrier as soon as this holds, before anything else can be decided."""
     deaths: tuple[Death, ...] = ()
-    """Each at most once. Who dies is evicted at once, and comes back in a new life unless the death says otherwise."""
+    """Each at most once. Who dies is evicted at once, and comes back in a new life unless the death says otherwise; who
+    is drained comes back when all its stages have left."""
+    replans: Mapping[int, VirtualWorkerPlan] = field(default_factory=dict)
+    """Virtual worker → the plan of its later lives, where that is not the one of its first."""
 
 
 @dataclass(slots=True)
@@ -139,15 +142,15 @@ def run_in_process(run: InProcessRun) -> InProcessResult:
     return result
 
 
-def _stopping(
-    stop_when: Callable[[ClockSnapshot], bool],
-) -> Callable[[ClockShard, ShardIndex, int, int | None], None]:
+def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]:
     """`ClockShard.acknowledge`, after which clocks are published, with a stop barrier once `stop_when` holds."""
     acknowledge = ClockShard.acknowledge
 
-    def and_stop(own: ClockShard, shard: ShardIndex, num_records: int, durable: int | None = None) -> None:
+    def and_stop(
+        own: ClockShard, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
         with own.bell:
-            acknowledge(own, shard, num_records, durable)
+            acknowledge(own, shard, num_records, durable, applied=applied)
             if stop_when(own.snapshot()):
                 own.request_barrier("stop")
 
@@ -175,6 +178,8 @@ class _Cluster:
         self._meetings: dict[StageIndex, ReplicaMeeting] = {}
         self._lives: dict[VirtualWorkerIndex, Life] = {}
         self._over: SimpleQueue[tuple[Life, Death]] = SimpleQueue()
+        #: Who was asked to leave and is to come back.
+        self._leaving: list[Life] = []
 
     def run(self) -> InProcessResult:
         if self._run.stop_when is None:
@@ -190,9 +195,10 @@ class _Cluster:
         for life in self._lives.values():
             for thread in life.threads:
                 thread.start()
-        while any(thread.is_alive() for thread in self._threads) and not self.result.errors:
+        while (self._leaving or any(thread.is_alive() for thread in self._threads)) and not self.result.errors:
             with suppress(Empty):
                 self._replace(*self._over.get(timeout=0.01))
+            self._replace_leavers()
         for thread in self._threads:
             thread.join(0.1 if self.result.errors else None)
         self.result.snapshot = self._shards[0].clock_shard.snapshot()
@@ -212,28 +218,46 @@ class _Cluster:
         return life
 
     def _end(self, life: Life, death: Death) -> None:
-        """A death happens, on the thread of a stage."""
+        """A death happens, or a request to leave, on the thread of a stage."""
         others = (self._lives[VirtualWorkerIndex(vw)] for vw in death.also)
+        if death.how == "drained":
+            for each in (life, *(other for other in others if other.drain())):
+                self._shards[0].clock_shard.drain(each.vw, each.incarnation)
+                if death.comes_back:
+                    self._leaving.append(each)
+            return
         for each in (life, *(other for other in others if other.end())):
             if death.how == "killed":
                 each.kill()
             self._over.put((each, death))
 
+    def _replace_leavers(self) -> None:
+        """What a coordinator does when all stages of a life that was to leave have ended."""
+        for life in [life for life in self._leaving if not any(thread.is_alive() for thread in life.threads)]:
+            self._leaving.remove(life)
+            if life.has_left and not life.is_over:
+                self._come_back(life)
+
     def _replace(self, life: Life, death: Death) -> None:
         """What a coordinator does when a life is over."""
-        log = self._shards[0].clock_shard
+        with self._shards[0].clock_shard.bell:  # nothing is decided in between: a run may depend on its deaths alone
+            self._shards[0].evict(life.vw, life.incarnation)
+            if death.comes_back:
+                self._come_back(life)
+
+    def _come_back(self, life: Life) -> None:
         following = Incarnation(life.incarnation + 1)
-        with log.bell:  # nothing is decided in between, so that a run may depend on nothing but its deaths
-            log.evict(life.vw, life.incarnation)
-            if not death.comes_back:
-                return
-            log.admit(life.vw, following, len(self.plan.virtual_workers[life.vw].stages))
+        workers = tuple(
+            self._run.replans.get(vw.index, vw) if vw.index == life.vw else vw for vw in self.plan.virtual_workers
+        )
+        self.plan = replace(self.plan, virtual_workers=workers)
+        self._shards[0].clock_shard.admit(life.vw, following, len(self.plan.virtual_workers[life.vw].stages))
         for thread in self._begin(life.vw, following).threads:
             thread.start()
 
     def _restored(self, incarnation: Incarnation) -> Path | None:
         """The checkpoint that a life starts from."""
-        newest = newest_complete(self._run.run_dir) if incarnation > 0 else None
+        newest = newest_listed(self._run.run_dir) if incarnation > 0 else None
         return newest or self._run.restore
 
     # -- parts -------------------------------------------------------------------------------------------------------
@@ -354,7 +378,9 @@ class _Cluster:
         client: ShardClient | None = None
         try:
             runner, client = begin()
-            self.result.reports.append((life.vw, stage, runner.run()))
+            done = runner.run()
+            life.has_left = done.reason == DRAIN
+            self.result.reports.append((life.vw, stage, done))
             self.result.peak_buffers[life.vw, stage] = runner.peak_buffers
             self.result.peak_buffers_at_rest[life.vw, stage] = runner.peak_buffers_at_rest
         except Exception as error:  # noqa: BLE001 - raised again by the caller's thread

@@ -2,8 +2,8 @@
 
 Every call that a stage makes (to shards, to the clock shard, to the history) is a *moment*, at which its virtual worker
 can die: `before staged`, `during push`, `after push_buffers`, `before forward`, and `before evaluation`, whose share of
-it is computed and not reported. From then on every call of every stage
-of that life fails and its links are cut, as if its processes were killed.
+it is computed and not reported. From then on every call of every stage of that life fails and its links are cut, as if
+its processes were killed. At such a moment it can also be asked to leave.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Death:
     comes_back: bool = True
     also: tuple[int, ...] = ()
     """Other virtual workers that die in the same moment."""
-    how: Literal["killed", "evicted"] = "killed"
-    """`evicted`: it lives on, and only the others believe that it is gone."""
+    how: Literal["killed", "evicted", "drained"] = "killed"
+    """`evicted`: it lives on, and only the others believe that it is gone. `drained`: it is asked to leave at the next
+    barrier, and comes back, if it does, when it has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +53,10 @@ class Life:
     threads: list[threading.Thread] = field(default_factory=list)
     is_over: bool = False
     """Nobody counts on it any more."""
+    is_drained: bool = False
+    """It was asked to leave."""
+    has_left: bool = False
+    """It did."""
     _is_dead: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,6 +65,12 @@ class Life:
         with self._lock:
             counted, self.is_over = not self.is_over, True
         return counted
+
+    def drain(self) -> bool:
+        """It is to leave; returns whether that is new."""
+        with self._lock:
+            is_new, self.is_drained = not self.is_drained, True
+        return is_new
 
     def reach(self, moment: str, number: int, stage: StageIndex) -> None:
         """A stage makes a call.
@@ -71,7 +82,7 @@ class Life:
         for death in self.deaths:
             is_here = (death.at, death.stage, death.incarnation) == (moment, stage, self.incarnation)
             if is_here and death.vw == self.vw and death.number in (None, number):
-                if self.end():
+                if self.drain() if death.how == "drained" else self.end():
                     self.ends(self, death)
                 self.check()
 

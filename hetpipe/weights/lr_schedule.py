@@ -16,9 +16,12 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from hetpipe.errors import JobError
+from hetpipe.observe.log import get_logger
 from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
 from hetpipe.spec.suggest import did_you_mean
 from hetpipe.weights.parameter_groups import overrides_of
+
+_log = get_logger(__name__)
 
 #: The key of the job; begins every message.
 KEY = "lr_schedule"
@@ -36,6 +39,24 @@ _REFUSED: Mapping[str, str] = {
     "SWALR": "it goes with averaged weights, which are not kept here; use CosineAnnealingLR",
     "LRScheduler": "it is the base of the others and has no rate of its own; use LambdaLR with an `lr_lambda`",
 }
+
+
+class OneCycleLR(lr_scheduler.OneCycleLR):
+    """Torch's, but after its last update it stays where that one was.
+
+    Torch refuses to go on. Here nobody can say beforehand how many updates a virtual worker will make: when others die
+    or leave it makes more, because their samples are its own then; when others join it makes fewer.
+    """
+
+    _is_over = False
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go on by one update, or to a given one."""
+        if (self.last_epoch + 1 if epoch is None else epoch) < self.total_steps:
+            super().step(epoch)
+        elif not self._is_over:
+            self._is_over = True
+            _log.warning("lr_schedule_is_over", total_steps=self.total_steps)
 
 
 class CallableLoader(Protocol):
@@ -155,7 +176,7 @@ def _class_named(name: str, path: str) -> type[lr_scheduler.LRScheduler]:
         key: value
         for key, value in vars(lr_scheduler).items()
         if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and not key.startswith("_")
-    }
+    } | {OneCycleLR.__name__: OneCycleLR}
     if name not in classes:
         usable = [key for key in classes if key not in _REFUSED]
         raise JobError(f"{path}.name: torch.optim.lr_scheduler has no {name!r}; {did_you_mean(name, usable)}")

@@ -20,6 +20,12 @@ from hetpipe.rpc.listening import is_loopback
 from hetpipe.spec.identity import Role
 from services.runtime import Shutdown, announce_ready, healthy, new_parser, open_tls, own_name, port, run_service
 
+#: Short enough to have ended within the 10 s that container runtimes give by themselves.
+DRAIN_SECONDS = 8.0
+_LONGEST_DRAIN_SECONDS = 86_400.0
+
+_LARGEST_STATUS = 255
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until told to end; the exit status."""
@@ -53,8 +59,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--exit-with-coordinator", action="store_true", help="end with an error when the coordinator is lost"
     )
+    parser.add_argument(
+        "--drain-seconds",
+        type=_seconds,
+        default=DRAIN_SECONDS,
+        metavar="S",
+        help="when told to end (SIGTERM), let the virtual workers with a stage here finish their wave and leave the "
+        "run for so long, then end them (default: %(default)g); 0: end them at once, as a second SIGTERM does",
+    )
+    parser.add_argument(
+        "--told-status",
+        type=_status,
+        default=0,
+        metavar="N",
+        help="exit status after having been told to end (default: 0); for who takes 0 for done, and would not start "
+        "the agent again",
+    )
     options = parser.parse_args(arguments)
-    return run_service("agent", options, lambda shutdown: _serve(options, shutdown))
+    status = run_service("agent", options, lambda shutdown: _serve(options, shutdown))
+    return status or options.told_status
 
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
@@ -73,6 +96,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             environment=os.environ,
             first_metrics_port=options.stage_metrics_port,
             first_link_port=options.stage_port,
+            drain_seconds=options.drain_seconds,
             exit_with_coordinator=options.exit_with_coordinator,
             programs=_programs(options.host, options.allow_modules),
         )
@@ -83,6 +107,24 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         with healthy(options.host, options.health_port):
             announce_ready("agent", options.host)
             agent.run()
+
+
+def _seconds(text: str) -> float:
+    """A length of time, for `add_argument(type=…)`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= _LONGEST_DRAIN_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to {_LONGEST_DRAIN_SECONDS:.0f}")
+    return seconds
+
+
+def _status(text: str) -> int:
+    """An exit status, for `add_argument(type=…)`."""
+    if not text.isascii() or not text.isdigit() or int(text) > _LARGEST_STATUS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no exit status; write a number from 0 to {_LARGEST_STATUS}")
+    return int(text)
 
 
 def _programs(host: str, patterns: Sequence[str] | None) -> Programs:

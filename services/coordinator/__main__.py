@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,9 +18,10 @@ from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.readings import readings
 from hetpipe.coordinator.redis_access import RedisAccess
 from hetpipe.coordinator.servicer import NUM_THREADS, CoordinatorServicer
+from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import FenceSource
 from hetpipe.coordinator.stores import open_store
-from hetpipe.coordinator.tasks import Certify, ShardPort, Tools
+from hetpipe.coordinator.tasks import Certify, Tools
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
@@ -44,9 +44,8 @@ from services.runtime import (
 
 _log = get_logger(__name__)
 
-#: Seconds between two ticks, and longest time to end all jobs at the end.
+#: Seconds between two ticks.
 _TICK_SECONDS = 0.2
-_DRAIN_SECONDS = 5.0
 
 _SHORTEST_LEASE_SECONDS = 1.0
 _LONGEST_LEASE_SECONDS = 3_600.0
@@ -86,6 +85,14 @@ def newest_checkpoint(run_dir: str) -> str | None:
     from hetpipe.ps.manifest import newest_complete
 
     folder = newest_complete(Path(run_dir))
+    return None if folder is None else str(folder)
+
+
+def listed_checkpoint(run_dir: str) -> str | None:
+    """The same, by its manifest and the sizes of its files."""
+    from hetpipe.ps.manifest import newest_listed
+
+    folder = newest_listed(Path(run_dir))
     return None if folder is None else str(folder)
 
 
@@ -149,6 +156,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             open_shard=partial(open_shard, tls=tls, fence=lambda: election.fence),
             read_progress=read_progress,
             newest_checkpoint=newest_checkpoint,
+            listed_checkpoint=listed_checkpoint,
             certify=certify,
         )
         store = open_store(options.store, access=access, fence=lambda: election.fence)
@@ -158,6 +166,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             clock=SYSTEM_CLOCK,
             patience=patience.patience_for(options.lease),
             lease_seconds=options.lease,
+            election=election,
         )
         _act(options, shutdown, server, coordinator)
     finally:
@@ -165,7 +174,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
 
 
 def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordinator: Coordinator) -> None:
-    """Be the coordinator until told to end."""
+    """Be the coordinator until told to end. Jobs go on without one, and the next one leads them."""
     host = advertised_host(options.host, options.advertise)
     CoordinatorServicer(coordinator, host=host).add_to(server)
     try:
@@ -175,7 +184,6 @@ def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordi
             announce_ready("coordinator", join_address(host, port))
             while not shutdown.asked.wait(_TICK_SECONDS):
                 coordinator.tick()
-            _drain(coordinator)
         server.stop()
     finally:
         coordinator.close()
@@ -208,16 +216,6 @@ def _lease(text: str) -> float:
     if not _SHORTEST_LEASE_SECONDS <= seconds <= _LONGEST_LEASE_SECONDS:
         raise argparse.ArgumentTypeError(f"{text!r} is no lease; write a number of seconds from 1 to 3600")
     return seconds
-
-
-def _drain(coordinator: Coordinator) -> None:
-    """End all jobs while the agents can still hear of it."""
-    coordinator.drain()
-    deadline = SYSTEM_CLOCK.monotonic() + _DRAIN_SECONDS
-    pause = threading.Event()
-    while not coordinator.is_idle and SYSTEM_CLOCK.monotonic() < deadline:
-        pause.wait(_TICK_SECONDS)
-        coordinator.tick()
 
 
 if __name__ == "__main__":

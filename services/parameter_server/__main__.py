@@ -18,9 +18,11 @@ from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import MemberReplaced
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.ps.followers import MAX_FOLLOWERS
 from hetpipe.ps.job_state import StateOptions
 from hetpipe.ps.readings import readings
-from hetpipe.ps.server import MAX_FOLLOWERS, HistoryFactory, ShardServer, file_history, machine_memory_bytes
+from hetpipe.ps.run_history import HistoryFactory, file_history
+from hetpipe.ps.server import ShardServer, machine_memory_bytes
 from hetpipe.rpc.channel import join_address, split_address
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.limits import Limits
@@ -30,7 +32,7 @@ from hetpipe.rpc.tls import Tls
 from hetpipe.spec.identity import Role
 from hetpipe.spec.ids import JobId, ShardIndex
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
-from hetpipe.spec.requests import PullHeader, PushHeader
+from hetpipe.spec.requests import PullHeader, PushHeader, PushReply
 from hetpipe.weights.allocator import settle_memory
 from services.runtime import (
     Shutdown,
@@ -65,7 +67,7 @@ class DelayedShardServer(ShardServer):
         self._longest_seconds = longest_seconds
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardServer.push`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
         return super().push(header, chunks)
@@ -170,8 +172,16 @@ def _membership(
         for job in jobs:
             shards.release(job)
 
-    hooks = Hooks(clocks=shards.snapshots, jobs=shards.jobs, on_ended_jobs=release, on_replaced=on_replaced)
-    return Membership(CoordinatorClient(options.coordinator, tls=tls), info, hooks=hooks)
+    hooks = Hooks(
+        clocks=shards.snapshots,
+        jobs=shards.jobs,
+        lost=shards.lost_jobs,
+        on_ended_jobs=release,
+        newest_info=lambda info: replace(info, highest_term=shards.highest_term),
+        on_replaced=on_replaced,
+    )
+    client = CoordinatorClient(options.coordinator, tls=tls)
+    return Membership(client, info, hooks=hooks, fences=shards.fence)
 
 
 if __name__ == "__main__":

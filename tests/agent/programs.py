@@ -16,7 +16,7 @@ from tests.coordinator.builders import model
 from tests.profiler.builders import measurement
 
 _COMMON = """
-import json, os, signal, sys, threading
+import json, os, signal, sys, threading, time
 order = json.loads(sys.stdin.readline())
 out = int(sys.argv[sys.argv.index("--report-fd") + 1])
 def tell(value):
@@ -34,6 +34,10 @@ tell({"kind": "ready", "pid": os.getpid()})
 if behaviour == "done":
     tell({"kind": "evaluation", "clock": 3, "epoch": 0, "samples": 5, "sums": {"loss": 2.5}})
     tell({"kind": "done", "clock": 3, "reason": "end"})
+elif behaviour == "leave":
+    while not os.path.exists(order["run_dir"] + "/leave"):
+        time.sleep(0.01)
+    tell({"kind": "done", "clock": 3, "reason": "drain"})
 elif behaviour == "fail":
     print("a traceback")
     print("ValueError: the last words")

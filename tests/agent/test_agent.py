@@ -18,6 +18,7 @@ from hetpipe.agent.agent import Agent, AgentConfig
 from hetpipe.agent.devices import discover_devices
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.fences import Election
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.servicer import CoordinatorServicer
@@ -37,7 +38,7 @@ from tests.polling import wait_until
 class Node:
     """A coordinator with its ticker, and one agent running in a thread."""
 
-    def __init__(self, folder: Path, *, lease_seconds: float = 5.0) -> None:
+    def __init__(self, folder: Path, *, lease_seconds: float = 5.0, election: Election | None = None) -> None:
         self.folder = folder
         self.shards = FakeShards()
         self.coordinator = Coordinator(
@@ -46,15 +47,18 @@ class Node:
             clock=SYSTEM_CLOCK,
             patience=Patience(settle_seconds=0.2, echo_seconds=1.0),
             lease_seconds=lease_seconds,
+            election=election,
         )
         self.server = Server(ServerConfig(num_threads=32))
         CoordinatorServicer(self.coordinator, host="here").add_to(self.server)
         self.address = self.server.start()
-        # The fake shards send no heartbeats; their lease is as long as the test.
+        # The fake shards send one heartbeat; their lease is as long as the test.
         registry = self.coordinator._registry
         registry.lease_seconds, lease = 1_000.0, registry.lease_seconds
         for index in range(2):
-            self.coordinator.register(shard_member(index))
+            shard = shard_member(index)
+            token = self.coordinator.register(shard).registration
+            self.coordinator.heartbeat(shard.id, token, clocks={}, jobs=(), last_command=0)
         registry.lease_seconds = lease
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick)
@@ -215,14 +219,39 @@ def test_an_agent_that_is_stopped_ends_its_children_and_leaves(node: Node) -> No
     assert node.wait_end().state is JobState.STOPPED
 
 
-def test_children_of_an_unknown_job_are_ended(node: Node) -> None:
+def test_children_of_a_job_that_has_ended_are_ended(node: Node) -> None:
     node.start_agent()
     job_id = node.submit("hang")
     node.wait_state(JobState.RUNNING)
     pids = node.stage_pids()
     with node.coordinator.condition:
         del node.coordinator._hosts[job_id]
+        node.coordinator._has_ended(job_id)
 
+    assert all(ends(pid) for pid in pids)
+
+
+def test_an_agent_that_is_told_to_end_lets_its_virtual_workers_leave(node: Node) -> None:
+    agent = node.start_agent(drain_seconds=30.0)
+    job_id = node.submit("leave")
+    node.wait_state(JobState.RUNNING)
+    agent.stop()
+    wait_until(lambda: node.coordinator._registry.departs(MemberId("n0")), timeout_seconds=10.0, what="departure")
+    assert node.outcome.empty()
+    (node.folder / "run" / "leave").touch()
+    assert node.outcome.get(timeout=20.0) is None
+    status = node.client.status(job_id)
+    assert (status.state, status.failure) == (JobState.RUNNING, "")
+    assert [(worker.deaths, worker.state) for worker in status.workers] == [(0, "awaiting")] * 2
+
+
+def test_it_waits_no_longer_than_it_may(node: Node) -> None:
+    agent = node.start_agent(drain_seconds=1.0)
+    node.submit("hang")
+    node.wait_state(JobState.RUNNING)
+    pids = node.stage_pids()
+    agent.stop()
+    assert node.outcome.get(timeout=20.0) is None
     assert all(ends(pid) for pid in pids)
 
 

@@ -19,7 +19,7 @@ from hetpipe.agent.stage_certificates import StageCertificates
 from hetpipe.certs.authority import facts_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.configs import Assignment, stage_commands
-from hetpipe.errors import HetpipeError, PermissionDenied
+from hetpipe.errors import HetpipeError, PermissionDenied, Unavailable
 from hetpipe.planner.partition import plan_job
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.commands import (
@@ -104,6 +104,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 class TestStages:
+    def test_one_that_is_refused_has_failed_through_nobodys_fault(self, bench: Bench) -> None:
+        command = bench.start("done")
+        bench.next_exit()
+        bench.children.refuse_stage(command, Unavailable("agent n0 was told to end"))
+        failed = bench.next()
+        assert isinstance(failed, StageNews)
+        sentence = "its process could not be started: agent n0 was told to end"
+        assert failed.report == StageFailed("Unavailable", sentence, secondary=True)
+        assert bench.next() == ChildExit(command.key, 0, 1)
+
     def test_reports_come_in_order_and_the_exit_last(self, bench: Bench) -> None:
         key = bench.start("done").key
 
@@ -117,6 +127,20 @@ class TestStages:
         assert isinstance(heard[3], ChildExit)
         assert (heard[3].key, heard[3].exit_code, heard[3].last_output) == (key, 0, "")
         assert bench.children.jobs() == ()
+
+    def test_who_is_ready_is_told_again(self, bench: Bench) -> None:
+        bench.start("hang")
+        ready = bench.next()
+        assert isinstance(ready, StageNews)
+        assert isinstance(ready.report, StageReady)
+        bench.children.tell_again()
+        assert bench.next() == ready
+
+    def test_but_not_after_its_end(self, bench: Bench) -> None:
+        bench.start("done")
+        bench.next_exit()
+        bench.children.tell_again()
+        assert bench.news.empty()
 
     def test_the_last_words_are_told(self, bench: Bench) -> None:
         bench.start("fail")
@@ -336,6 +360,7 @@ class TestCertificates:
         assert failed.report == StageFailed(
             "PermissionDenied",
             "its process could not be started: no stage of that name is to run on agent n0",
+            secondary=True,
         )
         assert gone == ChildExit(key, 0, 1)
         assert bench.children.jobs() == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hetpipe.agent.restoring import restore
 from hetpipe.errors import CheckpointError
 from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.layer_weights import layout_of
-from hetpipe.ps.manifest import checkpoint_dir, newest_checkpoint
+from hetpipe.ps.manifest import MANIFEST, checkpoint_dir, manifest_bytes, newest_checkpoint, read_manifest
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.run import DeviceConfig, StageConfig
 from hetpipe.weights.flat import FlatBuffer
@@ -94,6 +95,19 @@ def test_who_comes_back_before_the_run_has_a_checkpoint_begins_as_the_run_did(ru
     stage = Stage(run_dir / "new", newest_checkpoint(run_dir), incarnation=1)
     assert stage.restore() == 3
     assert (stage.took_weights, stage.optimizer.num_updates) == (True, 5)
+
+
+def test_who_was_away_when_the_newest_checkpoint_was_made_is_in_an_earlier_one(run_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(run_dir / "checkpoints", folder)
+    newest = newest_checkpoint(tmp_path / "run")
+    manifest = read_manifest(newest)
+    files = tuple(file for file in manifest.files if not file.name.startswith("vw-1-"))
+    without = replace(manifest, num_stages={VirtualWorkerIndex(0): 1}, files=files)
+    (newest / MANIFEST).write_bytes(manifest_bytes(without))
+    stage = Stage(tmp_path / "run", newest, incarnation=1)
+    stage.restore()
+    assert (stage.took_weights, stage.optimizer.num_updates) == (False, 4)
 
 
 def test_who_comes_back_unknown_to_the_checkpoint_begins_anew(run_dir: Path) -> None:

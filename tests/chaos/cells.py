@@ -23,6 +23,9 @@ class Deed(StrEnum):
     """SIGSTOP at the failpoint, SIGCONT when its lease and the patience with it have run out."""
     WIPE = "wipe"
     """SIGKILL, and Redis has forgotten everything when it starts again; at no failpoint."""
+    LOSE_DISK = "lose_disk"
+    """SIGKILL of a parameter server, whose disk is empty when it starts again, so that the whole job goes back to a
+    checkpoint; at no failpoint."""
 
 
 class Provocation(StrEnum):
@@ -35,6 +38,8 @@ class Provocation(StrEnum):
     """The victim dies, is started again and registers."""
     WORKER_DIES = "worker_dies"
     """A stage of the last virtual worker dies."""
+    WORKER_SLOWS = "worker_slows"
+    """A stage of the last virtual worker becomes slow, so that layers are moved away from it."""
     OTHERS_REST = "others_rest"
     """The first virtual worker stands still for a moment, so that the last one has to wait for a clock."""
 
@@ -97,6 +102,7 @@ PROVOKED = {
     ("membership.published_not_seen", "parameter_server"): Provocation.VICTIM_REGISTERS,
     ("membership.published_not_seen", "agent"): Provocation.VICTIM_REGISTERS,
     ("membership.evict_decided_not_published", "coordinator"): Provocation.WORKER_DIES,
+    **{(name, "coordinator"): Provocation.WORKER_SLOWS for name in POINTS if name.partition(".")[0] == "repartition"},
 }
 
 #: Faults at no point: every role wherever it happens to be, and several at once.
@@ -116,13 +122,14 @@ ANYWHERE = (
 #: Whom a Redis that forgets everything is tried with.
 WIPED = ("redis", "coordinator+redis")
 
+#: Whose disk is lost.
+WITHOUT_DISK = ("shard-0", "shard-1")
+
 #: What is done at failpoints.
 AT_POINTS = (Deed.KILL, Deed.PAUSE)
 
 #: Points nobody can be brought to, and why. A whole group by its name alone.
-UNREACHED: dict[str, str] = {
-    "repartition": "nothing makes a small job on equal devices repartition",
-}
+UNREACHED: dict[str, str] = {}
 
 
 def all_cells() -> tuple[Cell, ...]:
@@ -150,6 +157,7 @@ def _anywhere() -> Iterator[Cell]:
     for victim in ANYWHERE:
         yield from (Cell(point="any", victim=victim, deed=deed) for deed in AT_POINTS)
     yield from (Cell(point="any", victim=victim, deed=Deed.WIPE) for victim in WIPED)
+    yield from (Cell(point="any", victim=victim, deed=Deed.LOSE_DISK) for victim in WITHOUT_DISK)
 
 
 def _left_out() -> Iterator[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ import random
 import shutil
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -69,6 +70,8 @@ class Layout:
     """By key of the process; the others run on loopback."""
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Further options, by role: `coordinator`, `shard`, `agent`."""
+    programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By role: a module to run in place of the service, and what its options begin with."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to that of every process."""
 
@@ -87,8 +90,13 @@ class Layout:
         return self.places.get(key, Place())
 
 
-def free_port(taken: set[int]) -> int:
-    """A port nobody listens on now."""
+#: Ports that clusters of this process have, which not everybody has begun to listen on.
+_taken: set[int] = set()
+_lock = threading.Lock()
+
+
+def free_port() -> int:
+    """A port nobody listens on now, and nobody else here was given."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as probe:
@@ -96,9 +104,10 @@ def free_port(taken: set[int]) -> int:
                 probe.bind(("", port))
             except OSError:
                 continue
-        if port not in taken:
-            taken.add(port)
-            return port
+        with _lock:
+            if port not in _taken:
+                _taken.add(port)
+                return port
 
 
 class Cluster:
@@ -116,8 +125,7 @@ class Cluster:
         self.owner = f"{os.getpid()}-{uuid.uuid4().hex}"
         #: By key.
         self.kept: dict[str, Kept] = {}
-        taken: set[int] = set()
-        self._ports = {key: free_port(taken) for key in (REDIS, COORDINATOR, *self.layout.shards)}
+        self._ports = {key: free_port() for key in (REDIS, COORDINATOR, *self.layout.shards)}
         self._keeper = Keeper(folder / "processes", self.owner)
         self._stack = ExitStack()
         self._client: CoordinatorClient | None = None
@@ -129,8 +137,10 @@ class Cluster:
         try:
             self.start(REDIS)
             self.kept[REDIS].wait_up(timeout_seconds=_READY_SECONDS)
-            for key in (COORDINATOR, *self.layout.shards, *self.layout.agents):
+            for key in (COORDINATOR, *self.layout.shards):
                 self.start(key)
+            for key in self.layout.agents:
+                self._start_agent(key)
             self.wait_whole()
         except BaseException:
             self._stack.close()
@@ -170,13 +180,35 @@ class Cluster:
         self.kept[key] = self._keeper.keep(self._spec(key))
         return self.kept[key]
 
+    def _start_agent(self, key: str) -> None:
+        """The first virtual worker is planned on the agent that came first, so it is told who that is."""
+        self.start(key)
+
+        def is_member() -> bool:
+            self.check_starts()
+            return key in (self.members() or ())
+
+        wait_until(is_member, timeout_seconds=_READY_SECONDS, what=f"member {key}")
+
+    def members(self) -> set[str] | None:
+        """The names of whoever has a lease; None while the coordinator is away."""
+        try:
+            return {str(member.info.id) for member in self.client.members()}
+        except HetpipeError:
+            return None
+
+    def are_gone(self, keys: Sequence[str]) -> bool:
+        """The coordinator says that none of these has a lease."""
+        members = self.members()
+        return members is not None and not members & {_member(key) for key in keys}
+
     def wait_whole(self, *, timeout_seconds: float = _READY_SECONDS) -> None:
         """Until every process is up and a member.
 
         Raises:
             AssertionError: it took too long; the message says who is missing.
         """
-        wanted = {*self.layout.agents, *(f"parameter-server-{index}" for index in range(self.layout.num_shards))}
+        wanted = {_member(key) for key in (*self.layout.agents, *self.layout.shards)}
         seen: set[str] = set()
 
         def is_whole() -> bool:
@@ -184,10 +216,7 @@ class Cluster:
             self.check_starts()
             if not self.is_up:
                 return False
-            try:
-                seen = {str(member.info.id) for member in self.client.members()}
-            except HetpipeError:
-                return False
+            seen = self.members() or set()
             return wanted <= seen
 
         try:
@@ -198,6 +227,13 @@ class Cluster:
 
     def wipe_redis(self, victims: Sequence[str]) -> None:
         """Kill `victims`, of which Redis is one, and start them again with a Redis that knows nothing."""
+        self._restart_with_empty(self.folder / "redis", victims)
+
+    def lose_disk(self, shard: str) -> None:
+        """Kill a parameter server, and start it again with an empty disk."""
+        self._restart_with_empty(self.folder / "state" / shard, [shard])
+
+    def _restart_with_empty(self, folder: Path, victims: Sequence[str]) -> None:
         kept = [self.kept[key] for key in victims]
         for each in kept:
             each.wanted = False
@@ -205,8 +241,8 @@ class Cluster:
         wait_until(
             lambda: not any(each.is_up for each in kept), timeout_seconds=_READY_SECONDS, what=f"end of {victims}"
         )
-        shutil.rmtree(self.folder / "redis")
-        (self.folder / "redis").mkdir()
+        shutil.rmtree(folder)
+        folder.mkdir()
         for each in kept:
             each.wanted = True
 
@@ -224,10 +260,12 @@ class Cluster:
         if key == REDIS:
             command = dying_with_parent([*place.prefix, *self._redis()])
             return Spec(key=key, command=command, environment=self._environment(None), ready="eady to accept")
+        role = key.partition("-")[0]
         peer, program, options = self._program(key)
-        command = [*place.prefix, sys.executable, "-m", f"services.{program}", *options]
+        module = self.layout.programs.get(role, (f"services.{program}",))
+        command = [*place.prefix, sys.executable, "-m", *module, *options]
         command += ["--host", place.host, "--log", str(self.folder / "processes" / f"{key}.log")]
-        command += ["--exit-with-parent", *self.layout.options.get(key.partition("-")[0], ())]
+        command += ["--exit-with-parent", *self.layout.options.get(role, ())]
         return Spec(key=key, command=command, environment=self._environment(peer), ready='"address"')
 
     def _program(self, key: str) -> tuple[NamedPeer, str, list[str]]:
@@ -283,3 +321,8 @@ class Cluster:
         peers += [NamedPeer(Role.AGENT, key) for key in self.layout.agents]
         for peer in peers:
             issue_certificate(authority, peer, days=PROCESS_DAYS)
+
+
+def _member(key: str) -> str:
+    """What a process is called as a member."""
+    return key.replace("shard-", "parameter-server-")

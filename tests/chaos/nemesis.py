@@ -12,22 +12,36 @@ from typing import Any
 
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.coordinator.worker_life import LifeState
 from tests.chaos.cells import Cell, Deed, Provocation
 from tests.chaos.cluster import COORDINATOR, LEASE_SECONDS, REDIS, ROOT, Cluster, Layout
 from tests.chaos.keeper import state_of
 from tests.chaos.outcome import Outcome
-from tests.chaos.sequence import STALL_SECONDS, SURVIVE, Play
+from tests.chaos.sequence import SURVIVE, Play
 from tests.chaos.trial import Trial
 from tests.chaos.watch import Watch
+from tests.chaos.witness_job import SLOW_VARIABLE
 
 #: Longest way to a failpoint.
-REACH_SECONDS = 30.0
+REACH_SECONDS = 60.0
 
-#: Added to the time after which a victim that is paused has lost its place: its lease, or the patience with a stage.
-_MARGIN_SECONDS = 1.5
+#: How much longer a victim is paused than it takes to lose its place.
+_MARGIN_SECONDS = 0.5
+
+#: Who leads, and what the lead is kept in: nobody is left to tell when their lease has run out.
+LEADING = frozenset({COORDINATOR, REDIS})
 
 #: How long the first virtual worker stands still to make the last one wait: shorter than the patience with a stage.
 REST_SECONDS = 1.0
+
+#: What is slow here is so on purpose; layers move soon, and again soon.
+MOVES = {"straggler": 5.0, "patience_waves": 1}
+
+#: The same where layers have to be moved for it, perhaps some seconds after the last time.
+MOVE_SECONDS = 75.0
+
+#: How long a stage is left alone before it becomes slow: some reports.
+WELL_SECONDS = 4.0
 
 #: The virtual worker whose stages are hit; the others are there to go on.
 LAST_WORKER = 1
@@ -53,7 +67,7 @@ class FailpointScene:
         arming = folder / "arming"
         arming.mkdir(parents=True)
         with Cluster(folder, layout_for(arming)) as cluster:
-            trial = Trial(cluster, folder / "run", survive=SURVIVE, **self._changes)
+            trial = Trial(cluster, folder / "run", survive={**SURVIVE, **MOVES}, **self._changes)
             trial.wait_moving()
             yield trial, Nemesis(cluster, trial, arming).play
 
@@ -64,7 +78,11 @@ def layout_for(arming: Path) -> Layout:
     remote = Path(__file__).parent / "remote"
     return Layout(
         options={"coordinator": allowed, "shard": allowed, "agent": allowed},
-        environment={ARM_VARIABLE: str(arming), "PYTHONPATH": f"{remote}:{ROOT}"},
+        environment={
+            ARM_VARIABLE: str(arming),
+            SLOW_VARIABLE: str(arming / "slow"),
+            "PYTHONPATH": f"{remote}:{ROOT}",
+        },
     )
 
 
@@ -87,18 +105,39 @@ class Nemesis:
 
     def play(self, cell: Cell) -> Outcome:
         """Do it, and wait until the job has got over it."""
-        touches_lead = {COORDINATOR, REDIS} & set(cell.victim.split("+"))
-        return self._watch.play(cell, self._hit, may_end={COORDINATOR} if touches_lead else set())
+        touches_lead = LEADING & set(cell.victim.split("+"))
+        may_end = {COORDINATOR} if touches_lead else set()
+        return self._watch.play(cell, self._hit, may_end=may_end, may_leave=self._hit_workers(cell))
+
+    def _hit_workers(self, cell: Cell) -> set[int]:
+        """The virtual workers that lose a stage or an agent; with a disk all of them do."""
+        if cell.deed is Deed.LOSE_DISK:
+            return set(self._trial.tail.members)
+        hit = {LAST_WORKER} if cell.provocation in {Provocation.WORKER_DIES, Provocation.WORKER_SLOWS} else set()
+        for victim in cell.victim.split("+"):
+            hit |= {LAST_WORKER} if victim.startswith("stage-") else self._trial.workers_on(victim)
+        return hit
 
     def _hit(self, cell: Cell) -> None:
         """Do the deed; returns when whoever was killed is gone, or whoever was paused goes on."""
         victims = cell.victim.split("+")
         pids = [self._hit_at_point(cell)] if cell.point != "any" else self._hit_anywhere(cell, victims)
         if cell.deed is Deed.PAUSE:
-            self._pause(victims, pids)
-        if cell.deed is not Deed.PAUSE or cell.victim.startswith("stage-"):
-            # A stage that did not answer for so long has lost its place; it must not come back.
+            self._pause(cell, victims, pids)
+            if cell.provocation is Provocation.WORKER_SLOWS:
+                self._wait_moved()
+        else:
             self._wait_gone(cell, pids)
+
+    def _wait_moved(self) -> None:
+        """Until whoever was about to move layers, if it still leads, has done so."""
+
+        def is_settled() -> bool:
+            status = self._trial.status()
+            return status is not None and all(worker.state == LifeState.READY for worker in status.workers)
+
+        SYSTEM_CLOCK.sleep(WELL_SECONDS)
+        self._trial.wait(is_settled, timeout_seconds=REACH_SECONDS, what="virtual workers that are ready")
 
     def _wait_gone(self, cell: Cell, pids: Sequence[int]) -> None:
         """Until nobody takes these processes for living ones."""
@@ -116,6 +155,11 @@ class Nemesis:
         pids = [self._pid(victim) for victim in victims]
         if cell.deed is Deed.WIPE:
             self._cluster.wipe_redis(victims)
+            return pids
+        if cell.deed is Deed.LOSE_DISK:
+            folder = self._trial.run_dir
+            self._cluster.lose_disk(cell.victim)
+            self._trial.wait(lambda: self._trial.run_dir != folder, timeout_seconds=REACH_SECONDS, what="rewind")
             return pids
         for victim, pid in zip(victims, pids, strict=True):
             if cell.deed is Deed.KILL:
@@ -139,9 +183,10 @@ class Nemesis:
         mark = marks / f"0-{cell.point}"
         self._trial.wait(
             lambda: mark.exists() and mark.stat().st_size > 0,
-            timeout_seconds=REACH_SECONDS,
+            timeout_seconds=MOVE_SECONDS if cell.provocation is Provocation.WORKER_SLOWS else REACH_SECONDS,
             what=f"visit of {cell.victim} to {cell.point}",
         )
+        (self._arming / "slow").unlink(missing_ok=True)
         pid = int(json.loads(mark.read_text())["pid"])
         self._expect(cell.victim, pid)
         return pid
@@ -164,6 +209,10 @@ class Nemesis:
             case Provocation.WORKER_DIES:
                 with suppress(ProcessLookupError):
                     os.kill(self._pid("stage-0"), signal.SIGKILL)
+            case Provocation.WORKER_SLOWS:
+                # Whoever leads must have seen how fast it was.
+                SYSTEM_CLOCK.sleep(WELL_SECONDS)
+                (self._arming / "slow").write_text(str(self._pid(self._largest_stage())))
             case Provocation.OTHERS_REST:
                 others = [pid for (vw, _), pid in self._trial.stage_pids().items() if vw != LAST_WORKER]
                 with continued(others):
@@ -171,13 +220,32 @@ class Nemesis:
                         os.kill(pid, signal.SIGSTOP)
                     SYSTEM_CLOCK.sleep(REST_SECONDS)
 
-    def _pause(self, victims: Sequence[str], pids: Sequence[int]) -> None:
+    def _pause(self, cell: Cell, victims: Sequence[str], pids: Sequence[int]) -> None:
+        """Have who has stopped lose its place, and then go on, if it still can."""
         with continued(pids):
             self._trial.wait(
                 lambda: all(state_of(pid) == "T" for pid in pids), timeout_seconds=5.0, what=f"stop of {victims}"
             )
-            patience = STALL_SECONDS if victims[0].startswith("stage-") else LEASE_SECONDS
-            SYSTEM_CLOCK.sleep(patience + _MARGIN_SECONDS)
+            if LEADING & set(victims):
+                SYSTEM_CLOCK.sleep(LEASE_SECONDS + _MARGIN_SECONDS)
+            elif victims[0].startswith("stage-"):
+                # Its agent ends a stage that did not answer for so long: it never goes on.
+                self._wait_gone(cell, pids)
+            else:
+                self._trial.wait(
+                    lambda: self._cluster.are_gone(victims),
+                    timeout_seconds=REACH_SECONDS,
+                    what=f"end of the leases of {victims}",
+                )
+                SYSTEM_CLOCK.sleep(_MARGIN_SECONDS)
+
+    def _largest_stage(self) -> str:
+        """The stage of the last virtual worker with the most layers to move."""
+        status = self._trial.status()
+        assert status is not None, "a cluster that is whole has a status"
+        assert status.progress is not None, "a cluster that is whole trains"
+        rows = status.progress.rows[LAST_WORKER].stages
+        return f"stage-{max(range(len(rows)), key=lambda at: rows[at].last_layer - rows[at].first_layer)}"
 
     def _pid(self, victim: str) -> int:
         if not victim.startswith("stage-"):

@@ -1,7 +1,7 @@
 """`python -m tests.chaos.partitions`: wires between processes are cut, in network namespaces. Needs root.
 
     python -m tests.chaos.partitions                                   every wire, in an order made from --seed
-    python -m tests.chaos.partitions --cell cut/shard-0/agent-1/there  one way of one wire
+    python -m tests.chaos.partitions --only cut/shard-0/agent-1/there  one way of one wire
     python -m tests.chaos.partitions --list                            names only
 
 Without root, or without the tools for namespaces, nothing is tried, and that is said aloud; exit status 0 then.
@@ -75,7 +75,8 @@ class Breaker:
 
     def play(self, wire: Wire) -> Outcome:
         """Do it, mend it, and wait until the job has got over it."""
-        return self._watch.play(wire, self._hit, may_end=wire.may_end)
+        # Whose link breaks dies, and who cannot be heard is evicted: nobody is a bystander here.
+        return self._watch.play(wire, self._hit, may_end=wire.may_end, may_leave={0, 1, 2})
 
     def _hit(self, wire: Wire) -> None:
         match wire.damage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -70,7 +71,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The least that was held in the first fifth of a time, and in the last: what is gone again is no growth."""
+    """What was held for half of the first fifth of a time, and of the last: what is soon gone again is no growth."""
 
     what: str
     first: float
@@ -91,6 +92,6 @@ class Growth:
 def _growth(what: str, first: Sequence[Holding], last: Sequence[Holding]) -> Growth:
     return Growth(
         what,
-        min(getattr(each, what) for each in first),
-        min(getattr(each, what) for each in last),
+        statistics.median_low(getattr(each, what) for each in first),
+        statistics.median_low(getattr(each, what) for each in last),
     )

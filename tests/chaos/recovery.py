@@ -15,12 +15,12 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetpipe.clock import SYSTEM_CLOCK
+from tests.chaos import witness_job
 from tests.chaos.cluster import COORDINATOR, LEASE_SECONDS, REDIS, Cluster, Layout
 from tests.chaos.nemesis import LAST_WORKER, continued
 from tests.chaos.sequence import SURVIVE
@@ -30,8 +30,9 @@ from tests.chaos.watch import RECOVER_SECONDS, Watch
 #: Measurements of each.
 ROUNDS = 5
 
-#: How much history before a fault says what is usual.
-_USUAL_SECONDS = 2.0
+#: How many waves before a fault say what is usual, and how far back they are looked for.
+_USUAL_WAVES = 8
+_USUAL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,48 +114,74 @@ def shard_dies(scene: Scene) -> Mapping[str, float]:
 
 
 def control_plane_is_wiped(scene: Scene) -> Mapping[str, float]:
-    """Coordinator and Redis are killed, and Redis forgets everything."""
+    """Coordinator and Redis are killed, and Redis forgets everything; the new coordinator is told to end the job."""
     hit = SYSTEM_CLOCK.monotonic()
     scene.cluster.wipe_redis([COORDINATOR, REDIS])
     scene.watch.wait_whole("after the fault", RECOVER_SECONDS)
-    seconds = SYSTEM_CLOCK.monotonic() - hit
-    scene.trial.wait_moving()
-    return {"rebuilt, s": seconds, "training stalls, s": _stall_since(scene, hit)}
+    status = SYSTEM_CLOCK.monotonic()
+    scene.trial.ask_to_stop()
+    obeyed = SYSTEM_CLOCK.monotonic()
+    scene.trial.wait_ended(timeout_seconds=RECOVER_SECONDS)
+    return {
+        "all are up by the word of the new coordinator, s": status - hit,
+        "it has taken an order, s": obeyed - hit,
+        "training stalls, s": _stall_since(scene, hit),
+    }
 
 
-FAULTS: Mapping[str, Callable[[Scene], Mapping[str, float]]] = {
-    "a stage is killed": worker_dies,
-    "a node falls silent": node_falls_silent,
-    "a small shard is killed": shard_dies,
-    "coordinator and Redis are wiped": control_plane_is_wiped,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is done to a job, and what that is like."""
+
+    hit: Callable[[Scene], Mapping[str, float]]
+    """Does it; returns its figures."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of every process."""
+
+
+FAULTS: Mapping[str, Fault] = {
+    "a stage is killed": Fault(hit=worker_dies),
+    "a node falls silent": Fault(hit=node_falls_silent),
+    "a small shard is killed": Fault(hit=shard_dies),
+    "a small shard is killed, waves of a second": Fault(
+        hit=shard_dies, environment={witness_job.PACE_VARIABLE: f"{1.0 / witness_job.MINIBATCHES_PER_WAVE}"}
+    ),
+    "coordinator and Redis are wiped": Fault(hit=control_plane_is_wiped),
 }
 
 
-def measure(folder: Path, fault: Callable[[Scene], Mapping[str, float]], rounds: int) -> dict[str, list[float]]:
-    """Every figure of `rounds` faults of one kind in one job.
+def measure(folder: Path, fault: Fault, rounds: int) -> dict[str, list[float]]:
+    """Every figure of `rounds` faults of one kind, in one job as long as it lasts.
 
     Raises:
         AssertionError: the job did not get over one.
     """
     found: dict[str, list[float]] = {}
-    with _scene(folder) as scene:
-        for _ in range(rounds):
+    with Cluster(folder, Layout(environment=fault.environment)) as cluster:
+        scene = _scene(cluster, folder / "run-0")
+        for number in range(rounds):
+            if scene.trial.has_ended():
+                _judge(scene)
+                scene = _scene(cluster, folder / f"run-{number}")
             scene.watch.wait_whole("before the fault", RECOVER_SECONDS)
-            SYSTEM_CLOCK.sleep(_USUAL_SECONDS)
-            for name, value in fault(scene).items():
+            scene.trial.wait_moving(waves=_USUAL_WAVES)
+            for name, value in fault.hit(scene).items():
                 found.setdefault(name, []).append(value)
-        scene.trial.stop()
-        problems = scene.trial.verdict().problems
-        assert not problems, f"the job is not right: {problems[0]}"
+        if not scene.trial.has_ended():
+            scene.trial.stop()
+        _judge(scene)
     return found
 
 
-@contextmanager
-def _scene(folder: Path) -> Iterator[Scene]:
-    with Cluster(folder, Layout()) as cluster:
-        trial = Trial(cluster, folder / "run", survive=SURVIVE)
-        trial.wait_moving()
-        yield Scene(cluster, trial, Watch(cluster, trial))
+def _scene(cluster: Cluster, run_dir: Path) -> Scene:
+    trial = Trial(cluster, run_dir, survive=SURVIVE)
+    trial.wait_moving()
+    return Scene(cluster, trial, Watch(cluster, trial))
+
+
+def _judge(scene: Scene) -> None:
+    problems = scene.trial.verdict().problems
+    assert not problems, f"the job is not right: {problems[0]}"
 
 
 def _hit(scene: Scene, pids: Sequence[int], number: signal.Signals) -> float:

@@ -19,6 +19,7 @@ class HistoryTail:
     """Reads the decision log's lines as they are written."""
 
     def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
         self._folder = run_dir / "history"
         self._read: dict[Path, _Read] = {}
         #: The newest published clock; -1 before any.
@@ -46,6 +47,8 @@ class HistoryTail:
                 self.evicted.add((record["vw"], record["incarnation"]))
                 if self.members.get(record["vw"]) == record["incarnation"]:
                     del self.members[record["vw"]]
+            case "leave":
+                self.members.pop(record["vw"], None)
             case "join":
                 self.members[record["vw"]] = record["incarnation"]
 

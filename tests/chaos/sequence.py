@@ -1,40 +1,44 @@
-"""Plays cases, several in one job, and finds out which of them was to blame where the job did not end well."""
+"""Plays cases, several in one job and several jobs at once, and finds out which were to blame where one ended badly."""
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections import deque
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError
 from hetpipe.spec.events import JobState
-from tests.chaos.outcome import Case, Outcome
-from tests.chaos.trial import Trial
+from tests.chaos.outcome import Case, CaseT, Outcome, Tally
+from tests.chaos.trial import Trial, Verdict
 
-#: Cases that one job takes, one after the other. A job lasts a few minutes at most, so that its witnesses suffice.
-CASES_PER_JOB = 22
+#: Most cases that one job takes, one after the other. A job lasts a few minutes at most, so that its witnesses suffice.
+CASES_PER_JOB = 24
 
 #: Seconds without a word after which a stage counts as hung; stages that wait for somebody say so every five seconds.
 STALL_SECONDS = 7.0
 
 #: What jobs here are told about processes that die: dying often is what they are for.
-SURVIVE = {"stall": f"{STALL_SECONDS}s", "restarts": 1000, "backoff": "0s", "absence": "60s"}
+SURVIVE = {"stall": f"{STALL_SECONDS}s", "restarts": 1000, "backoff": "0s", "absence": "60s", "straggler": 0.0}
 
-CaseT = TypeVar("CaseT", bound=Case)
 PlayedT_contra = TypeVar("PlayedT_contra", bound=Case, contravariant=True)
 
 Play: TypeAlias = Callable[[CaseT], Outcome]
 
 Say: TypeAlias = Callable[[str], None]
 
+#: Hears what a job has shown, as soon as it is certain.
+Note: TypeAlias = Callable[[Sequence[Outcome], Tally], None]
+
 
 class Scene(Protocol[PlayedT_contra]):
-    """Where cases are played."""
+    """Where cases are played. Several are open at once, each in a thread of its own."""
 
     def open(self, folder: Path) -> AbstractContextManager[tuple[Trial, Play[PlayedT_contra]]]:
         """A cluster with a job that is under way, and what does cases to it; gone with the block.
@@ -45,93 +49,177 @@ class Scene(Protocol[PlayedT_contra]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[CaseT]):
+    """Cases for one job."""
+
+    cases: Sequence[CaseT]
+    again: bool = False
+    """They are played for the second time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown(Generic[CaseT]):
+    """What one job, or several that look for somebody to blame, have shown."""
+
+    outcomes: Sequence[Outcome]
+    """Verdicts."""
+    left: Sequence[Batch[CaseT]] = ()
+    """What has none yet."""
+
+
+def batches(cases: Sequence[CaseT], *, per_job: int, lanes: int) -> Iterator[Batch[CaseT]]:
+    """As few jobs as the limit allows, about equally long, and as many for each lane.
+
+    >>> [len(batch.cases) for batch in batches("abcdefghijk", per_job=4, lanes=2)]
+    [3, 3, 3, 2]
+    >>> [len(batch.cases) for batch in batches("abc", per_job=4, lanes=1)]
+    [3]
+    """
+    count = min(len(cases), math.ceil(math.ceil(len(cases) / per_job) / lanes) * lanes)
+    begin = 0
+    for number in range(count):
+        size = (len(cases) + count - 1 - number) // count
+        yield Batch(cases[begin : begin + size])
+        begin += size
+
+
 class Runner(Generic[CaseT]):
     """Plays cases in clusters of its own, whose folders are below one folder and stay where something went wrong."""
 
-    def __init__(self, scene: Scene[CaseT], folder: Path, say: Say, *, keeps_all: bool = False) -> None:
+    def __init__(
+        self,
+        scene: Scene[CaseT],
+        folder: Path,
+        say: Say,
+        *,
+        note: Note = lambda _outcomes, _tally: None,
+        keeps_all: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
             scene: where cases are played.
             folder: of all clusters.
-            say: hears how each went.
+            say: hears how each went; from several threads.
+            note: hears verdicts; from several threads.
             keeps_all: keep the folders of what went well, too.
         """
         self._scene = scene
         self._keeps_all = keeps_all
         self._folder = folder
         self._say = say
-        self._number = 0
+        self._note = note
+        self._lock = threading.Lock()
+        self._number = len(list(folder.glob("job-*")))
 
-    def run(self, cases: Sequence[CaseT], *, per_job: int = CASES_PER_JOB) -> list[Outcome]:
-        """Play them all; their outcomes in the same order."""
-        left = deque(cases)
+    def run(self, cases: Sequence[CaseT], *, per_job: int = CASES_PER_JOB, lanes: int = 1) -> list[Outcome]:
+        """Play them all, `lanes` jobs at once; their outcomes in the same order."""
         outcomes: dict[str, Outcome] = {}
-        while left:
-            batch = [left.popleft() for _ in range(min(per_job, len(left)))]
-            found = {outcome.case.name: outcome for outcome in self._run_job(batch)}
-            outcomes |= found
-            # A job that broke down ends its batch early, and tells nothing of those before; they get another one.
-            left.extendleft(case for case in reversed(batch) if case.name not in found)
+        pool = ThreadPoolExecutor(lanes, thread_name_prefix="lane")
+        try:
+            running: set[Future[_Shown[CaseT]]] = {
+                pool.submit(self._run_job, batch) for batch in batches(cases, per_job=per_job, lanes=lanes)
+            }
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for shown in (future.result() for future in done):
+                    outcomes |= {outcome.case.name: outcome for outcome in shown.outcomes}
+                    running |= {pool.submit(self._run_job, batch) for batch in shown.left}
+        finally:
+            # Whoever interrupts this does not wait for what has not begun.
+            pool.shutdown(wait=False, cancel_futures=True)
         return [outcomes[case.name] for case in cases]
 
-    def _run_job(self, batch: Sequence[CaseT]) -> list[Outcome]:
-        """Play `batch` up to the first case that is not survived; what is known for sure then, at least one outcome."""
-        self._number += 1
-        folder = self._folder / f"job-{self._number}"
-        try:
-            played, problems = self._play(batch, folder)
-        except (AssertionError, HetpipeError) as error:
-            sentence = f"no job came under way: {' '.join(str(error).split())}"
-            self._say(f"  {sentence} (see {folder})")
-            return [Outcome(case=batch[0], survived=False, sentence=sentence)]
-        failed = [outcome for outcome in played if not outcome.survived]
-        if problems:
-            told = "; ".join(problems[:3])
-            self._say(f"  the job of these is not right: {told} (see {folder})")
-            if failed:
-                return failed
-            if len(played) == 1:
-                return [replace(played[0], survived=False, sentence=told)]
-            return self._blame(batch, told)
-        if not failed and not self._keeps_all:
-            shutil.rmtree(folder, ignore_errors=True)
-        return played
-
-    def _blame(self, batch: Sequence[CaseT], told: str) -> list[Outcome]:
-        """Play each case of a job that ended badly alone; if all end well, all together are to blame."""
-        self._say("  so each of them is played again alone")
-        alone = [self._run_job([case])[0] for case in batch]
-        if any(not outcome.survived for outcome in alone):
-            return alone
-        return [replace(one, survived=False, sentence=f"together with the others of its job: {told}") for one in alone]
-
-    def _play(self, batch: Sequence[CaseT], folder: Path) -> tuple[list[Outcome], Sequence[str]]:
-        """The outcomes, and what is wrong with the job at its end."""
+    def _run_job(self, batch: Batch[CaseT]) -> _Shown[CaseT]:
+        """Play `batch` up to the first case that is not survived; every case is in the answer."""
+        with self._lock:
+            self._number += 1
+            folder = self._folder / f"job-{self._number}"
         played: list[Outcome] = []
+        try:
+            verdict = self._play(batch, folder, played)
+        except Exception as error:  # noqa: BLE001 - whatever breaks here, the other lane goes on, and this is told
+            kind = "" if isinstance(error, AssertionError | HetpipeError) else f"{type(error).__name__}: "
+            told = f"{'the job broke off' if played else 'no job came under way'}: {kind}{' '.join(str(error).split())}"
+            self._say(f"{folder.name}: {told} (see {folder})")
+            return self._broken_off(batch, played, told)
+        if not verdict.problems:
+            if all(outcome.survived for outcome in played) and not self._keeps_all:
+                shutil.rmtree(folder, ignore_errors=True)
+            return self._shown(played, verdict.tally, _rest(batch, played))
+        told = "; ".join(verdict.problems[:3])
+        self._say(f"{folder.name}: the job of these is not right: {told} (see {folder})")
+        if any(not outcome.survived for outcome in played):
+            return self._broken_off(batch, played, told, verdict.tally)
+        if len(played) == 1:
+            return self._shown([replace(played[0], survived=False, sentence=told)], verdict.tally)
+        self._note([], verdict.tally)
+        return self._blame(batch, told)
+
+    def _play(self, batch: Batch[CaseT], folder: Path, played: list[Outcome]) -> Verdict:
+        """Add the outcomes to `played`; what the judges say of the job at its end."""
         with self._scene.open(folder) as (trial, play):
-            for case in batch:
-                played.append(play(case))
+            for case in batch.cases:
+                played.append(replace(play(case), again=batch.again))
                 self._tell(played[-1], folder)
                 if not played[-1].survived:
                     break
-            return played, self._judged(trial)
+            return self._judged(trial, folder)
 
-    def _judged(self, trial: Trial) -> Sequence[str]:
-        """What is wrong with the job at its end."""
+    def _judged(self, trial: Trial, folder: Path) -> Verdict:
         started = SYSTEM_CLOCK.monotonic()
         try:
             end = trial.stop()
         except (AssertionError, HetpipeError) as error:
-            return (f"the job does not come to an end: {error}",)
+            return Verdict((f"the job does not come to an end: {error}",))
         verdict = trial.verdict()
-        seconds = SYSTEM_CLOCK.monotonic() - started
-        figures = f"{verdict.waves} waves, {verdict.samples} samples, {len(verdict.problems)} problems"
-        self._say(f"  the job {end.state}, and was judged in {seconds:.1f} s: {figures}")
-        return verdict.problems if end.state is JobState.STOPPED else (f"the job {end.state}: {end.failure}",)
+        seconds, tally = SYSTEM_CLOCK.monotonic() - started, verdict.tally
+        figures = f"{tally.waves} waves, {tally.samples} samples, {len(verdict.problems)} problems"
+        self._say(f"{folder.name}: the job {end.state}, and was judged in {seconds:.1f} s: {figures}")
+        if end.state is not JobState.STOPPED:
+            return replace(verdict, problems=(f"the job {end.state}: {end.failure}", *verdict.problems))
+        return verdict
+
+    def _shown(self, outcomes: Sequence[Outcome], tally: Tally, *left: Batch[CaseT]) -> _Shown[CaseT]:
+        self._note(outcomes, tally)
+        return _Shown(outcomes, [batch for batch in left if batch.cases])
+
+    def _broken_off(
+        self, batch: Batch[CaseT], played: Sequence[Outcome], told: str, tally: Tally | None = None
+    ) -> _Shown[CaseT]:
+        """Who was not survived is certain; the others of this job get another one, once."""
+        failed = [outcome for outcome in played if not outcome.survived]
+        names = {outcome.case.name for outcome in played if outcome.survived}
+        silent = [case for case in batch.cases if case.name in names or not played]
+        rest = _rest(batch, played) if played else replace(batch, cases=[])
+        lost: list[Outcome] = []
+        if silent and batch.again:
+            lost = [Outcome(case=case, survived=False, judged=False, again=True, sentence=told) for case in silent]
+        elif silent:
+            self._say(f"no verdict yet on {', '.join(case.name for case in silent)}: to be played again, once")
+        second = Batch([] if batch.again else silent, again=True)
+        return self._shown([*failed, *lost], tally or Tally(), second, rest)
+
+    def _blame(self, batch: Batch[CaseT], told: str) -> _Shown[CaseT]:
+        """Play each case of a job that ended badly alone; if all end well, all together are to blame."""
+        self._say("so each of them is played again alone")
+        alone: list[Outcome] = []
+        for case in batch.cases:
+            alone += self._run_job(Batch([case], again=True)).outcomes
+        if all(outcome.survived for outcome in alone):
+            together = f"together with the others of its job: {told}"
+            alone = [replace(one, survived=False, sentence=together) for one in alone]
+            self._note(alone, Tally())
+        return _Shown(alone)
 
     def _tell(self, outcome: Outcome, folder: Path) -> None:
         word = "survived" if outcome.survived else "NOT SURVIVED"
         more = "" if outcome.survived else f": {outcome.sentence} (see {folder})"
         times = f"{outcome.seconds:.1f} s, {outcome.recovery_seconds:.1f} s of them after the fault"
-        self._say(f"  {word} {outcome.case.name} ({times}){more}")
+        self._say(f"{folder.name}: {word} {outcome.case.name} ({times}){more}")
+
+
+def _rest(batch: Batch[CaseT], played: Sequence[Outcome]) -> Batch[CaseT]:
+    """What was not played any more."""
+    return replace(batch, cases=batch.cases[len(played) :])

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.chaos.keeper import Keeper, Spec, owned
+from tests.chaos.outcome import Tally
 from tests.chaos.processes import Growth, Holding, Ledger, holding_of
 from tests.chaos.run_folder import HistoryTail
-from tests.chaos.trial import layer_faults
+from tests.chaos.trial import Verdict, layer_faults
 from tests.polling import wait_until
 
 
@@ -77,15 +78,15 @@ def test_the_tail_of_a_history_tells_the_clock_and_who_counts(tmp_path: Path) ->
 
 def test_witnesses_tell_what_is_lost_doubled_and_torn() -> None:
     whole, ledger = [1, 0, 2], {0: 1, 2: 2}
-    assert layer_faults(dict.fromkeys("abcd", whole), ledger) == []
-    assert layer_faults({name: [1, 0, 1] for name in "abcd"}, ledger) == [
-        f"{name}: 1 samples lost (first [2]), 0 doubled (first [])" for name in "abcd"
-    ]
-    assert layer_faults({**dict.fromkeys("abc", whole), "d": [2, 1, 2]}, ledger) == [
-        "d: 0 samples lost (first []), 2 doubled (first [0, 1])",
-        "layers differ: a wave was torn",
-    ]
-    assert layer_faults({"a": whole}, ledger) == ["the final weights have layers ['a'], not 4"]
+    assert layer_faults(dict.fromkeys("abcd", whole), ledger) == Verdict(())
+    assert layer_faults({name: [1, 0, 1] for name in "abcd"}, ledger) == Verdict(
+        tuple(f"{name}: 1 samples lost (first [2]), 0 doubled (first [])" for name in "abcd"), Tally(lost_samples=4)
+    )
+    assert layer_faults({**dict.fromkeys("abc", whole), "d": [2, 1, 2]}, ledger) == Verdict(
+        ("d: 0 samples lost (first []), 2 doubled (first [0, 1])", "layers differ: a wave was torn"),
+        Tally(doubled_samples=2, torn_layers=1),
+    )
+    assert layer_faults({"a": whole}, ledger).problems == ("the final weights have layers ['a'], not 4",)
 
 
 #: Says that it is ready, and reaches a failpoint again and again.

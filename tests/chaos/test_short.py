@@ -14,7 +14,12 @@ from tests.coordinator.redis_server import needs_redis
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), needs_redis]
 
 #: One for each kind of process.
-SELECTION = ("any/redis/kill", "push.after_stage/shard-0/kill", "push.mid_stream/stage-0/kill")
+SELECTION = (
+    "any/redis/kill",
+    "any/coordinator/kill",
+    "push.after_stage/shard-0/kill",
+    "push.mid_stream/stage-0/kill",
+)
 
 #: Half the processes of the whole table's jobs.
 WORKERS = {"count": 2, "stages": 1}

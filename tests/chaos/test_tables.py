@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe.failpoints import POINTS
 from hetpipe.testing.network_namespaces import Direction
 from tests.chaos.cells import UNREACHED, all_cells, skips
-from tests.chaos.outcome import Outcome, Results
+from tests.chaos.outcome import Outcome, Results, Tally
 from tests.chaos.wires import Damage, all_wires
 
 
@@ -40,21 +40,39 @@ class Fall:
     column: str = "down"
 
 
-def results(*outcomes: Outcome) -> Results:
-    return Results(outcomes=outcomes, skipped={"c": "there is no c"}, seconds=2.0, seed=7, again="play")
-
-
 def test_what_is_not_survived_is_named_with_its_reason_and_how_to_play_it_again() -> None:
-    found = results(
-        Outcome(case=Fall("a"), survived=True), Outcome(case=Fall("b"), survived=False, sentence="nobody came")
+    found = Results(
+        outcomes=[
+            Outcome(case=Fall("a"), survived=True, again=True),
+            Outcome(case=Fall("b"), survived=False, sentence="nobody came"),
+            Outcome(case=Fall("d"), survived=False, judged=False, sentence="no cluster"),
+        ],
+        skipped={"c": "there is no c"},
+        seconds=2.0,
+        seed=7,
+        again="play",
+        tally=Tally(jobs=2, waves=9, samples=18, lost_samples=1),
+        missing=["e"],
     )
     assert not found.ok
     assert found.lines() == [
         "              down   survived / tried",
-        "falls          1/2",
-        "all: 1 of 2 survived in 2 s, seed 7",
+        "falls          1/3",
+        "all: 1 of 3 survived in 2 s, seed 7",
+        "history checker: 0 violations in 9 waves of 2 jobs; 0 waves doubled, 0 torn, 0 beyond the bound of staleness",
+        "witness weights: 18 samples; 1 lost, 0 doubled, 0 layers torn",
         "skipped: 1 because there is no c",
+        "not played, because this was broken off: e",
+        "played a second time, because their first job broke off: a",
         "not survived: b: nobody came",
         "  again with: play b",
+        "no verdict: d: no cluster",
+        "  again with: play d",
     ]
-    assert (found.to_json()["tried"], found.to_json()["survived"]) == (2, 1)
+    assert (found.to_json()["tried"], found.to_json()["survived"]) == (3, 1)
+
+
+def test_what_was_not_played_does_not_count_as_survived() -> None:
+    whole = Results(outcomes=[Outcome(case=Fall("a"), survived=True)], skipped={}, seconds=2.0, seed=7, again="play")
+    assert whole.ok
+    assert not replace(whole, missing=["b"]).ok

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from hetpipe.check import check_run
+from hetpipe.check import Kind, check_run
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.client import new_request_id
 from hetpipe.errors import CheckpointError, HetpipeError, Unavailable
@@ -19,9 +19,11 @@ from hetpipe.ps.manifest import newest_checkpoint
 from hetpipe.spec.events import JobState, JobStatus, StopMode, Submission
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
+from hetpipe.spec.rewinds import run_folders
 from tests.chaos import witness_job
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.keeper import state_of
+from tests.chaos.outcome import Tally
 from tests.chaos.run_folder import HistoryTail
 from tests.pipeline.witness import sample_counts
 from tests.polling import wait_until
@@ -36,18 +38,20 @@ _STOP_SECONDS = 60.0
 MOVES_WAVES = 6
 
 
+#: Kinds of violations that are about how old weights may be.
+_STALE = frozenset({Kind.STALE_CLOCK, Kind.NOT_REQUIRED_CLOCK, Kind.CLOCK_DISTANCE, Kind.UNPUBLISHED_CLOCK})
+
+#: Problems that a verdict spells out.
+_TOLD = 20
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a finished trial has shown."""
 
     problems: tuple[str, ...]
-    waves: int = 0
-    samples: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Nothing lost, doubled, torn or stale."""
-        return not self.problems
+    """Empty: nothing is lost, doubled, torn or stale."""
+    tally: Tally = Tally()
 
 
 class Trial:
@@ -62,7 +66,7 @@ class Trial:
             changes: keys of the job (`witness_job.job`).
         """
         run_dir.mkdir(parents=True)
-        self.run_dir = run_dir
+        self._first_dir = run_dir
         self._cluster = cluster
         job = Job.model_validate(witness_job.job(**changes))
         assert job.workers.count is not None
@@ -70,7 +74,19 @@ class Trial:
         (run_dir / "job.json").write_text(job.model_dump_json())
         submission = Submission(new_request_id(), job.model_dump_json(), str(run_dir), str(ROOT))
         self.job_id: JobId = cluster.client.submit_job(submission)
-        self.tail = HistoryTail(run_dir)
+        self._tail = HistoryTail(run_dir)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the job goes on: its own folder, or that of its newest rewind."""
+        return run_folders(self._first_dir)[-1]
+
+    @property
+    def tail(self) -> HistoryTail:
+        """What the history there tells, as far as it was looked at."""
+        if self._tail.run_dir != self.run_dir:
+            self._tail = HistoryTail(self.run_dir)
+        return self._tail
 
     def status(self) -> JobStatus | None:
         """What the coordinator says; None while it is away."""
@@ -81,8 +97,9 @@ class Trial:
 
     def published(self) -> int:
         """The newest published clock; -1 before any."""
-        self.tail.look()
-        return self.tail.published
+        tail = self.tail
+        tail.look()
+        return tail.published
 
     def wait(self, condition: Callable[[], bool], *, timeout_seconds: float, what: str) -> None:
         """Until `condition` holds.
@@ -107,6 +124,11 @@ class Trial:
         except AssertionError as error:
             raise AssertionError(f"{error}; meanwhile the clock went from {began} to {self.published()}") from None
 
+    def has_ended(self) -> bool:
+        """By the coordinator's word."""
+        status = self.status()
+        return status is not None and status.state is not None and status.state.is_terminal
+
     def check_alive(self) -> None:
         """The job has not ended.
 
@@ -118,9 +140,17 @@ class Trial:
             raise AssertionError(f"the job {status.state}: {status.failure or 'without a reason'}")
 
     def wait_moving(self, *, waves: int = MOVES_WAVES, timeout_seconds: float = _START_SECONDS) -> None:
-        """Until so many more waves are published."""
-        wanted = self.published() + waves
-        self.wait(lambda: self.published() >= wanted, timeout_seconds=timeout_seconds, what=f"clock {wanted}")
+        """Until so many more waves are published, since the last rewind if there is one meanwhile."""
+        tail, wanted = self.tail, self.published() + waves
+
+        def has_moved() -> bool:
+            nonlocal tail, wanted
+            published = self.published()
+            if tail is not self.tail:
+                tail, wanted = self.tail, published + waves
+            return published >= wanted
+
+        self.wait(has_moved, timeout_seconds=timeout_seconds, what=f"{waves} more waves than clock {wanted - waves}")
 
     def stage_pids(self) -> dict[tuple[int, int], int]:
         """The stages that live, by virtual worker and stage; as far as the coordinator knows."""
@@ -129,6 +159,12 @@ class Trial:
         return {
             (row.vw, row.index): row.pid for row in rows if row.role == "stage" and row.vw is not None and row.pid > 0
         }
+
+    def workers_on(self, key: str) -> set[int]:
+        """The virtual workers that are planned to have a stage on this agent; none on whoever is no agent."""
+        plan = json.loads((self.run_dir / "plan.json").read_bytes())
+        workers = plan["virtual_workers"]
+        return {worker["index"] for worker in workers if any(stage["agent"] == key for stage in worker["stages"])}
 
     def is_whole(self) -> bool:
         """The coordinator says that it runs with all stages, they live, and every virtual worker is a member."""
@@ -154,15 +190,20 @@ class Trial:
 
     def stop(self) -> JobStatus:
         """Stop at a barrier with a checkpoint; how it ended."""
+        self.ask_to_stop()
+        return self.wait_ended(timeout_seconds=_STOP_SECONDS)
+
+    def ask_to_stop(self) -> None:
+        """Have the coordinator take the wish to stop at a barrier with a checkpoint."""
         deadline = SYSTEM_CLOCK.monotonic() + _STOP_SECONDS
         while True:
             try:
                 self._cluster.client.stop_job(self.job_id, mode=StopMode.CHECKPOINT)
-                break
             except Unavailable:
                 assert SYSTEM_CLOCK.monotonic() < deadline, "the coordinator takes no wish to stop"
-                SYSTEM_CLOCK.sleep(0.1)
-        return self.wait_ended(timeout_seconds=_STOP_SECONDS)
+                SYSTEM_CLOCK.sleep(0.02)
+            else:
+                return
 
     def wait_ended(self, *, timeout_seconds: float) -> JobStatus:
         """Until the job has ended; how."""
@@ -187,39 +228,57 @@ class Trial:
 
     def verdict(self) -> Verdict:
         """What the history checker and the witness weights say of a job that has stopped or finished."""
-        try:
-            report = check_run(self.run_dir, require_complete=True)
-        except HetpipeError as error:
-            return Verdict((f"the history cannot be judged: {error}",))
-        problems = [f"{v.kind.value}: {v.message} ({v.where})" for v in report.violations[:20]]
-        problems += witness_faults(self.run_dir)
-        return Verdict(tuple(problems), report.counts.waves, report.counts.samples)
+        *earlier, last = run_folders(self._first_dir)
+        parts = [*(_history_faults(folder, is_last=False) for folder in earlier), _history_faults(last, is_last=True)]
+        parts.append(witness_faults(last))
+        problems = tuple(problem for part in parts for problem in part.problems)
+        return Verdict(problems, sum((part.tally for part in parts), Tally(jobs=1)))
 
 
-def witness_faults(run_dir: Path) -> list[str]:
+def _history_faults(run_dir: Path, *, is_last: bool) -> Verdict:
+    """What the checker says of one folder of a run; only the last one has an end."""
+    try:
+        report = check_run(run_dir, require_complete=is_last)
+    except HetpipeError as error:
+        return Verdict((f"the history cannot be judged: {error}",))
+    tally = Tally(
+        waves=report.counts.waves,
+        samples=report.counts.samples,
+        doubled_waves=report.waves_applied_twice,
+        torn_waves=report.torn_waves,
+        stale=sum(violation.kind in _STALE for violation in report.violations),
+        violations=len(report.violations),
+    )
+    return Verdict(tuple(f"{v.kind.value}: {v.message} ({v.where})" for v in report.violations[:_TOLD]), tally)
+
+
+def witness_faults(run_dir: Path) -> Verdict:
     """Every sample that the final weights do not hold exactly as often as the ledger of commits says, in each layer."""
     try:
         layers = _final_layers(newest_checkpoint(run_dir))
     except CheckpointError as error:
-        return [f"no final weights: {error}"]
+        return Verdict((f"no final weights: {error}",))
     return layer_faults(layers, _ledger(run_dir))
 
 
-def layer_faults(layers: Mapping[str, Sequence[int]], ledger: Mapping[int, int]) -> list[str]:
+def layer_faults(layers: Mapping[str, Sequence[int]], ledger: Mapping[int, int]) -> Verdict:
     """What differs between how often samples were added to each layer and how often they were committed."""
     if len(layers) != witness_job.NUM_LAYERS:
-        return [f"the final weights have layers {sorted(layers)}, not {witness_job.NUM_LAYERS}"]
-    faults = []
+        return Verdict((f"the final weights have layers {sorted(layers)}, not {witness_job.NUM_LAYERS}",))
+    problems, tally = [], Tally()
     for name, found in sorted(layers.items()):
         lost = [sample for sample, count in enumerate(found) if count < ledger.get(sample, 0)]
         doubled = [sample for sample, count in enumerate(found) if count > ledger.get(sample, 0)]
+        tally += Tally(lost_samples=len(lost), doubled_samples=len(doubled))
         if lost or doubled:
-            faults.append(
+            problems.append(
                 f"{name}: {len(lost)} samples lost (first {lost[:3]}), {len(doubled)} doubled (first {doubled[:3]})"
             )
-    if len({tuple(found) for found in layers.values()}) > 1:
-        faults.append("layers differ: a wave was torn")
-    return faults
+    first, *others = (tuple(found) for _, found in sorted(layers.items()))
+    if torn := sum(other != first for other in others):
+        problems.append("layers differ: a wave was torn")
+        tally += Tally(torn_layers=torn)
+    return Verdict(tuple(problems), tally)
 
 
 def _final_layers(checkpoint: Path) -> Mapping[str, list[int]]:
@@ -233,7 +292,9 @@ def _final_layers(checkpoint: Path) -> Mapping[str, list[int]]:
 
 def _ledger(run_dir: Path) -> Counter[int]:
     """How often each sample was committed: once per epoch, by the checker's word, so (epoch, sample) is a set."""
-    used: set[tuple[int, int]] = set()
+    start = json.loads((run_dir / "facts.json").read_bytes())["start"]
+    used = {(epoch, index) for epoch in range(start["epoch"]) for index in range(witness_job.num_samples())}
+    used |= {(start["epoch"], index) for index in start["used"]}
     for path in (run_dir / "history").glob("shard-*.jsonl"):
         for line in path.read_bytes().splitlines():
             if b'"used"' in line:

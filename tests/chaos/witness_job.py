@@ -8,6 +8,7 @@ on fast and slow machines, and leave the processors to the processes that start 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +20,20 @@ from tests.pipeline.witness import WitnessDataset, witness_loss, witness_model
 #: Layers, each with a count of every sample.
 NUM_LAYERS = 4
 
+MINIBATCHES_PER_WAVE = 2
+
 #: Digits have two bits, so this many passes over the data can be counted.
 MAX_EPOCHS = 3
 
 #: Samples in the data set, and seconds between two that one virtual worker takes; in the environment of the agents.
 SAMPLES_VARIABLE, PACE_VARIABLE = "HETPIPE_CHAOS_SAMPLES", "HETPIPE_CHAOS_PACE"
+
+
+#: Names a file with the number of a first or last stage's process that is to be slow; in the environment of the agents.
+SLOW_VARIABLE = "HETPIPE_CHAOS_SLOW"
+
+#: How much longer such a stage takes for a minibatch: several times as long as for all the rest of it.
+DRAG_SECONDS = 0.3
 
 
 def num_samples() -> int:
@@ -46,13 +56,16 @@ class PacedData:
 
     def __init__(self) -> None:
         self._samples = WitnessDataset(num_samples(), torch.float64)
-        self._rest_seconds = float(os.environ.get(PACE_VARIABLE, "0.02"))
+        self._rest_seconds = float(os.environ.get(PACE_VARIABLE, "0.04"))
+        self._slow = Path(os.environ.get(SLOW_VARIABLE, os.devnull))
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __getitem__(self, index: int, /) -> tuple[tuple[Tensor, Tensor], Tensor]:
         SYSTEM_CLOCK.sleep(self._rest_seconds)
+        if self._slow.exists() and self._slow.read_text() == str(os.getpid()):
+            SYSTEM_CLOCK.sleep(DRAG_SECONDS)
         return self._samples[index]
 
 
@@ -73,8 +86,8 @@ def job(**changes: Any) -> dict[str, Any]:
         "seed": 3,
         "optimizer": {"name": "SGD", "lr": 1.0},
         "workers": {"count": 2, "stages": 2},
-        "sync": {"kind": "wsp", "D": 1, "minibatches_per_wave": 2},
+        "sync": {"kind": "wsp", "D": 1, "minibatches_per_wave": MINIBATCHES_PER_WAVE},
         "parameter_servers": {"count": 2},
-        "checkpoint": {"every_waves": 25, "keep": 2},
+        "checkpoint": {"every_waves": 12, "keep": 2},
     }
     return {**values, **changes}

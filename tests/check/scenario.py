@@ -45,6 +45,10 @@ class Scenario:
     checkpoint_every: int | None = 3
     evict_at: int | None = None
     """Evict the last worker once it has committed so many waves; it joins again at the next barrier."""
+    drain_at: int | None = None
+    """Ask the last worker to leave once it has committed so many waves; it joins again at the barrier after that."""
+    returns_with: int | None = None
+    """The stages that it then has; None: as many as before."""
     stop_at: int | None = None
     """Ask for a stop once this clock is published."""
     hosts: tuple[str, ...] = ("n0",)
@@ -62,14 +66,9 @@ class Scenario:
         """A, or N for the policies that update once per wave."""
         return self.minibatches_per_wave if self.weights in ("flush", "double_buffer") else self.accumulate
 
-    def layers_of(self, vw: int, stage: int) -> range:
-        """The layers of one stage: nearly equal cuts."""
-        num_stages = self.num_stages[vw]
-        return range(stage * NUM_LAYERS // num_stages, (stage + 1) * NUM_LAYERS // num_stages)
-
-    def slices_on(self, vw: int, stage: int, shard: int) -> int:
+    def slices_on(self, stage: int, num_stages: int, shard: int) -> int:
         """How many slices of a stage a shard holds."""
-        return sum(1 for layer in self.layers_of(vw, stage) if self.has_shards and layer % self.num_shards == shard)
+        return sum(1 for layer in layers_of(stage, num_stages) if self.has_shards and layer % self.num_shards == shard)
 
     def files(self) -> dict[str, Record]:
         """job.json, plan.json and facts.json; keys that no checker needs are left out."""
@@ -106,7 +105,7 @@ class Scenario:
 
     def _plan(self) -> Record:
         workers = [
-            {"index": vw, "stages": [self._stage(vw, stage) for stage in range(num_stages)]}
+            {"index": vw, "stages": [_stage(stage, num_stages) for stage in range(num_stages)]}
             for vw, num_stages in enumerate(self.num_stages)
         ]
         layers = range(NUM_LAYERS if self.has_shards else 0)
@@ -119,9 +118,15 @@ class Scenario:
             "num_shards": self.num_shards,
         }
 
-    def _stage(self, vw: int, stage: int) -> Record:
-        layers = self.layers_of(vw, stage)
-        return {"first_layer": layers.start, "last_layer": layers.stop}
+
+def layers_of(stage: int, num_stages: int) -> range:
+    """The layers of one stage: nearly equal cuts."""
+    return range(stage * NUM_LAYERS // num_stages, (stage + 1) * NUM_LAYERS // num_stages)
+
+
+def _stage(stage: int, num_stages: int) -> Record:
+    layers = layers_of(stage, num_stages)
+    return {"first_layer": layers.start, "last_layer": layers.stop}
 
 
 def write_run(folder: Path, scenario: Scenario, history: dict[str, list[str]]) -> None:

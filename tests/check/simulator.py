@@ -98,7 +98,9 @@ class _Machine:
         self.absent: list[_Worker] = []
         self.to_apply: list[deque[tuple[int, int, int]]] = [deque() for _ in range(scenario.num_shards)]
         self.ended = False
-        self.evicted = self.stopped = False
+        self.evicted = self.stopped = self.drained = False
+        #: Who is to leave at the next barrier.
+        self.leaving: list[_Worker] = []
 
     # -- the run --
 
@@ -264,7 +266,7 @@ class _Machine:
     def pull(self, worker: _Worker, clock: int) -> None:
         for stage in range(worker.num_stages):
             for shard in range(self.scenario.num_shards):
-                if self.scenario.slices_on(worker.vw, stage, shard):
+                if self.scenario.slices_on(stage, worker.num_stages, shard):
                     file = f"stage-{worker.vw}-{worker.incarnation}-{stage}.jsonl"
                     self.write(file, worker.vw, "pull", shard=shard, vw=worker.vw, stage=stage, clock=clock)
 
@@ -282,7 +284,7 @@ class _Machine:
             return
         for stage in range(worker.num_stages):
             for shard in range(self.scenario.num_shards):
-                slices = self.scenario.slices_on(worker.vw, stage, shard)
+                slices = self.scenario.slices_on(stage, worker.num_stages, shard)
                 if slices:
                     who: Record = {"vw": worker.vw, "incarnation": worker.incarnation, "stage": stage}
                     file = f"parameter_server-{shard}.jsonl"
@@ -299,8 +301,11 @@ class _Machine:
         self.decide("used", vw=worker.vw, wave=wave, epoch=self.epoch, indices=indices)
         for todo in self.to_apply:
             todo.append((worker.vw, worker.incarnation, wave))
-        if self.scenario.evict_at == worker.committed and worker.vw == len(self.scenario.num_stages) - 1:
-            self.evict(worker)
+        if worker.vw == len(self.scenario.num_stages) - 1:
+            if self.scenario.evict_at == worker.committed:
+                self.evict(worker)
+            if self.scenario.drain_at == worker.committed and worker.vw in self.workers:
+                self.drain(worker)
 
     def apply(self, shard: int) -> None:
         vw, incarnation, wave = self.to_apply[shard].popleft()
@@ -318,10 +323,14 @@ class _Machine:
                 worker.incarnation += 1
                 worker.committed = self.barrier
                 self.workers[worker.vw] = worker
-                self.decide("join", vw=worker.vw, incarnation=worker.incarnation, clock=self.barrier)
+                fields = {"vw": worker.vw, "incarnation": worker.incarnation, "clock": self.barrier}
+                if self.drained:
+                    fields["num_stages"] = worker.num_stages
+                self.decide("join", **fields)
             self.absent.clear()
         self.decide("publish", clock=self.published)
         if self.published == self.barrier:
+            self.leave()
             self.enter_interval()
         elif self.scenario.stop_at is not None and self.published >= self.scenario.stop_at and not self.stopped:
             self.stopped = True
@@ -335,6 +344,24 @@ class _Machine:
         self.absent.append(worker)
         self.decide("evict", vw=worker.vw, incarnation=worker.incarnation, clock=worker.committed)
         self.set_barrier(self.unplanned_clock(), "join")
+
+    def drain(self, worker: _Worker) -> None:
+        if self.drained:
+            return
+        self.drained = True
+        self.leaving.append(worker)
+        clock = self.unplanned_clock()
+        self.set_barrier(clock, f"{self.words}+drain" if clock == self.barrier else "drain")
+
+    def leave(self) -> None:
+        if {"end", "stop"} & set(self.words.split("+")):
+            return
+        for worker in self.leaving:
+            del self.workers[worker.vw]
+            self.absent.append(worker)
+            self.decide("leave", vw=worker.vw, incarnation=worker.incarnation, clock=self.published)
+            worker.num_stages = self.scenario.returns_with or worker.num_stages
+        self.leaving.clear()
 
     def unplanned_clock(self) -> int:
         committed = max(worker.committed for worker in (*self.workers.values(), *self.absent))

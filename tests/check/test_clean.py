@@ -44,6 +44,8 @@ def scenario_of(seed: int) -> Scenario:
         minibatches=minibatches,
         checkpoint_every=draw.choice([None, 1, 2, 5]),
         evict_at=draw.choice([None, 1, 2, 3]) if num_workers > 1 and sync == "wsp" else None,
+        drain_at=draw.choice([None, 1, 2]) if num_workers > 1 and sync == "wsp" else None,
+        returns_with=draw.randint(1, deepest),
         stop_at=draw.choice([None, None, 2]),
         hosts=draw.choice([("n0",), ("n0", "n1")]),
         seed=seed,
@@ -85,13 +87,13 @@ def test_a_run_cut_short_is_clean(seed: int, tmp_path: Path) -> None:
         assert report.ok, "\n".join([str(scenario), f"cut at {end}", *report.lines()])
 
 
-def test_some_random_runs_evict_and_stop() -> None:
+def test_some_random_runs_evict_drain_and_stop() -> None:
     decided = {
         record["event"] if record["event"] != "barrier" else record["reason"]
         for seed in range(60)
         for record in simulate(scenario_of(seed))["parameter_server-0.jsonl"]
     }
-    assert {"evict", "join", "checkpoint+stop", "checkpoint+epoch+end"} <= decided
+    assert {"evict", "join", "leave", "checkpoint+stop", "checkpoint+epoch+end"} <= decided
 
 
 def test_random_runs_know_every_policy_alone_and_with_shards() -> None:

@@ -54,6 +54,19 @@ def test_a_torn_last_line_is_what_a_kill_leaves(tmp_path: Path) -> None:
     assert judge_lines(tmp_path / "ended", scenario, whole).kinds() == {"malformed_line": 1}
 
 
+def test_a_history_whose_disk_failed_is_called_incomplete_and_blames_nobody(tmp_path: Path) -> None:
+    scenario = Scenario()
+    lines = as_lines(simulate(scenario))
+    del lines[OTHER_SHARD][len(lines[OTHER_SHARD]) // 2 :]
+    assert not judge_lines(tmp_path, scenario, lines).ok
+    (tmp_path / "history" / f"{OTHER_SHARD}.incomplete").touch()
+    report = check_run(tmp_path)
+
+    assert (report.violations, report.lacking, report.ok) == ((), (f"history/{OTHER_SHARD}",), False)
+    assert "history incomplete" in report.lines()[-1]
+    assert report.to_json()["lacking"] == [f"history/{OTHER_SHARD}"]
+
+
 def test_a_killed_worker_may_leave_a_torn_line_in_a_run_that_survived(tmp_path: Path) -> None:
     scenario, histories, _ = evicting_run()
     lines = as_lines(histories)
@@ -170,3 +183,67 @@ def test_unknown_events_and_keys_are_counted_not_judged(tmp_path: Path) -> None:
     assert report.ok
     assert report.counts.unknown_events == 1
     assert any("1 line of events" in line for line in report.lines())
+
+
+def leaving_run() -> tuple[Scenario, Histories, Record]:
+    """A run in which a virtual worker leaves, and comes back with more stages than the plan knows; the leave last."""
+    scenario = Scenario(num_samples=120, drain_at=2, returns_with=3, checkpoint_every=4, deterministic=False)
+    histories = simulate(scenario)
+    leave = next(record for record in histories[CLOCK_SHARD] if record["event"] == "leave")
+    return scenario, histories, leave
+
+
+def test_a_later_life_has_the_stages_that_its_join_says(tmp_path: Path) -> None:
+    scenario, histories, _ = leaving_run()
+    assert "stage-1-1-2.jsonl" in histories
+    assert judge_lines(tmp_path / "whole", scenario, as_lines(histories)).ok
+    join = next(record for record in histories[CLOCK_SHARD] if record["event"] == "join")
+    staged = [r for r in histories[OTHER_SHARD] if r["event"] == "staged" and r["incarnation"] == 1]
+    histories[OTHER_SHARD].remove(staged[0])
+    assert judge_lines(tmp_path / "part", scenario, as_lines(histories)).kinds() == {"committed_unstaged": 1}
+    del join["num_stages"]
+    assert "membership" in judge_lines(tmp_path / "plan", scenario, as_lines(histories)).kinds()
+
+
+def test_what_a_life_did_before_it_left_counts(tmp_path: Path) -> None:
+    """All of it, also where the run was cut short: nothing excuses what is missing."""
+    scenario, histories, leave = leaving_run()
+    histories = cut_at(histories, float(str(leave["t"])) + 0.01)
+    assert judge_lines(tmp_path / "whole", scenario, as_lines(histories)).ok
+    steps = [record for record in histories["stage-1-0-1.jsonl"] if record["event"] == "step"]
+    histories["stage-1-0-1.jsonl"].remove(steps[-1])
+    assert judge_lines(tmp_path / "step", scenario, as_lines(histories)).kinds() == {"step_missing": 1}
+
+
+def test_nothing_counts_after_a_life_has_left(tmp_path: Path) -> None:
+    scenario, histories, leave = leaving_run()
+    log, stage = histories[CLOCK_SHARD], histories["stage-1-0-0.jsonl"]
+    clock = int(str(leave["clock"]))
+    forward = next(record for record in reversed(stage) if record["event"] == "forward")
+    late = {**forward, "p": clock * 2 + 1, "clock": clock, "local_through": clock * 2, "t": float(str(leave["t"]))}
+    lines = as_lines({**histories, "stage-1-0-0.jsonl": [*stage, late]})
+    assert "membership" in judge_lines(tmp_path / "forward", scenario, lines).kinds()
+    commit = {**leave, "event": "commit", "wave": clock, "samples": 0}
+    after = [*log[: log.index(leave) + 1], commit, *log[log.index(leave) + 1 :]]
+    assert (
+        "old_incarnation" in judge_lines(tmp_path / "c", scenario, as_lines({**histories, CLOCK_SHARD: after})).kinds()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({"clock": 1}, "membership"), ({"incarnation": 4}, "old_incarnation"), ({"vw": 9}, "membership")],
+)
+def test_a_leave_must_fit(fields: Record, kind: str, tmp_path: Path) -> None:
+    scenario, histories, leave = leaving_run()
+    leave.update(fields)
+    assert kind in judge_lines(tmp_path, scenario, as_lines(histories)).kinds()
+
+
+def test_who_leaves_without_its_last_wave_is_seen(tmp_path: Path) -> None:
+    scenario, histories, leave = leaving_run()
+    log = histories[CLOCK_SHARD]
+    before = [r for r in log[: log.index(leave)] if r["event"] in {"commit", "used"} and r["vw"] == 1]
+    for record in before[-2:]:
+        log.remove(record)
+    assert {"membership", "publish_early"} <= judge_lines(tmp_path, scenario, as_lines(histories)).kinds().keys()

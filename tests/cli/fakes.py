@@ -24,8 +24,9 @@ from hetpipe.spec.events import (
     StopMode,
     Submission,
     VirtualWorkerRow,
+    WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, DeviceId, JobId, LayerIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import AgentDevice, ClockSnapshot
@@ -52,6 +53,7 @@ RESULT: dict[str, Any] = {
     "waiting_seconds": {"0": 0.1, "1": 0.2},
     "idle_seconds": {"0": 0.0, "1": 0.1},
     "deaths": {"0": 0, "1": 0},
+    "rewinds": 0,
     "stages": [
         {
             "vw": vw,
@@ -118,7 +120,8 @@ def evaluated(epoch: int = 1) -> Evaluated:
 
 
 def snapshot(*clocks: int) -> ClockSnapshot:
-    """The clocks of a run."""
+    """The clocks of a run in which everybody has staged one wave more than is committed."""
+    staged = {VirtualWorkerIndex(vw): Clock(clock + 1) for vw, clock in enumerate(clocks)}
     return ClockSnapshot(
         term=Term(1),
         published=Clock(min(clocks)),
@@ -131,6 +134,8 @@ def snapshot(*clocks: int) -> ClockSnapshot:
         barrier=Clock(9),
         barrier_reason="epoch",
         waves=sum(clocks),
+        staged=staged,
+        durable=staged,
     )
 
 
@@ -178,6 +183,8 @@ class FakeCoordinator:
         self._status = status
         self.submissions: list[Submission] = []
         self.stops: list[StopMode] = []
+        #: Drains and adds: what, who, of which job.
+        self.wishes: list[tuple[str, int | None, JobId | None]] = []
         #: Called with each wish to stop, in the caller's thread.
         self.on_stop: Callable[[StopMode], None] = lambda _: None
         self._told = 0
@@ -190,6 +197,15 @@ class FakeCoordinator:
         self.stops.append(mode)
         self.on_stop(mode)
         return JobState.STOPPING
+
+    def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
+        self.wishes.append(("drain", vw, job_id))
+        return WorkerStatus(vw, Incarnation(0), 0, "leaving")
+
+    def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
+        self.wishes.append(("add", vw, job_id))
+        known = (1, 2) if vw is None else (vw,)
+        return tuple(WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, "admitting") for one in known)
 
     def status(self, job_id: JobId | None = None) -> JobStatus:
         return self._status or JobStatus(None, "", None, "", "")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hetpipe.cli.app import app, run
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.errors import JobError, PeerUnreachable
 from hetpipe.spec.events import JobEnded, JobState, JobStatus
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
 from hetpipe.spec.job import load_job
 from hetpipe.spec.run import ClockSnapshot
 from tests.check.corruptions import corrupted_lines
@@ -185,7 +186,7 @@ def test_what_cannot_be_resumed(content: str | None, words: str) -> None:
 def test_status_of_the_newest_run() -> None:
     assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
     status = invoke("status", "--json", coordinator=FakeCoordinator(status=running_status("x")))
-    keys = ["run_dir", "state", "processes", "clocks", "global_clock", "workers", "straggler"]
+    keys = ["run_dir", "state", "processes", "clocks", "global_clock", "workers", "straggler", "slow", "rewinds"]
     assert list(last_line(status)) == keys
     for_people = invoke("status", coordinator=FakeCoordinator(status=running_status("x")))
     assert for_people.stdout.startswith("small: running (x)\n")
@@ -204,11 +205,12 @@ def test_clocks() -> None:
     assert invoke("submit", "job.yaml", *CLUSTER, "--detach").exit_code == 0
     found = last_line(invoke("clocks", "--json", coordinator=running))
     assert (found["clocks"], found["global_clock"], found["published"]) == ({"0": 4, "1": 3}, 3, 3)
+    assert (found["staged"], found["durable"], found["applied"]) == ({"0": 5, "1": 4}, {"0": 5, "1": 4}, [])
     shown = invoke("clocks", *CLUSTER, coordinator=running)
     assert shown.stdout.splitlines() == [
-        "worker  local clock  ahead",
-        "     0            4      1",
-        "     1            3      0",
+        "worker  local clock  ahead  staged  durable",
+        "     0            4      1       5        5",
+        "     1            3      0       4        4",
         "global clock 3",
         "published clock 3, next barrier at 9 (epoch), epoch 2, largest distance so far 2, 80 samples",
     ]
@@ -217,11 +219,23 @@ def test_clocks() -> None:
     assert "the run has no clocks yet" in none_yet.stderr
 
 
+def test_a_disk_that_fails_is_told() -> None:
+    assert invoke("submit", "job.yaml", *CLUSTER, "--detach").exit_code == 0
+    told = replace(snapshot(4, 3), durable={VirtualWorkerIndex(0): Clock(2)}, applied=(ShardIndex(1),))
+    failing = FakeCoordinator(status=replace(running_status("x"), clocks=told))
+    shown = invoke("clocks", *CLUSTER, coordinator=failing).stdout.splitlines()
+    assert shown[1:3] == ["     0            4      1       5        2", "     1            3      0       4        -"]
+    assert shown[-1] == (
+        "parameter server 1 cannot keep what is staged (level applied): lost, the run would go back to a checkpoint"
+    )
+    assert last_line(invoke("clocks", *CLUSTER, "--json", coordinator=failing))["applied"] == [1]
+
+
 def test_watched_clocks_are_one_line_per_change() -> None:
     assert invoke("submit", "job.yaml", *CLUSTER, "--detach").exit_code == 0
     expected = [
-        "global_clock=1 published=1 vw0.clock=1 vw1.clock=1",
-        "global_clock=1 published=1 vw0.clock=2 vw1.clock=1",
+        "global_clock=1 published=1 vw0.clock=1 vw0.staged=2 vw0.durable=2 vw1.clock=1 vw1.staged=2 vw1.durable=2",
+        "global_clock=1 published=1 vw0.clock=2 vw0.staged=3 vw0.durable=3 vw1.clock=1 vw1.staged=2 vw1.durable=2",
     ]
     assert invoke("clocks", "--watch").stdout.splitlines() == expected
     assert invoke("clocks", "--watch", *CLUSTER).stdout.splitlines() == expected
@@ -242,7 +256,7 @@ def test_watched_clocks_wait_for_a_coordinator_that_goes_away() -> None:
             yield snapshot(2, 1)
 
     result = invoke("clocks", "--watch", *CLUSTER, coordinator=Returning())
-    assert [line.split()[2:] for line in result.stdout.splitlines()] == [
+    assert [line.split()[2::3] for line in result.stdout.splitlines()] == [
         ["vw0.clock=1", "vw1.clock=1"],
         ["vw0.clock=2", "vw1.clock=1"],
     ]

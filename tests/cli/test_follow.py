@@ -15,13 +15,13 @@ from hetpipe.cli.follow import (
     RunningJob,
     StopRefused,
 )
-from hetpipe.cli.mending import MEND_SECONDS
+from hetpipe.cli.mending import MEND_SECONDS, UNKNOWN_SECONDS
 from hetpipe.cli.service import ServiceDeath
 from hetpipe.cli.supervisor import ServiceRestart
-from hetpipe.errors import PeerUnreachable, UnknownJob
-from hetpipe.spec.events import JobEnded, JobState, StateChanged, StopMode
+from hetpipe.errors import PeerUnreachable, PermissionDenied, UnknownJob
+from hetpipe.spec.events import JobEnded, JobState, StateChanged, StopMode, Submission
 from hetpipe.testing.fake_clock import FakeClock
-from tests.cli.fakes import FINISHES, JOB_ID, RESULT, FakeCoordinator, RecordingView, table
+from tests.cli.fakes import FINISHES, JOB_ID, RESULT, FakeCoordinator, RecordingView, small_job, table
 
 DEATH = ServiceDeath("parameter server 1", 123, -9, "")
 
@@ -155,7 +155,10 @@ def test_a_wish_to_stop_that_was_not_taken_is_told() -> None:
     case = Case()
     case.follower.handle(StopRefused(PeerUnreachable("coordinator at x cannot be reached")))
     assert case.view.remarks == [
-        "the coordinator did not take the wish to stop (coordinator at x cannot be reached); Ctrl-C again stops now"
+        (
+            "the coordinator did not take the wish to stop (coordinator at x cannot be reached) and is asked again; "
+            "Ctrl-C again stops now"
+        )
     ]
 
 
@@ -169,8 +172,15 @@ def test_a_lost_coordinator_ends_the_run() -> None:
 
 def watched(coordinator: FakeCoordinator, *, when_lost: str = "") -> Inbox:
     inbox: Inbox = Inbox()
-    RunningJob(coordinator, JOB_ID, inbox, clock=FakeClock(auto_advance=True), when_lost=when_lost).watch()
+    followed(coordinator, inbox, when_lost=when_lost).watch()
     return inbox
+
+
+def followed(coordinator: FakeCoordinator, inbox: Inbox, *, when_lost: str = "") -> RunningJob:
+    handed_in = Submission("request-1", small_job().model_dump_json(), "/runs/small", "/code")
+    job = RunningJob(coordinator, handed_in, inbox, clock=FakeClock(auto_advance=True), when_lost=when_lost)
+    assert job.hand_in() == JOB_ID
+    return job
 
 
 def test_a_broken_stream_is_mended() -> None:
@@ -198,31 +208,72 @@ def test_a_stream_that_stays_broken_is_given_up() -> None:
     assert inbox.get(timeout=10.0) == CoordinatorLost("PeerUnreachable", "gone; look elsewhere")
 
 
-def test_a_coordinator_that_forgot_the_job_is_not_asked_again() -> None:
-    inbox = watched(FakeCoordinator([UnknownJob("job small-1 is not known here")]))
-    assert inbox.get(timeout=10.0) == CoordinatorLost("UnknownJob", "job small-1 is not known here")
+FORGOTTEN = UnknownJob("job small-1 is not known here")
+
+
+def test_a_new_coordinator_that_knows_nothing_is_given_the_same_job_again() -> None:
+    coordinator = FakeCoordinator([StateChanged(JobState.STARTING), FORGOTTEN, FORGOTTEN, JobEnded(JobState.FINISHED)])
+    inbox = watched(coordinator)
+    heard = [inbox.get(timeout=10.0) for _ in range(4)]
+    assert heard == [
+        Heard(StateChanged(JobState.STARTING)),
+        Remark("the coordinator does not know the job yet; trying again until it is there"),
+        Remark("the coordinator is there again after 1 s"),
+        Heard(JobEnded(JobState.FINISHED)),
+    ]
+    assert [handed_in.request_id for handed_in in coordinator.submissions] == ["request-1"] * 3
+
+
+def test_one_that_has_begun_to_train_is_only_waited_for() -> None:
+    coordinator = FakeCoordinator([StateChanged(JobState.RUNNING), FORGOTTEN, JobEnded(JobState.FINISHED)])
+    inbox = watched(coordinator)
+    assert [inbox.get(timeout=10.0) for _ in range(2)][1] == Heard(JobEnded(JobState.FINISHED))
+    assert len(coordinator.submissions) == 1
+
+
+def test_and_not_for_ever() -> None:
+    attempts = int(UNKNOWN_SECONDS / 0.5) + 1
+    inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), *[FORGOTTEN] * attempts]))
+    heard = [inbox.get(timeout=10.0) for _ in range(3)]
+    assert heard[-1] == CoordinatorLost("UnknownJob", "job small-1 is not known here")
 
 
 def test_wishes_to_stop_reach_the_coordinator_from_a_thread() -> None:
     coordinator, inbox = FakeCoordinator(), Inbox()
     told: Inbox = Inbox()
     coordinator.on_stop = lambda _: told.put(Interrupted())
-    RunningJob(coordinator, JOB_ID, inbox, clock=FakeClock()).ask_stop(StopMode.CHECKPOINT)
+    followed(coordinator, inbox).ask_stop(StopMode.CHECKPOINT)
     told.get(timeout=10.0)
     assert coordinator.stops == [StopMode.CHECKPOINT]
 
 
-def test_a_wish_to_stop_that_fails_becomes_a_message() -> None:
+def test_a_wish_to_stop_that_fails_becomes_a_message_and_is_told_again() -> None:
     coordinator, inbox = FakeCoordinator(), Inbox()
 
     def refuse(_: StopMode) -> None:
-        raise PeerUnreachable("gone")
+        if len(coordinator.stops) < 4:
+            raise PeerUnreachable("gone")
+        inbox.put(Interrupted())
 
     coordinator.on_stop = refuse
-    RunningJob(coordinator, JOB_ID, inbox, clock=FakeClock()).ask_stop(StopMode.NOW)
+    followed(coordinator, inbox).ask_stop(StopMode.NOW)
     message = inbox.get(timeout=10.0)
     assert isinstance(message, StopRefused)
     assert str(message.error) == "gone"
+    assert inbox.get(timeout=10.0) == Interrupted()
+    assert len(coordinator.stops) == 4
+
+
+def test_one_that_is_refused_is_not() -> None:
+    coordinator, inbox = FakeCoordinator(), Inbox()
+
+    def refuse(_: StopMode) -> None:
+        raise PermissionDenied("you may not")
+
+    coordinator.on_stop = refuse
+    followed(coordinator, inbox)._stop(StopMode.NOW)
+    assert isinstance(inbox.get(timeout=10.0), StopRefused)
+    assert len(coordinator.stops) == 1
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "waiting_seconds",
         "idle_seconds",
         "deaths",
+        "rewinds",
         "stages",
     ]
     assert result.clocks == {0: 6, 1: 6}

@@ -12,7 +12,7 @@ LENIENT = RestartRules(most_deaths=1_000)
 
 
 def pause(*deaths: float, rules: RestartRules = LENIENT) -> float:
-    decision = decide("parameter-server-0", deaths, rules)
+    decision = decide(deaths, rules)
     assert isinstance(decision, RestartAt)
     return round(decision.at_seconds - deaths[-1], 9)
 
@@ -34,22 +34,18 @@ def test_one_that_dies_now_and_then_is_never_given_up() -> None:
 
 
 def test_the_fifth_death_within_a_minute_is_one_too_many() -> None:
-    assert isinstance(decide("agent", [0.0, 1.0, 2.0, 3.0]), RestartAt)
-    assert isinstance(decide("agent", [0.0, 15.0, 30.0, 45.0, 60.0]), RestartAt)
-    assert decide("agent", [0.0, 15.0, 30.0, 45.0, 59.0]) == GiveUp(
+    assert isinstance(decide([0.0, 1.0, 2.0, 3.0]), RestartAt)
+    assert isinstance(decide([0.0, 15.0, 30.0, 45.0, 60.0]), RestartAt)
+    assert decide([0.0, 15.0, 30.0, 45.0, 59.0]) == GiveUp(
         "it is not started again, as it has died 5 times within 60 s"
     )
-
-
-def test_a_coordinator_is_not_started_again_while_it_would_know_nothing_of_the_job() -> None:
-    assert decide("coordinator", [0.0]) == GiveUp("")
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20))
 def test_what_was_long_ago_does_not_count(times: list[float]) -> None:
     deaths = sorted(times)
     recent = [death for death in deaths if deaths[-1] - death < RULES.within_seconds]
-    decision = decide("agent", deaths)
+    decision = decide(deaths)
     assert isinstance(decision, GiveUp) is (len(recent) >= RULES.most_deaths)
     if isinstance(decision, RestartAt):
         assert deaths[-1] < decision.at_seconds <= deaths[-1] + RULES.longest_pause_seconds

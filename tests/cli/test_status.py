@@ -16,8 +16,8 @@ import pytest
 from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.status import RunStatus, is_service, status_of_coordinator, status_of_run
 from hetpipe.errors import PeerUnreachable, UnknownJob
-from hetpipe.spec.events import JobStatus, WorkerStatus
-from hetpipe.spec.ids import Incarnation, JobId
+from hetpipe.spec.events import JobStatus, Straggling, WorkerStatus
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.testing.fake_clock import FakeClock
 from tests.checkpoints import write_checkpoint
@@ -82,6 +82,8 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "global_clock": 3,
         "workers": [],
         "straggler": None,
+        "slow": [],
+        "rewinds": 0,
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",
@@ -102,18 +104,27 @@ def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> No
         WorkerStatus(Vw(0), Incarnation(0), 0, "ready"),
         WorkerStatus(Vw(1), Incarnation(1), 1, "ready"),
         WorkerStatus(Vw(2), Incarnation(4), 5, "out"),
+        WorkerStatus(Vw(3), Incarnation(0), 0, "leaving"),
     )
     running = replace(
-        running_status(str(folder.path)), workers=workers, progress=replace(table(4, 3), straggler=Vw(1)), processes=()
+        running_status(str(folder.path)),
+        workers=workers,
+        progress=replace(table(4, 3), straggler=Vw(1), slow=(Straggling(Vw(1), StageIndex(0), 9.84),)),
+        processes=(),
+        rewinds=2,
     )
     status = ask(folder, FakeCoordinator(status=running))
     assert status.lines(folder.path.parent)[2:] == [
+        "the whole job went back to a checkpoint 2 times",
         "virtual worker 1: life 2, lost 1 time",
         "virtual worker 2: life 5, lost 5 times, out",
+        "virtual worker 3: life 1, leaving",
         "the others mostly wait for virtual worker 1, which is the slowest",
+        "stage 0 of virtual worker 1 takes 9.8 times as long as planned",
     ]
     assert status.to_json()["workers"][1] == {"vw": 1, "incarnation": 1, "deaths": 1, "state": "ready"}
     assert status.to_json()["straggler"] == 1
+    assert status.to_json()["slow"] == [{"vw": 1, "stage": 0, "factor": 9.84}]
 
 
 def test_an_ended_run_tells_its_result(folder: RunFolder) -> None:

@@ -122,7 +122,8 @@ def test_what_is_started(tmp_path: Path) -> None:
         pids = supervisor.pids
         assert set(pids) == {"coordinator", "parameter-server-0", "parameter-server-1", "agent"}
         log = ["--log", str(tmp_path / "agent.log"), "--exit-with-parent", ""]
-        assert command_line(pids["agent"])[4:] == ["--coordinator", "h:1", "--cpu-devices", "4", *log]
+        at_once = ["--drain-seconds", "0"]
+        assert command_line(pids["agent"])[4:] == ["--coordinator", "h:1", "--cpu-devices", "4", *at_once, *log]
         state = ["--state", str(tmp_path / "state" / "shard-1")]
         assert command_line(pids["parameter-server-1"])[4:10] == ["--coordinator", "h:1", "--index", "1", *state]
         assert command_line(pids["coordinator"])[4:6] == ["--store", "memory"]
@@ -195,13 +196,17 @@ def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
     assert (tmp_path / "stand-in-0.out").exists()
 
 
-def test_a_coordinator_that_dies_ends_the_run(tmp_path: Path) -> None:
-    deaths: Deaths = Deaths()
-    with supervisor_of(services(tmp_path), deaths=deaths) as supervisor:
+def test_a_coordinator_that_dies_is_started_again_on_its_port(tmp_path: Path) -> None:
+    deaths, restarts = Deaths(), Restarts()
+    given = services(tmp_path)
+    serves = READY.replace("h:1", "h:7300") + UNTIL_INPUT_ENDS
+    given = replace(given, programs=replace(given.programs, coordinator=program(serves)))
+    with supervisor_of(given, deaths=deaths, restarts=restarts) as supervisor:
         supervisor.start()
-        pid = supervisor.pids["coordinator"]
-        os.kill(pid, signal.SIGKILL)
-        assert str(deaths.get(timeout=10.0)) == f"the coordinator (pid {pid}) was killed by SIGKILL"
+        os.kill(supervisor.pids["coordinator"], signal.SIGKILL)
+        restart = restarts.get(timeout=10.0)
+        assert restart.key == "coordinator"
+        assert command_line(restart.pid)[4:8] == ["--store", "memory", "--port", "7300"]
 
 
 def test_a_coordinator_that_fails_starts_nothing_else(tmp_path: Path) -> None:

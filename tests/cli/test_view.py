@@ -12,13 +12,17 @@ from hetpipe.spec.events import (
     JobEnded,
     JobEvent,
     JobState,
+    ReplanJudged,
+    Rewound,
     StateChanged,
     Waiting,
+    WorkerLeft,
     WorkerLost,
     WorkerQuarantined,
     WorkerRejoined,
+    WorkerReplanned,
 )
-from hetpipe.spec.ids import Incarnation
+from hetpipe.spec.ids import Clock, Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import evaluated, table
@@ -26,7 +30,12 @@ from tests.cli.fakes import evaluated, table
 LIVES: tuple[JobEvent, ...] = (
     WorkerLost(Vw(1), Incarnation(0), "its agent is gone"),
     WorkerRejoined(Vw(1), Incarnation(1)),
+    WorkerLeft(Vw(1), Incarnation(1), returns=True),
+    WorkerLeft(Vw(1), Incarnation(2), returns=False),
     WorkerQuarantined(Vw(1), "it died too often"),
+    WorkerReplanned(Vw(1), Incarnation(2), (3, 5), (7, 1), 0.5),
+    ReplanJudged(Vw(1), 0.25, "it is faster"),
+    Rewound(Clock(9), Clock(4), "runs/a/rewind-1", "a disk is gone"),
 )
 
 
@@ -51,7 +60,12 @@ def test_lines_tell_states_waits_and_remarks_at_once() -> None:
         't=1.2 state=running sentence="links between stages: gloo"',
         't=1.2 event=worker_lost vw=1 life=1 sentence="its agent is gone"',
         "t=1.2 event=worker_rejoined vw=1 life=2",
+        "t=1.2 event=worker_left vw=1 life=2 returns=True",
+        "t=1.2 event=worker_left vw=1 life=3 returns=False",
         't=1.2 event=worker_quarantined vw=1 sentence="it died too often"',
+        "t=1.2 event=worker_replanned vw=1 life=3 before=3-5 after=7-1 foreseen_percent=50",
+        't=1.2 event=replan_judged vw=1 gained_percent=25 sentence="it is faster"',
+        't=1.2 event=rewound from_clock=9 to_clock=4 folder=runs/a/rewind-1 sentence="a disk is gone"',
     ]
 
 
@@ -147,5 +161,6 @@ def test_the_live_table() -> None:
     assert "virtual worker 1 is lost (life 1): its agent is gone" in terminal.getvalue()
     assert "virtual worker 1 is back (life 2); it joins at the next barrier" in terminal.getvalue()
     assert "it died too often" in terminal.getvalue()
+    assert "THE JOB WENT BACK TO CLOCK 4: what was committed from clock 4 to 9 is lost" in terminal.getvalue()
     view.say("afterwards")
     assert terminal.getvalue().endswith("afterwards\n")

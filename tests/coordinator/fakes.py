@@ -12,7 +12,7 @@ from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.tasks import Tools
-from hetpipe.errors import CheckpointError, HetpipeError, PeerUnreachable, StoreUnavailable
+from hetpipe.errors import CheckpointError, HetpipeError, PeerUnreachable, StoreUnavailable, UnknownJob
 from hetpipe.spec.commands import (
     ChildExit,
     Command,
@@ -25,7 +25,9 @@ from hetpipe.spec.commands import (
 )
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
-from hetpipe.spec.run import ClockSnapshot, ShardConfig, StageDone, StageReady
+from hetpipe.spec.run import ClockSnapshot, StageDone, StageReady
+from hetpipe.spec.run_document import RunDescription, RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import agent_member, clocks, measured, model, shard_member
@@ -37,9 +39,13 @@ class FakeShards:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, Any]] = []
         self.dead: set[str] = set()
+        #: The jobs that each serves, by address, as heartbeats tell.
+        self.serving: dict[str, set[JobId]] = {}
         self.last_clocks = clocks(6, 6, samples=80, minibatches=20)
         self.progress: dict[str, Progress] = {}
         self.newest_checkpoint: str | None = None
+        #: What the clock shard says of a job that it serves.
+        self.descriptions: dict[JobId, RunDescription] = {}
         #: What evictions and admissions are refused with.
         self.refusals: dict[str, HetpipeError] = {}
 
@@ -54,7 +60,10 @@ class FakeShards:
     @property
     def tools(self) -> Tools:
         return Tools(
-            open_shard=self.open, read_progress=self.read_progress, newest_checkpoint=lambda _: self.newest_checkpoint
+            open_shard=self.open,
+            read_progress=self.read_progress,
+            newest_checkpoint=lambda _: self.newest_checkpoint,
+            listed_checkpoint=lambda _: self.newest_checkpoint,
         )
 
     def asked(self, call: str) -> list[tuple[str, Any]]:
@@ -77,6 +86,7 @@ class FakeShard:
 
     def configure(self, config: ShardConfig) -> None:
         self._note("configure", config)
+        self._shards.serving.setdefault(self._address, set()).add(config.job_id)
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
         self._note("request_barrier", (job_id, term, reason))
@@ -90,12 +100,25 @@ class FakeShard:
     ) -> None:
         self._note("admit", (job_id, term, vw, incarnation, num_stages))
 
+    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        self._note("drain", (job_id, term, vw, incarnation))
+
+    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
+        self._note("keep_run", (job_id, term, run))
+
+    def describe(self, job_id: JobId) -> RunDescription:
+        self._note("describe", job_id)
+        if job_id not in self._shards.descriptions:
+            raise UnknownJob(f"this parameter server does not serve job {job_id}")
+        return self._shards.descriptions[job_id]
+
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         self._note("clocks", job_id)
         return self._shards.last_clocks
 
     def release(self, job_id: JobId) -> None:
         self._note("release", job_id)
+        self._shards.serving.get(self._address, set()).discard(job_id)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -139,6 +162,7 @@ class Cluster:
         self.executor = ManualExecutor()
         self.store = store or MemoryStore(self.clock)
         self.registrations: dict[str, Any] = {}
+        self._addresses: dict[str, str] = {}
         self._received: dict[str, int] = {}
         self._batches: dict[str, int] = {}
         self.coordinator = self.new_coordinator()
@@ -148,8 +172,10 @@ class Cluster:
 
     def join(self, info: MemberInfo) -> None:
         self.registrations[info.id] = self.coordinator.register(info).registration
+        self._addresses[info.id] = info.address
         self._received[info.id] = 0
         self._batches[info.id] = 0
+        self.beat(info.id)
 
     def usual(self) -> Cluster:
         """Two agents with two devices each, and two shards."""
@@ -163,8 +189,11 @@ class Cluster:
         return self.coordinator.heartbeat(
             MemberId(member),
             self.registrations[member],
-            **{"clocks": {}, "jobs": (), "last_command": 0, **values},
+            **{"clocks": {}, "jobs": self._jobs_of(member), "last_command": 0, **values},
         )
+
+    def _jobs_of(self, member: str) -> tuple[JobId, ...]:
+        return tuple(sorted(self.shards.serving.get(self._addresses[member], ())))
 
     def wait(self, seconds: float, *, silent: tuple[str, ...] = ()) -> None:
         """Let time pass; everybody but the silent sends heartbeats."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from hetpipe.coordinator.coordinator import MAX_ENDED_JOBS
+from hetpipe.coordinator.job_hosts import MAX_ENDED_JOBS
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.planning import PLANNER, options_of
 from hetpipe.errors import (
@@ -27,6 +27,7 @@ from hetpipe.spec.events import (
     JobEnded,
     JobState,
     NumberedEvent,
+    Rewound,
     StopMode,
     Submission,
     WorkerLost,
@@ -127,9 +128,20 @@ class TestMembers:
     def test_a_heartbeat_names_the_jobs_that_have_ended(self, cluster: Cluster) -> None:
         job_id = submit(cluster)
 
-        renewal = cluster.beat("n0", jobs=(job_id, JobId("forgotten")))
+        cluster.train()
+        cluster.coordinator.stop_job(job_id, StopMode.NOW)
+        cluster.train()
+        cluster.wait(6.0)
 
-        assert renewal.ended_jobs == ("forgotten",)
+        assert cluster.beat("n0", jobs=(job_id,)).ended_jobs == (job_id,)
+
+    def test_a_job_of_which_nobody_knows_more_has_ended_after_a_while(self, cluster: Cluster) -> None:
+        unknown = JobId("unknown")
+        assert cluster.beat("n0", jobs=(unknown,)).ended_jobs == ()
+        cluster.wait(59.0)
+        assert cluster.beat("n0", jobs=(unknown,)).ended_jobs == ()
+        cluster.wait(1.0)
+        assert cluster.beat("n0", jobs=(unknown,)).ended_jobs == (unknown,)
 
 
 class TestJobs:
@@ -147,7 +159,6 @@ class TestJobs:
         assert isinstance(ended, JobEnded)
         assert ended.result is not None
         assert ended.result["samples"] == 80
-        assert cluster.coordinator.is_idle
 
     def test_a_job_without_stages_is_measured_and_planned(self, cluster: Cluster) -> None:
         submit(cluster, "workers=null")
@@ -270,7 +281,6 @@ class TestJobs:
             cluster.executor.run_all()
         cluster.coordinator.tick()
         cluster.executor.run_all()
-        assert cluster.coordinator.is_idle
 
         first = cluster.store.jobs()[0]
         assert cluster.coordinator.host(first.job_id) is None
@@ -486,6 +496,61 @@ class TestLives:
         assert len(events(cluster, WorkerRejoined)) == 1
 
 
+class TestRewinds:
+    """Parameter server 1 of a running job is told to have lost its disk."""
+
+    @pytest.fixture
+    def cluster(self, tmp_path: Path) -> Cluster:
+        cluster = Cluster(tmp_path / "run").usual()
+        submit(cluster)
+        cluster.train()
+        return cluster
+
+    def lose(self, cluster: Cluster) -> None:
+        cluster.shards.serving["shards.host:7001"].clear()
+        for _ in range(2):
+            cluster.beat("ps1", lost={JOB_ID: "its disk is gone"})
+        cluster.train()
+        cluster.wait(0.5)
+        cluster.train()
+
+    def test_everybody_begins_anew_from_the_newest_checkpoint(self, cluster: Cluster) -> None:
+        start = Progress(Clock(4), 1, bytes([0b101, 0, 0, 0, 0]), minibatches=8, samples=32)
+        cluster.shards.newest_checkpoint = "/run/checkpoints/clock-00000004"
+        cluster.shards.progress["/run/checkpoints/clock-00000004"] = start
+        self.lose(cluster)
+
+        folder = cluster.run_dir / "rewind-1"
+        configs = [(address, config) for address, config in cluster.shards.asked("configure")][2:]
+        assert [address for address, _ in configs] == ["shards.host:7000", "shards.host:7001"]
+        assert {(config.term, config.run_dir, config.progress.clock) for _, config in configs} == {(2, str(folder), 4)}
+        kept = configs[0][1].run
+        assert (kept.submission.rewinds, kept.submission.first_run_dir) == (1, str(cluster.run_dir))
+        assert kept.eval_samples == 10
+        (event,) = events(cluster, Rewound)
+        assert (event.to_clock, event.folder) == (4, str(folder))
+        assert event.sentence.endswith("has lost what it kept of the job: its disk is gone")
+        assert state(cluster) is JobState.RUNNING
+        assert cluster.coordinator.record(JOB_ID).run_dir == str(cluster.run_dir)
+        assert sorted(path.name for path in folder.iterdir()) == ["facts.json", "job.json", "plan.json"]
+        facts = json.loads((folder / "facts.json").read_text())
+        assert facts["start"] == {"clock": 4, "epoch": 1, "used": [0, 2], "minibatches": 8, "samples": 32}
+        assert json.loads((folder / "plan.json").read_text())["term"] == 2
+
+    def test_without_one_from_where_it_began(self, cluster: Cluster) -> None:
+        self.lose(cluster)
+
+        assert cluster.shards.asked("configure")[-1][1].progress.clock == 0
+        assert state(cluster) is JobState.RUNNING
+
+    def test_a_lost_job_that_has_ended_is_told_to_be_over(self, cluster: Cluster) -> None:
+        cluster.coordinator.stop_job(JOB_ID, StopMode.NOW)
+        cluster.train()
+        cluster.wait(6.0)
+
+        assert cluster.beat("ps1", lost={JOB_ID: "its disk is gone"}).ended_jobs == (JOB_ID,)
+
+
 class TestStops:
     def test_with_a_checkpoint_the_clock_shard_sets_a_barrier(self, cluster: Cluster) -> None:
         job_id = submit(cluster)
@@ -497,16 +562,6 @@ class TestStops:
 
         assert state(cluster) is JobState.STOPPED
         assert cluster.coordinator.stop_job(job_id, StopMode.NOW) is JobState.STOPPED
-
-    def test_draining_ends_everything(self, cluster: Cluster) -> None:
-        submit(cluster)
-        cluster.train()
-        cluster.coordinator.drain()
-        assert not cluster.coordinator.is_idle
-        cluster.train()
-
-        assert cluster.coordinator.is_idle
-        assert state(cluster) is JobState.STOPPED
 
 
 class TestClocks:
@@ -564,22 +619,6 @@ class TestStoreThatGoesAway:
 
 
 class TestRestart:
-    def test_jobs_under_way_have_failed_with_their_coordinator(self, cluster: Cluster) -> None:
-        job_id = submit(cluster)
-        cluster.train()
-        cluster.wait(0.5)
-        events = cluster.store.events(job_id)
-
-        cluster.coordinator = cluster.new_coordinator()
-
-        assert state(cluster) is JobState.FAILED
-        assert failure(cluster) == f"the coordinator was restarted while job {JOB_ID} was running"
-        kept = cluster.coordinator.kept_events(job_id, after=len(events))
-        assert [event.sequence for event in kept] == [len(events) + 1]
-        assert isinstance(kept[0].event, JobEnded)
-        assert submit(cluster) == job_id
-        assert state(cluster) is JobState.FAILED
-
     def test_an_end_that_was_told_but_not_kept_is_kept_by_the_next(self, cluster: Cluster) -> None:
         job_id = submit(cluster)
         cluster.train()
@@ -593,29 +632,13 @@ class TestRestart:
         assert state(cluster) is JobState.FINISHED
         assert cluster.store.events(job_id) == (*told, ended)
 
-    def test_an_end_that_was_half_kept_twice_is_told_once(self, cluster: Cluster) -> None:
-        job_id = submit(cluster)
-        cluster.train()
-        cluster.wait(0.5)
-        cluster.coordinator = cluster.new_coordinator()
-        kept = cluster.store.job(job_id)
-        assert kept is not None
-        cluster.store.replace_job(replace(kept, state=JobState.RUNNING, failure=""))
-
-        cluster.coordinator = cluster.new_coordinator()
-
-        assert failure(cluster) == f"the coordinator was restarted while job {JOB_ID} was running"
-        assert [isinstance(event.event, JobEnded) for event in cluster.store.events(job_id)].count(True) == 1
-
-    def test_members_must_register_again_and_end_what_they_do(self, cluster: Cluster) -> None:
-        job_id = submit(cluster)
-        cluster.train()
+    def test_members_must_register_again(self, cluster: Cluster) -> None:
         cluster.coordinator = cluster.new_coordinator()
 
         with pytest.raises(UnknownMember):
             cluster.beat("n0")
         cluster.join(agent_member("n0", devices=2))
-        assert cluster.beat("n0", jobs=(job_id,)).ended_jobs == (job_id,)
+        cluster.beat("n0")
 
 
 class TestCommands:
@@ -630,9 +653,19 @@ class TestCommands:
         cluster.beat("n0", last_command=1)
         assert cluster.coordinator.commands(agent, registration, after=0) == ()
 
-    def test_a_new_registration_begins_without_commands(self, cluster: Cluster) -> None:
+    def test_the_same_process_gets_what_it_has_not_carried_out_under_a_new_registration(self, cluster: Cluster) -> None:
         submit(cluster)
+        (first,) = cluster.take("n0")
         cluster.join(agent_member("n0", devices=2))
+
+        assert cluster.take("n0") == [first]
+        cluster.beat("n0", last_command=1)
+        cluster.join(agent_member("n0", devices=2))
+        assert cluster.take("n0") == []
+
+    def test_another_process_of_its_name_does_not(self, cluster: Cluster) -> None:
+        submit(cluster)
+        cluster.join(agent_member("n0", devices=2, pid=101))
 
         assert cluster.take("n0") == []
 

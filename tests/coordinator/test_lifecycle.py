@@ -13,6 +13,7 @@ LEGAL = {
     ("inspecting", "inspected", "planning"),
     ("planning", "prepared", "starting"),
     ("starting", "all_ready", "running"),
+    *((state, "rewind", "planning") for state in ("starting", "running")),
     ("running", "end_reached", "finished"),
     ("stopping", "end_reached", "finished"),
     ("running", "stop_reached", "stopped"),

@@ -20,7 +20,8 @@ from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
 from hetpipe.spec.events import JobEnded, JobState, ProgressTable, StateChanged, StopMode, Submission
 from hetpipe.spec.ids import AgentId, JobId
-from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.spec.run import StageReady
 from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
@@ -59,6 +60,7 @@ class TestCalls:
         lease = client.register(worker)
         assert lease.lease_seconds == 5.0
         assert [member.info for member in client.members()][-1] == worker
+        network.cluster.coordinator._has_ended(JobId("gone"))
         renewal = client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
         assert renewal.ended_jobs == ("gone",)
         client.leave(worker.id, lease.registration)
@@ -108,6 +110,20 @@ class TestCalls:
 
         workers = network.client.status().workers
         assert [(worker.vw, worker.state, worker.deaths) for worker in workers] == [(0, "ending", 1), (1, "ready", 0)]
+
+    def test_virtual_workers_leave_and_come_back(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        assert network.client.drain_worker(Vw(1)).state == "leaving"
+        with pytest.raises(UserError, match="is the last one"):
+            network.client.drain_worker(Vw(0), job_id)
+        assert [(one.vw, one.state) for one in network.client.add_worker()] == [(1, "leaving")]
+        assert network.client.add_worker(Vw(0), job_id)[0].state == "ready"
+        network.client.depart(AgentId("n0"), network.cluster.registrations["n0"])
+
+        assert [worker.state for worker in network.client.status().workers] == ["leaving", "leaving"]
+        with pytest.raises(UnknownMember):
+            network.client.depart(AgentId("n7"), Registration("x"))
 
 
 class TestStreams:
@@ -202,6 +218,7 @@ class TestMembership:
         assert "w" not in [member.info.id for member in network.client.members()]
 
     def test_a_heartbeat_tells_and_hears(self, network: Network) -> None:
+        network.cluster.coordinator._has_ended(JobId("gone"))
         ended: list[JobId] = []
         leases: list[Lease] = []
         hooks = Hooks(jobs=lambda: [JobId("gone")], on_ended_jobs=ended.extend, on_registered=leases.append)
@@ -278,12 +295,13 @@ class TestClient:
 def test_history_of_an_earlier_coordinator_is_shown(network: Network) -> None:
     job_id = network.submit()
     network.cluster.train()
+    network.cluster.finish(job_id)
     successor = network.cluster.new_coordinator()
     server = Server(ServerConfig())
     CoordinatorServicer(successor, host="here").add_to(server)
     client = CoordinatorClient(server.start())
 
-    assert client.status(job_id).state is JobState.FAILED
+    assert client.status(job_id).state is JobState.FINISHED
     assert isinstance(list(client.watch_job(job_id))[-1].event, JobEnded)
     assert client.clocks(job_id) is None
     assert list(client.watch_clocks(job_id)) == []

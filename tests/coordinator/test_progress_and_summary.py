@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,18 @@ class TestProgressBoard:
             board.add(key(1, stage), progress(weight_bytes=300, activation_bytes=20), now=101.0)
         assert [row.memory_bytes for row in board.table(None, up=BOTH, now=101.0).rows] == [0, 640]
 
+    def test_the_last_stage_of_a_shorter_plan_counts_from_where_it_is(self, board: ProgressBoard) -> None:
+        board.add(key(0, 1), progress(samples=500), now=105.0)
+        first, second = board.plan.virtual_workers
+        alone = replace(first, stages=(replace(first.stages[0], last_layer=first.stages[1].last_layer),))
+        board.plan = replace(board.plan, virtual_workers=(alone, second))
+        for samples in (10, 30):
+            board.add(key(0, 0, life=1), progress(samples=samples), now=106.0 + samples / 10)
+
+        row = board.table(None, up=BOTH, now=109.0).rows[0]
+        assert row.samples_per_second == pytest.approx(10.0)
+        assert len(row.stages) == 1
+
     def test_counts_go_on_over_lives(self, board: ProgressBoard) -> None:
         first = progress(clock=3, samples=40, pushed_bytes=100, loss=2.0, first_loss=5.0, weight_bytes=30)
         board.add(key(1, 1), first, now=101.0)
@@ -149,6 +162,7 @@ def record(**values: Any) -> RunRecord:
         "running_seconds": 4.0,
         "staleness": 1,
         "deaths": {Vw(1): 2},
+        "rewinds": 1,
     }
     return RunRecord(**{**defaults, **values})
 
@@ -171,6 +185,7 @@ class TestResult:
             "waiting_seconds": {"0": 0.0, "1": 2.0},
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},
+            "rewinds": 1,
             "stages": [
                 {
                     "vw": vw,

@@ -8,10 +8,12 @@ import pytest
 
 from hetpipe.coordinator.configs import (
     Assignment,
+    assignment_of,
     check_progress,
     data_of,
     fresh_progress,
     later_life,
+    run_document,
     shard_configs,
     stage_commands,
 )
@@ -19,10 +21,10 @@ from hetpipe.coordinator.evaluations import Evaluations
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.planner.partition import plan_job
-from hetpipe.spec.ids import Clock, Incarnation, Term
+from hetpipe.spec.ids import Clock, Incarnation, LayerIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
-from hetpipe.spec.run import StageEvaluation
+from hetpipe.spec.run import StageEmulation, StageEvaluation
 from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
 
 AGENTS = (agent_info("n0", devices=3), agent_info("n1", devices=3))
@@ -102,6 +104,24 @@ class TestConfigs:
             replace(command.config, incarnation=Incarnation(3), restore=restore) for command in first
         ]
 
+    def test_a_virtual_worker_may_go_on_by_another_plan(self) -> None:
+        of = assignment(job("cluster.devices=[{slowdown: 2.0}, {slowdown: 3.0}, {slowdown: 4.0}]"))
+        first, second = of.plan.virtual_workers
+        alone = replace(first, stages=(replace(first.stages[1], first_layer=LayerIndex(0)),))
+        changed = of.with_worker(alone)
+
+        assert changed.plan == replace(of.plan, virtual_workers=(alone, second))
+        assert [(c.config.vw, c.config.stage) for c in stage_commands(changed)] == [(0, 0), (1, 0), (1, 1)]
+        assert [c.config.device.slowdown for c in stage_commands(changed)] == [2.0, 4.0, 2.0]
+        assert of.with_worker(replace(second, index=Vw(2))).plan.virtual_workers[:2] == (first, second)
+
+    def test_devices_that_are_played_go_with_the_plan(self) -> None:
+        slow, fast = StageEmulation(2.0, 4.0), StageEmulation(1.0, 2.0)
+        of = replace(assignment(job()), emulations=((slow, slow), (fast, fast)))
+        first = of.plan.virtual_workers[0]
+
+        assert of.with_worker(first, (fast, slow)).emulations == ((fast, slow), (fast, fast))
+
     def test_emulated_devices_are_dealt_in_order(self) -> None:
         commands = stage_commands(assignment(job("cluster.devices=[{slowdown: 2.0}, {slowdown: 3.0, jitter: 0.5}]")))
 
@@ -114,7 +134,10 @@ class TestConfigs:
 
     def test_every_shard_is_told_its_part(self) -> None:
         of = job("checkpoint.every_waves=5", "sync.D=2")
-        configs = shard_configs(assignment(of), data_of(of, model()), fresh_progress(40))
+        run = run_document(
+            assignment(of), data_of(of, model()), fresh_progress(40), eval_samples=10, submitted_wall=5.0
+        )
+        configs = shard_configs(of, run)
 
         assert [config.shard for config in configs] == [0, 1]
         assert [[part.layer for part in config.slices] for config in configs] == [[0, 2], [1, 3]]
@@ -125,6 +148,8 @@ class TestConfigs:
             assert config.sync.staleness == 2
             assert config.checkpoint_every_waves == 5
             assert config.data.num_samples == 40
+        assert [config.run for config in configs] == [run, None]
+        assert assignment_of(run) == assignment(of)
 
 
 def part(clock: int, samples: int, loss: float, **sums: float) -> StageEvaluation:

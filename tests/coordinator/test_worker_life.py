@@ -13,15 +13,22 @@ LEGAL = {
     ("starting", "got_ready", "ready"),
     ("starting", "got_done", "done"),
     ("starting", "lost", "ending"),
+    ("starting", "drain_asked", "ending"),
     ("starting", "given_up", "out"),
     ("ready", "got_done", "done"),
     ("ready", "lost", "ending"),
+    ("ready", "drain_asked", "leaving"),
+    ("leaving", "got_done", "done"),
+    ("leaving", "lost", "ending"),
+    ("leaving", "left", "awaiting"),
     ("ending", "ended", "awaiting"),
     ("ending", "given_up", "out"),
     ("awaiting", "returns", "admitting"),
     ("awaiting", "given_up", "out"),
     ("admitting", "admitted", "starting"),
+    ("admitting", "drain_asked", "ending"),
     ("admitting", "given_up", "out"),
+    ("out", "add_asked", "awaiting"),
 }
 
 

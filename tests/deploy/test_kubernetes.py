@@ -251,7 +251,7 @@ class TestCommands:
             assert (program, arguments[0]) == ("python", "-m"), name
             module = import_module(arguments[1] + (".__main__" if arguments[1].startswith("services.") else ""))
             monkeypatch.setattr(module, "run_service", keep, raising=False)
-            assert module.main(arguments[2:]) == 0, name
+            assert module.main(arguments[2:]) == (parsed[-1].told_status if workload.component == "agent" else 0), name
             if workload.component in SERVICES:
                 ports = {
                     name: getattr(parsed[-1], option)
@@ -259,6 +259,22 @@ class TestCommands:
                     if hasattr(parsed[-1], option)
                 }
                 assert {port: number for port, number in workload.ports.items() if port in ports} == ports, name
+
+    def test_an_agent_that_was_told_to_end_is_started_again(self, workloads: tuple[Workload, ...]) -> None:
+        """An Indexed Job takes status 0 for the end of an index, and counts every other one that it does not ignore."""
+        for workload in by_component(workloads, "agent"):
+            (container,) = workload.containers
+            (option,) = [word for word in workload.command(container) if word.startswith("--told-status=")]
+            ignored = [
+                rule["onExitCodes"]
+                for rule in workload.spec["podFailurePolicy"]["rules"]
+                if rule["action"] == "Ignore" and "onExitCodes" in rule
+            ]
+            status = int(option.partition("=")[2])
+            assert ignored == [{"containerName": container["name"], "operator": "In", "values": [status]}]
+            assert status != 0
+            assert workload.pod["terminationGracePeriodSeconds"] >= 15
+            assert "lifecycle" not in container
 
     def test_addresses_are_of_services_and_may_be_reached(
         self, manifests: Manifests, workloads: tuple[Workload, ...]

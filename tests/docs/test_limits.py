@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from hetpipe.coordinator.coordinator import MAX_ENDED_JOBS, MAX_OPEN_JOBS
+from hetpipe.coordinator.job_hosts import MAX_ENDED_JOBS, MAX_OPEN_JOBS
 from hetpipe.coordinator.registry import MAX_MEMBERS
 from hetpipe.coordinator.servicer import MAX_AGENT_STREAMS, MAX_VIEWER_STREAMS, NUM_THREADS
 from hetpipe.coordinator.store import MAX_EVENTS
 from hetpipe.ps.buffer_exchange import BufferExchange
-from hetpipe.ps.server import MAX_FOLLOWERS
+from hetpipe.ps.followers import MAX_FOLLOWERS
 from hetpipe.rpc.channel import MAX_MESSAGE_BYTES
 from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION

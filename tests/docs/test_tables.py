@@ -16,7 +16,7 @@ from hetpipe.cli.compare_statistics import MOST_POINTS
 from hetpipe.cli.compare_view import PolicySummary, comparison_json
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.status import RunStatus
-from hetpipe.coordinator import leadership
+from hetpipe.coordinator import leadership, worker_life
 from hetpipe.coordinator.lifecycle import TABLE
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import WaveMetrics
@@ -65,6 +65,15 @@ def test_the_life_of_a_job() -> None:
     ]
 
 
+def test_the_life_of_a_virtual_worker() -> None:
+    rows = table_after(STATE_MACHINES, "## Life of a virtual worker")
+    assert rows == [
+        [state.value, step.value, following.value]
+        for state, row in worker_life.TABLE.items()
+        for step, following in row.items()
+    ]
+
+
 def test_who_leads() -> None:
     rows = table_after(STATE_MACHINES, "## Leadership")
     assert rows == [
@@ -86,7 +95,7 @@ def test_the_events_of_the_history() -> None:
 
 
 def test_what_the_reasons_of_a_barrier_lead_to() -> None:
-    reasons = (segment.CHECKPOINT, segment.EPOCH, segment.END, segment.STOP, segment.EVICT)
+    reasons = (segment.CHECKPOINT, segment.EPOCH, segment.END, segment.STOP, segment.EVICT, segment.DRAIN)
     answer = {True: "yes", False: "no"}
     assert table_after(FILES, "| reason |") == [
         [f"`{reason}`", answer[reason in barrier._EVALUATIONS], answer[reason in segment.CHECKPOINTS]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,7 @@ from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
 from hetpipe.ps.buffer_exchange import Attendance, BufferExchange
 from hetpipe.ps.chunks import ChunkReceiver, RunMap
 from hetpipe.ps.clock_shard import ClockShard
-from hetpipe.ps.config_check import check_config
+from hetpipe.ps.config_check import check_config, check_run
 from hetpipe.ps.manifest import VERSION, Manifest, check_files, manifest_bytes, parse_manifest
 from hetpipe.ps.shard import Shard
 from hetpipe.rpc import convert, convert_jobs, convert_shard
@@ -66,6 +66,7 @@ from hetpipe.spec.events import (
     NumberedEvent,
     StateChanged,
     Waiting,
+    WorkerLeft,
     WorkerLost,
 )
 from hetpipe.spec.ids import Clock, Incarnation, JobId, VirtualWorkerIndex, Wave
@@ -77,8 +78,10 @@ from hetpipe.spec.members import Member, MemberInfo
 from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
-from hetpipe.spec.requests import BuffersHeader, CheckpointFile, PullHeader, SliceHeader
-from hetpipe.spec.run import ClockSnapshot, ShardConfig, StageConfig, StageReport
+from hetpipe.spec.requests import BuffersHeader, CheckpointFile, PullHeader, PushReply, SliceHeader, Watermarks
+from hetpipe.spec.run import ClockSnapshot, StageConfig, StageReport
+from hetpipe.spec.run_document import LifeSeen, RunDescription, RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import (
     BarrierRecord,
@@ -102,7 +105,7 @@ from tests.coordinator.builders import (
     submission,
 )
 from tests.profiler.builders import layer, measurement
-from tests.ps.builders import chunk_of, headers_of, push_header, requester, shard_config, slices_of
+from tests.ps.builders import chunk_of, headers_of, push_header, requester, run_document, shard_config, slices_of
 from tests.rpc.test_convert import KEY, REPORTS, START
 from tests.spec.document_cases import CLUSTER, PLAN, PROFILE
 
@@ -121,6 +124,8 @@ class Decoder:
 
 
 SHARD_CONFIG = shard_config(slices_of([3, 40]), stages=(1, 2), run_dir="/run")
+RUN = run_document(SHARD_CONFIG)
+LIVES = (LifeSeen(VirtualWorkerIndex(0), Incarnation(2), 1, "member"),)
 
 
 # -- JSON that becomes a dataclass -------------------------------------------------------------------------------------
@@ -143,12 +148,17 @@ def _values() -> Iterator[tuple[Any, list[Any]]]:
     yield ProfileAnswer, [ProfileAnswer((measurement("cpu"),), ())]
     yield MemberInfo, [agent_member(), shard_member(0)]
     yield JobRecord, [JobRecord(job_id=JOB_ID, name="a", state=JobState.RUNNING, run_dir="/r", submitted_wall=1.0)]
+    yield RunDescription, [RunDescription(SHARD_CONFIG.term, RUN, LIVES, clocks(1, 2), ("stop",), is_over=False)]
     events = [StateChanged(JobState.RUNNING), Waiting("a", 1.0), Evaluated(Clock(1), 0, 1, {"loss": 0.5})]
     yield JobEvent, [*events, WorkerLost(VirtualWorkerIndex(1), Incarnation(2), "it was killed")]
 
 
 def _json_decoder(kind: Any) -> Decode:
     return lambda data: wire.from_json(kind, data)
+
+
+def _keep_run(data: bytes) -> None:
+    check_run(SHARD_CONFIG, wire.from_json(RunDocument, data))
 
 
 def _configure(data: bytes) -> object:
@@ -171,7 +181,9 @@ def _json_decoders() -> Iterator[Decoder]:
     for kind, examples in _values():
         texts = tuple(wire.to_json(kind, example).encode() for example in examples)
         yield Decoder(f"json {getattr(kind, '__name__', 'union')} {len(texts)}", _json_decoder(kind), texts)
-    yield Decoder("json ShardConfig", _configure, (wire.to_json(ShardConfig, SHARD_CONFIG).encode(),))
+    configs = (SHARD_CONFIG, replace(SHARD_CONFIG, run=RUN))
+    yield Decoder("json ShardConfig", _configure, tuple(wire.to_json(ShardConfig, c).encode() for c in configs))
+    yield Decoder("json RunDocument", _keep_run, (wire.to_json(RunDocument, RUN).encode(),))
     yield Decoder("checkpoint manifest", parse_manifest, (manifest_bytes(MANIFEST),))
     yield Decoder("submitted job", job_from_json, (submission(job()).job_json.encode(),))
 
@@ -243,11 +255,23 @@ def _messages() -> Iterator[tuple[type[Message], Callable[[Any], object], list[M
         JobEnded(JobState.FINISHED, result={"loss": {"last": None}}),
         StateChanged(JobState.RUNNING),
         WorkerLost(VirtualWorkerIndex(1), Incarnation(2), "it was killed"),
+        WorkerLeft(VirtualWorkerIndex(1), Incarnation(2), returns=True),
     ]
     yield (
         pb.WatchJobResponse,
         convert_jobs.event_from_proto,
         [convert_jobs.event_to_proto(NumberedEvent(1, event)) for event in events],
+    )
+    worker = pb.WorkerStatus(vw=1, incarnation=2, deaths=1, state="leaving")
+    yield (
+        pb.DrainWorkerResponse,
+        lambda m: convert_jobs.worker_from_proto(m.worker),
+        [pb.DrainWorkerResponse(worker=worker)],
+    )
+    yield (
+        pb.AddWorkerResponse,
+        lambda m: [convert_jobs.worker_from_proto(one) for one in m.workers],
+        [pb.AddWorkerResponse(workers=[worker])],
     )
     status = pb.JobStatus(job_id="j", state=5, processes=[pb.Process(role="stage", pid=1)])  # type: ignore[arg-type]
     yield (
@@ -297,7 +321,8 @@ def _shard_messages() -> Iterator[tuple[type[Message], Callable[[Any], object], 
     )
     hello = link_pb.LinkHello(requester=convert_shard.requester_to_proto(requester()), room=4)
     yield link_pb.LinkHello, _hello, [hello]
-    yield shard_pb.PushAcknowledgement, lambda m: m.duplicate, [shard_pb.PushAcknowledgement(duplicate=True)]
+    reply = convert_shard.push_reply_to_proto(PushReply(duplicate=True, marks=Watermarks(Clock(3), Clock(2), Clock(3))))
+    yield shard_pb.PushAcknowledgement, convert_shard.push_reply_from_proto, [reply]
 
 
 def _hello(message: link_pb.LinkHello) -> object:

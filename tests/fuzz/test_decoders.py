@@ -21,7 +21,7 @@ from hetpipe.rpc import convert_shard
 from hetpipe.spec.job_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES, job_from_json
 from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
 from hetpipe.spec.plan import ModelReport
-from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.wire import from_json, plain
 from tests.fuzz.conftest import MUTATIONS_PER_EXAMPLE
 from tests.fuzz.decoders import DECODERS, SHARD_CONFIG, Decoder

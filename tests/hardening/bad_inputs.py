@@ -17,6 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from hetpipe.ps.checksum import checksum
 from hetpipe.rpc.channel import MAX_MESSAGE_BYTES
 from tests.fuzz.mutations import legal_values
 
@@ -43,12 +44,17 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "GetProgress": (("requester.vw = 1", "a member"),),
     "ReportCheckpoint": (("files.num_bytes = .*", "nobody knows yet how large the file is"),),
     "FollowLog": (
-        (r"(without )?requester.*", "only compared with the certificate of who asks"),
+        ("without requester", "a shard follows"),
+        ("requester.vw = 1", "a member"),
         ("gathered = True", "how stages ask"),
         ("start = 1", "a record that is there"),
         ("start = -1", "from the newest segment on"),
     ),
-    "Acknowledge": (("num_records = 0", "none yet"), ("durable = .*", "as many as it has carried out")),
+    "Acknowledge": (
+        ("num_records = 0", "none yet"),
+        ("durable = .*", "as many as it has carried out"),
+        ("applied = True", "its disk fails"),
+    ),
     "Push": (
         ("wave = [01]", "staged already, or a wave ahead"),
         (r"requester\.(stage|vw) = .*", "another stage that is there"),
@@ -62,12 +68,16 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "PullBuffers": (("without buffers", "nothing is nothing"), ("requester.vw = 1", "a member")),
     "Register": (
-        (r"member\.(pid|shard_index|highest_term|devices\.memory_bytes) = .*", "what the process says of itself"),
+        (r"member\.(pid|shard_index|devices\.memory_bytes) = .*", "what the process says of itself"),
+        (r"member\.highest_(term|fence) = .*", "what it has seen"),
         ("member.devices.type = .*", "whatever the driver calls it"),
         ("member.(without devices|address = '')", "not every member has them"),
         (r"member\.(id|host|address|stages\.job_id) = '[a-z0-9.:\[\]]+'", "a name"),
     ),
-    "Heartbeat": (("job_ids = .*", "a job that is not known has ended"), ("without clocks", "none to tell")),
+    "Heartbeat": (
+        ("job_ids = .*", "nobody has heard of that job"),
+        ("without clocks|without lost_jobs", "none to tell"),
+    ),
     "Leave": ((".*", "whoever is no member has left"),),
     "WatchCommands": (("after_sequence = .*", "a command that is there"),),
     "Report": (
@@ -77,6 +87,8 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "SubmitJob": (("(restore|run_dir|import_path) = .*", "folders are named by who may hand in jobs"),),
     "StopJob": (("job_id = ''", "the newest job"),),
+    "DrainWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
+    "AddWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "GetStatus": (("job_id = ''", "the newest job"),),
     "WatchJob": (("job_id = ''", "the newest job"), ("after_sequence = .*", "an event that is there")),
     "GetClocks": (("job_id = ''", "the newest job"),),
@@ -195,8 +207,7 @@ def _varint(number: int) -> bytes:
 
 def chunk(offset: int, payload: bytes) -> bytes:
     """As `ps.chunks` has it."""
-    start = struct.pack("<Q", offset)
-    return start + struct.pack("<I", zlib.crc32(start + payload)) + payload
+    return b"hpC2" + struct.pack("<IQ", 0, offset) + checksum(payload, place=offset) + payload
 
 
 def push_cases(call: str, header: Message, num_bytes: int) -> Iterator[BadInput]:
@@ -217,6 +228,7 @@ def push_cases(call: str, header: Message, num_bytes: int) -> Iterator[BadInput]
         "a chunk too long": (good, chunk(0, payload + b"\0")),
         "a chunk far too long": (good, chunk(0, bytes(1 << 20))),
         "a damaged chunk": (good, chunk(0, payload)[:-1] + b"\x01"),
+        "a chunk of the version before": (good, struct.pack("<QI", 0, zlib.crc32(bytes(8) + payload)) + payload),
         "a chunk at 64": (good, chunk(64, payload)),
         "a chunk at 2 GiB": (good, chunk(TWO_GIB, payload)),
         "a chunk at 2^64 - 1": (good, chunk(2**64 - 1, payload)),

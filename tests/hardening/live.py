@@ -17,7 +17,8 @@ from hetpipe.errors import ClockNotPublished
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.ps.server import ShardServer, file_history
+from hetpipe.ps.run_history import file_history
+from hetpipe.ps.server import ShardServer
 from hetpipe.rpc import convert, convert_jobs, convert_shard, shard_methods
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.link_client import connect_link
@@ -31,12 +32,14 @@ from hetpipe.spec.commands import InspectionResult, StageNews
 from hetpipe.spec.ids import Clock, JobId, Wave
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.spec.requests import BuffersHeader, LinkHello, PullHeader, SliceHeader
-from hetpipe.spec.run import ShardConfig, StageReady
+from hetpipe.spec.run import StageReady
+from hetpipe.spec.run_document import RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from tests.coordinator.builders import clocks, job, model, submission
 from tests.coordinator.fakes import Cluster
 from tests.hardening.bad_inputs import BadInput, message_cases, pull_cases, push_cases, service_cases
 from tests.polling import wait_until
-from tests.ps.builders import JOB, encode, headers_of, push_header, requester, shard_config, slices_of
+from tests.ps.builders import JOB, encode, headers_of, push_header, requester, run_document, shard_config, slices_of
 
 #: No call of the table may take longer.
 SECONDS = 10.0
@@ -141,10 +144,14 @@ class LiveShard:
             "ReportShardCheckpoint": shard_pb.ReportShardCheckpointRequest(
                 job_id=JOB, term=1, shard=0, clock=0, files=[shard_file]
             ),
+            "KeepRun": shard_pb.KeepRunRequest(
+                job_id=JOB, term=1, run=wire.to_json(RunDocument, run_document(self.config))
+            ),
+            "DescribeRun": shard_pb.DescribeRunRequest(job_id=JOB),
             "GetShardClocks": shard_pb.GetShardClocksRequest(job_id=JOB),
             "GetProgress": shard_pb.GetProgressRequest(requester=who),
             "ReportCheckpoint": shard_pb.ReportCheckpointRequest(requester=other, clock=0, files=[file]),
-            "FollowLog": shard_pb.FollowLogRequest(job_id=JOB, term=1, start=0),
+            "FollowLog": shard_pb.FollowLogRequest(job_id=JOB, term=1, start=0, requester=who),
             "Acknowledge": shard_pb.AcknowledgeRequest(job_id=JOB, term=1, shard=0, num_records=1),
         }
 
@@ -241,7 +248,13 @@ class LiveCoordinator:
         handed_in = convert_jobs.submission_to_proto(submission(job(), request_id="another-request"))
         return {
             "Register": pb.RegisterRequest(member=member),
-            "Heartbeat": pb.HeartbeatRequest(member_id="ps0", registration=shard, clocks=told, job_ids=[self.job_id]),
+            "Heartbeat": pb.HeartbeatRequest(
+                member_id="ps0",
+                registration=shard,
+                clocks=told,
+                job_ids=[self.job_id],
+                lost_jobs={"another": "its disk is gone"},
+            ),
             "Leave": pb.LeaveRequest(member_id="w", registration="none of its own"),
             "WatchCommands": pb.WatchCommandsRequest(agent_id="n0", registration=agent),
             "Report": pb.ReportRequest(
@@ -252,6 +265,9 @@ class LiveCoordinator:
             ),
             "SubmitJob": handed_in,
             "StopJob": pb.StopJobRequest(job_id=self.job_id, mode=pb.STOP_MODE_CHECKPOINT),
+            "DrainWorker": pb.DrainWorkerRequest(job_id=self.job_id, vw=1),
+            "AddWorker": pb.AddWorkerRequest(job_id=self.job_id, vw=1),
+            "Depart": pb.DepartRequest(agent_id="n0", registration=agent),
             "GetStatus": pb.GetStatusRequest(job_id=self.job_id),
             "WatchJob": pb.WatchJobRequest(job_id=self.job_id),
             "ListMembers": pb.ListMembersRequest(),

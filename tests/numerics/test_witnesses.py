@@ -12,7 +12,7 @@ from hetpipe.errors import ClockNotPublished
 from hetpipe.ps.manifest import newest_checkpoint
 from hetpipe.ps.push_session import PushSession
 from hetpipe.ps.shard import Shard
-from hetpipe.spec.requests import PushHeader
+from hetpipe.spec.requests import PushHeader, Watermarks
 from hetpipe.sync.records import CommitRecord, Record
 from hetpipe.testing.in_process import InProcessResult
 from tests.models import NUM_WITNESSES
@@ -109,7 +109,7 @@ def test_a_shard_that_falls_far_behind_slows_the_others_down_and_no_more(
             assert was_refused.wait(30.0)
         follow(shard, record)
 
-    def noticed(shard: Shard, header: PushHeader) -> PushSession | None:
+    def noticed(shard: Shard, header: PushHeader) -> PushSession | Watermarks:
         try:
             return begin_push(shard, header)
         except ClockNotPublished:

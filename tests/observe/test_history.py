@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from structlog.testing import capture_logs
 
+from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.history import History, HistoryWriter, MemoryHistory, NullHistory
 from hetpipe.testing.fake_clock import FakeClock
 
@@ -27,7 +30,8 @@ FIELDS = {
     "publish": {"clock"},
     "pull": {"shard", "vw", "stage", "clock"},
     "evict": {"vw", "incarnation", "clock"},
-    "join": {"vw", "incarnation", "clock"},
+    "join": {"vw", "incarnation", "clock", "num_stages"},
+    "leave": {"vw", "incarnation", "clock"},
     "barrier": {"clock", "reason"},
     "used": {"vw", "wave", "epoch", "indices"},
 }
@@ -44,7 +48,8 @@ def write_all(history: HistoryWriter) -> None:
     history.publish(clock=1)
     history.pull(shard=1, vw=2, stage=3, clock=4)
     history.evict(vw=1, incarnation=2, clock=3)
-    history.join(vw=1, incarnation=2, clock=3)
+    history.join(vw=1, incarnation=2, clock=3, num_stages=2)
+    history.leave(vw=1, incarnation=2, clock=5)
     history.barrier(clock=1, reason="epoch")
     history.used(vw=1, wave=2, epoch=3, indices=range(4, 7))
 
@@ -114,12 +119,60 @@ def test_each_event_is_one_write(open_history: Callable[..., History], monkeypat
     assert all(data.endswith(b"\n") and data.count(b"\n") == 1 for data in writes)
 
 
-def test_a_short_write_is_an_error(open_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch) -> None:
-    history = open_history()
-    monkeypatch.setattr(os, "write", lambda _descriptor, _data: 3)
-    with pytest.raises(OSError, match="only 3 of"):
+class TestDiskThatFails:
+    """It ends the history, never the process."""
+
+    @staticmethod
+    def break_disk(patch: pytest.MonkeyPatch, code: int, *, of: str = "write") -> None:
+        def fail(*_: object, **__: object) -> NoReturn:
+            raise OSError(code, os.strerror(code))
+
+        patch.setattr(os, of, fail)
+
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+    def test_what_is_written_then_is_left_out_and_said_once(
+        self, open_history: Callable[..., History], path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        history = open_history()
         history.publish(clock=1)
-    monkeypatch.undo()
+        with capture_logs() as logs, monkeypatch.context() as broken:
+            self.break_disk(broken, code)
+            history.publish(clock=2)
+            history.publish(clock=3)
+        history.publish(clock=4)  # after a gap nothing follows, though the disk is well again
+
+        assert [line["clock"] for line in read(path)] == [1]
+        assert isinstance(history.alarm, HistoryIncomplete)
+        assert [entry["event"] for entry in logs] == ["history_incomplete"]
+        assert os.strerror(code) in logs[0]["sentence"]
+        assert path.with_name(path.name + ".incomplete").exists()
+
+    def test_a_short_write(self, open_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch) -> None:
+        history = open_history()
+        assert history.alarm is None
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "write", lambda _descriptor, _data: 3)
+            history.publish(clock=1)
+        assert "No space left on device" in str(history.alarm)
+
+    def test_a_disk_that_was_full_before(
+        self, open_history: Callable[..., History], path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as broken:
+            self.break_disk(broken, errno.ENOSPC, of="open")
+            history = open_history()
+        history.publish(clock=1)
+
+        assert (history.position(), list(history.since(0))) == (0, [])
+        assert not path.exists()
+        assert history.alarm is not None
+
+    def test_a_file_that_cannot_be_had_is_a_mistake(
+        self, open_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.break_disk(monkeypatch, errno.EACCES, of="open")
+        with pytest.raises(PermissionError):
+            open_history()
 
 
 def test_text_is_escaped(open_history: Callable[..., History], path: Path) -> None:

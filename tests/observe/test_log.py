@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -39,6 +40,23 @@ def test_a_line_says_who_when_and_what(path: Path) -> None:
         "stage": 1,
         "layers": [0, 4],
     }
+
+
+def test_a_full_disk_takes_nobody_down(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(path, role="stage")
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", fail)
+        get_logger("x").error("durability_lost")
+    get_logger("x").info("durable_again")
+
+    assert "durability_lost" in capsys.readouterr().err
+    assert [line["event"] for line in lines(path)] == ["durable_again"]
 
 
 def test_levels_below_are_left_out(path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from hetpipe.observe.metrics import Metrics, NullMetrics, WaveMetrics, metrics_path, read_metrics
 from hetpipe.testing.fake_clock import FakeClock
@@ -32,6 +35,16 @@ def test_the_keys_of_a_line(tmp_path: Path) -> None:
     Metrics(path, clock=FakeClock()).write(WAVE)
     keys = ["t", "wave", "p", "minibatches", "samples", "loss", "learning_rate", "gradient_norm", "max_norm"]
     assert list(json.loads(path.read_text())) == keys
+
+
+def test_a_disk_that_fails_ends_the_file_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics(metrics_path(tmp_path, 0), clock=FakeClock())
+    metrics.write(WAVE)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", lambda _descriptor, _data: 3)
+        metrics.write(WAVE)
+    metrics.write(WAVE)
+    assert [one.wave for one in read_metrics(tmp_path)] == [WAVE]
 
 
 def test_numbers_json_does_not_have_become_null(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from hetpipe.errors import CheckpointNotWritten, DeadlineExceeded
 from hetpipe.observe.timeline import NullTimeline
-from hetpipe.pipeline.barrier_checkpoint import CheckpointWork
+from hetpipe.pipeline.barrier_checkpoint import LEAVER_SECONDS, CheckpointWork
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.checkpoint import CheckpointReader, PartWriter
 from hetpipe.pipeline.waiting import Waiter
@@ -61,6 +61,7 @@ class Stage:
                 optimizer=SimpleNamespace(state=lambda: {"1.weight": {"num_updates": 3}}),
             ),
             synchroniser=SimpleNamespace(report_checkpoint=self.report),
+            clock=self.clock,
         )
         waiter = Waiter(
             "stage 0",
@@ -83,8 +84,8 @@ class Stage:
             raise answer
         return answer
 
-    def run(self, *, is_keeper: bool = True, is_last: bool = False) -> None:
-        self.work.run(Clock(4), buffers={"mean": torch.zeros(2)}, is_keeper=is_keeper, is_last=is_last)
+    def run(self, *, is_keeper: bool = True, is_last: bool = False, leaves: bool = False) -> None:
+        self.work.run(Clock(4), buffers={"mean": torch.zeros(2)}, is_keeper=is_keeper, is_last=is_last, leaves=leaves)
 
     def keys(self) -> list[str]:
         return CheckpointReader([self.path]).keys("")
@@ -115,6 +116,16 @@ def test_the_last_checkpoint_is_waited_for(tmp_path: Path) -> None:
     stage = Stage(tmp_path, [False] * 5 + [True])
     stage.run(is_last=True)
     assert stage.reports == [(stage.path, "")] * 6
+
+
+def test_who_leaves_waits_for_it_but_not_for_long(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [False] * 5 + [True])
+    stage.run(leaves=True)
+    assert stage.reports == [(stage.path, "")] * 6
+    stage = Stage(tmp_path)
+    stage.run(leaves=True)
+    assert LEAVER_SECONDS <= stage.clock.monotonic() < LEAVER_SECONDS + 0.1
+    Stage(tmp_path, [False, CheckpointNotWritten("given up")]).run(leaves=True)
 
 
 def test_not_for_ever(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hetpipe.ps.emulated import over
 from hetpipe.schedule.policy import Kind
 from hetpipe.spec.ids import Clock, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.ids import Incarnation as Life
-from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.requests import PullHeader, PushHeader, PushReply, Requester, SliceHeader, Watermarks
 from hetpipe.spec.run import DeviceConfig, LinkTime, StageEmulation
 from hetpipe.testing.fake_clock import FakeClock
 
@@ -60,10 +60,10 @@ class Shard:
         self._is_early = is_early
         self.pushed_at: list[float] = []
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> bool:
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         self.pushed_at.append(self._clock.monotonic())
         self._clock.advance(1.0)
-        return False
+        return PushReply(duplicate=False, marks=Watermarks(Clock(1), Clock(0), Clock(0)))
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
         if self._is_early:

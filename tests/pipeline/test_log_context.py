@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.contextvars import get_contextvars
 
-from hetpipe.coordinator.coordinator import thread_per_job
+from hetpipe.coordinator.job_hosts import thread_per_job
 from hetpipe.pipeline.tally import Tally
 from hetpipe.ps.shard import Shard
 from hetpipe.spec.ids import JobId

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -12,8 +13,11 @@ from hetpipe.observe.history import MemoryHistory
 from hetpipe.ps.chunks import CHUNK_BYTES
 from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.shard import Shard
+from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import (
+    AgentId,
     Clock,
+    DeviceId,
     Incarnation,
     JobId,
     LayerIndex,
@@ -23,9 +27,12 @@ from hetpipe.spec.ids import (
     VirtualWorkerIndex,
     Wave,
 )
-from hetpipe.spec.plan import SlicePlan, TensorSpec
-from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
-from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
+from hetpipe.spec.plan import Plan, SlicePlan, StagePlan, TensorSpec, VirtualWorkerPlan
+from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader, Watermarks
+from hetpipe.spec.run import AgentDevice, AgentInfo
+from hetpipe.spec.run_document import RunDocument
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
 from hetpipe.sync.segment import first_progress
 
@@ -71,6 +78,41 @@ def shard_config(
     )
 
 
+def run_document(config: ShardConfig) -> RunDocument:
+    """The run that a clock shard with this configuration serves: every stage on a device of its own of agent `n0`."""
+    counts = config.membership.num_stages
+    devices = [f"n0/{vw}-{stage}" for vw, count in counts.items() for stage in range(count)]
+    places = iter(devices)
+    workers = tuple(
+        VirtualWorkerPlan(
+            vw,
+            tuple(
+                StagePlan(AgentId("n0"), DeviceId(next(places)), LayerIndex(stage), LayerIndex(stage + 1))
+                for stage in range(count)
+            ),
+        )
+        for vw, count in counts.items()
+    )
+    shards = tuple(
+        MemberInfo(
+            MemberRole.PARAMETER_SERVER, MemberId(f"ps{i}"), "here", 1 + i, f"here:{7000 + i}", (), ShardIndex(i)
+        )
+        for i in range(config.num_shards)
+    )
+    return RunDocument(
+        job={"name": "job"},
+        submission=Submission("request", "{}", config.run_dir, "/code"),
+        plan=Plan(config.job_id, config.term, workers, config.slices, config.num_shards),
+        agents=(AgentInfo(AgentId("n0"), "here", 100, tuple(AgentDevice(d, "cpu", 1 << 30, "cpu") for d in devices)),),
+        shards=shards,
+        emulations=(),
+        data=config.data,
+        start=config.progress,
+        eval_samples=None,
+        submitted_wall=1.0,
+    )
+
+
 def requester(vw: int = 0, stage: int = 0, *, term: int = 1, incarnation: int = 0, job: str = JOB) -> Requester:
     return Requester(JobId(job), Term(term), VirtualWorkerIndex(vw), Incarnation(incarnation), StageIndex(stage))
 
@@ -93,16 +135,30 @@ def encode(tensors: Sequence[Tensor], *, chunk_bytes: int = CHUNK_BYTES) -> list
 
 
 def chunk_of(offset: int, payload: bytes) -> bytes:
-    start = offset.to_bytes(8, "little")
-    return start + zlib.crc32(start + payload).to_bytes(4, "little") + payload
+    place = offset.to_bytes(8, "little")
+    return b"hpC2" + bytes(4) + place + plain_checksum(offset, payload) + payload
+
+
+def plain_checksum(place: int, data: bytes) -> bytes:
+    """The checksum of `ps.checksum`, word by word."""
+    digest = hashlib.blake2b(struct.pack("<QQ", place, len(data)), digest_size=8)
+    tabled = len(data) - len(data) % (257 * 8)
+    for start in range(0, tabled, 127 * 257 * 8):
+        table = data[start : min(start + 127 * 257 * 8, tabled)]
+        words = struct.unpack(f"<{len(table) // 8}Q", table)
+        sums = [sum(words[column::257]) for column in range(257)]
+        sums += [sum(words[row : row + 257]) for row in range(0, len(words), 257)]
+        digest.update(struct.pack(f"<{len(sums)}Q", *(total % 2**64 for total in sums)))
+    digest.update(data[tabled:])
+    return digest.digest()
 
 
 def decode(chunks: Sequence[bytes], headers: Sequence[SliceHeader]) -> list[Tensor]:
     """Inverse of `encode`."""
     stream = bytearray()
     for chunk in chunks:
-        assert chunk == chunk_of(len(stream), chunk[12:])
-        stream += chunk[12:]
+        assert chunk == chunk_of(len(stream), chunk[24:])
+        stream += chunk[24:]
     tensors: list[Tensor] = []
     position = 0
     for header in headers:
@@ -143,7 +199,7 @@ class OneShard:
         """Push the slices at the positions `headers` (default: all); whether they were staged before."""
         named = self.headers if headers is None else tuple(self.headers[i] for i in headers)
         session = self.shard.begin_push(push_header(who, wave, named))
-        if session is None:
+        if isinstance(session, Watermarks):
             return True
         for chunk in encode(tensors):
             session.write(chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,11 +31,19 @@ class Barrier:
     clock: int
     joins: dict[int, bool]
     evicted: set[int] = field(default_factory=set)
+    left: tuple[int, ...] = ()
+    """Who leaves there."""
+    earlier: tuple[int, ...] = ()
+    """Who left before."""
 
     def attendance(self) -> Attendance:
         members = [SegmentMember(Vw(vw), Incarnation(0), 1, joined=joins) for vw, joins in self.joins.items()]
-        segment = SegmentRecord(0, Clock(self.clock), ("epoch",), 0, tuple(members))
-        return Attendance(segment, {Vw(vw): Incarnation(0) for vw in self.joins if vw not in self.evicted})
+        left = tuple(SegmentMember(Vw(vw), Incarnation(0), 1, joined=False) for vw in self.left)
+        segment = SegmentRecord(0, Clock(self.clock), ("epoch",), 0, tuple(members), left)
+        return Attendance(segment, self._present(self.joins), self._present((*self.left, *self.earlier)))
+
+    def _present(self, lives: Iterable[int]) -> dict[Vw, Incarnation]:
+        return {Vw(vw): Incarnation(0) for vw in lives if vw not in self.evicted}
 
 
 def header(vw: int, clock: int = 3, slices: tuple[SliceHeader, ...] = SLICES) -> BuffersHeader:
@@ -97,6 +105,52 @@ def test_a_repetition_changes_nothing() -> None:
 
 def read(at: BufferExchange, vw: int, clock: int = 3) -> list[Tensor]:
     return decode(list(at.stream(header(vw, clock))), SLICES)
+
+
+def test_who_leaves_there_counts_in_its_place() -> None:
+    """It has trained with them; whoever joins reads them, too."""
+    buffers = BufferExchange(Barrier(3, {0: False, 2: False, 3: True}, left=(1,)).attendance)
+    for vw in (3, 2, 0):
+        send(buffers, vw, buffers_of(vw))
+    with pytest.raises(ClockNotPublished, match=r"buffer mean of virtual workers \[1\] at clock 3"):
+        read(buffers, 0)
+    send(buffers, 1, buffers_of(1))
+    first, second, third = (buffers_of(vw)[0] for vw in range(3))
+    assert all(torch.equal(read(buffers, vw)[0], ((first + second) + third) * (1.0 / 3)) for vw in range(4))
+
+
+def test_nobody_waits_for_who_was_to_leave_and_died() -> None:
+    barrier = Barrier(3, {0: False}, left=(1,))
+    buffers = BufferExchange(barrier.attendance)
+    send(buffers, 0, buffers_of(0))
+    barrier.evicted.add(1)
+    assert torch.equal(read(buffers, 0)[0], buffers_of(0)[0])
+    with pytest.raises(StaleIncarnation, match="no member from the barrier at 3 on"):
+        send(buffers, 1, buffers_of(1))
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_who_left_may_ask_when_the_others_are_at_the_next_barrier(*, is_begun: bool) -> None:
+    """They waited for what it sent, and not for it to read."""
+    barrier = Barrier(3, {0: False}, left=(1,))
+    buffers = BufferExchange(barrier.attendance)
+    for vw in (0, 1):
+        send(buffers, vw, buffers_of(vw))
+    expected = read(buffers, 0)[0]
+    barrier.clock, barrier.left, barrier.earlier = 6, (), (1,)
+    if is_begun:
+        send(buffers, 0, buffers_of(5), clock=6)
+    assert torch.equal(read(buffers, 1)[0], expected)
+    with pytest.raises(ProtocolViolation, match="of the barrier at 3, not at 6"):
+        read(buffers, 0)
+    with pytest.raises(StaleIncarnation, match="no member from the barrier at 6 on"):
+        read(buffers, 1, clock=6)
+    barrier.clock = 9
+    send(buffers, 0, buffers_of(6), clock=9)
+    send(buffers, 0, buffers_of(6), clock=9)
+    if is_begun:
+        with pytest.raises(ProtocolViolation, match="asks for buffers of the barrier at 3 too late"):
+            read(buffers, 1)
 
 
 def test_a_later_barrier_replaces_an_earlier_one() -> None:

@@ -39,11 +39,12 @@ class Parts:
     def restart(self) -> None:
         self.keeper = CheckpointKeeper(job_id=JOB, run_dir=self.run_dir, num_shards=2, keep=self.keep)
 
-    def begin(self, clock: int, *, reasons: tuple[str, ...] = ("checkpoint",)) -> None:
-        members = tuple(
+    def begin(self, clock: int, *, reasons: tuple[str, ...] = ("checkpoint",), left: tuple[int, ...] = ()) -> None:
+        everybody = [
             SegmentMember(VirtualWorkerIndex(vw), Incarnation(0), count, joined=vw == 3) for vw, count in STAGES.items()
-        )
-        self.keeper.follow(SegmentRecord(9, Clock(clock), reasons, 0, members), progress_at(clock))
+        ]
+        members, leavers = (tuple(m for m in everybody if (m.vw in left) == is_left) for is_left in (False, True))
+        self.keeper.follow(SegmentRecord(9, Clock(clock), reasons, 0, members, leavers), progress_at(clock))
 
     def shard(self, clock: int, shard: int) -> bool:
         part = shard_part(self.run_dir, clock, shard)
@@ -91,6 +92,22 @@ def test_the_last_part_makes_it_complete_whoever_brings_it(parts: Parts) -> None
         "shard-1.safetensors",
         "vw-0-stage-0.safetensors",
     ]
+
+
+def test_who_leaves_has_a_part_in_it(parts: Parts) -> None:
+    """So its next life begins with the state that its optimizer left with."""
+    parts.begin(4, reasons=("drain",), left=(1,))
+    assert not any([parts.shard(4, 0), parts.shard(4, 1), parts.stage(4, 0), parts.stage(4, 0, 1), parts.stage(4, 3)])
+    assert parts.stage(4, 1)
+    assert read_complete(checkpoint_dir(parts.run_dir, Clock(4))).num_stages == STAGES
+
+
+def test_nobody_waits_for_who_was_to_leave_and_died(parts: Parts) -> None:
+    """No record says so: it counts no more."""
+    parts.begin(4, reasons=("drain",), left=(1,))
+    assert not any([parts.shard(4, 0), parts.shard(4, 1), parts.stage(4, 0), parts.stage(4, 0, 1), parts.stage(4, 3)])
+    parts.keeper.evict(VirtualWorkerIndex(1))
+    assert list(read_complete(checkpoint_dir(parts.run_dir, Clock(4))).num_stages) == [0, 3]
 
 
 @pytest.mark.parametrize("reasons", [("evict",), ("join",), ()])
@@ -352,3 +369,27 @@ def test_failpoints_around_it_change_nothing(parts: Parts) -> None:
     finally:
         failpoints.disarm()
     assert newest_complete(parts.run_dir) == checkpoint_dir(parts.run_dir, Clock(4))
+
+
+def test_what_one_begins_from_that_is_away_stays_until_it_is_back(parts: Parts) -> None:
+    parts.all(1)
+    parts.all(2)
+    for clock in range(3, 8):
+        parts.begin(clock)
+        parts.evict(1)
+        assert [parts.stage(clock, 0), parts.stage(clock, 0, 1), parts.stage(clock, 3)] == [False] * 3
+        assert [parts.shard(clock, 0), parts.shard(clock, 1)] == [False, True]
+    assert parts.folders == [2, 6, 7]
+    parts.restart()
+    parts.all(8)
+
+    assert parts.folders == [7, 8]
+
+
+def test_of_a_damaged_checkpoint_nobody_begins(parts: Parts) -> None:
+    parts.all(1)
+    (parts.run_dir / "checkpoints" / "clock-00000001" / MANIFEST).write_text("{")
+    for clock in (2, 3, 4):
+        parts.all(clock)
+
+    assert parts.folders == [3, 4]

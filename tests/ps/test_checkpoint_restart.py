@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.pipeline.checkpoint import CheckpointReader
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
@@ -16,6 +18,7 @@ from hetpipe.ps.job_state import JobState, StateOptions
 from hetpipe.ps.manifest import newest_complete, read_complete
 from hetpipe.ps.shard_checkpoints import ShardCheckpoints
 from hetpipe.spec.ids import Clock, ShardIndex, Wave
+from hetpipe.spec.requests import PushHeader
 from hetpipe.sync.records import Record
 from hetpipe.sync.segment import CHECKPOINT
 from tests.checkpoints import stage_part
@@ -56,7 +59,12 @@ class Servers:
     def push(self, wave: int | None, value: float) -> None:
         for index, shard in enumerate(self.shards):
             header = push_header(requester(), wave, headers_of(self.configs[index].slices))
-            InProcessShard(shard).push(header, encode([torch.full((4,), value + index)]))
+            chunks = encode([torch.full((4,), value + index)])
+            wait_until(
+                lambda: _is_pushed(InProcessShard(shard), header, chunks),  # noqa: B023 - called at once
+                timeout_seconds=SECONDS,
+                what="shard that has followed so far",
+            )
 
     def pass_barrier(self) -> int:
         """Train until a barrier that asks for a checkpoint is passed on all shards; its clock."""
@@ -77,6 +85,15 @@ class Servers:
             what="shards",
         )
         return clock
+
+
+def _is_pushed(shard: InProcessShard, header: PushHeader, chunks: Sequence[bytes]) -> bool:
+    """Push, as stages do: a shard that has yet to follow the record that makes it possible is asked again."""
+    try:
+        shard.push(header, chunks)
+    except ClockNotPublished:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("wrote", [(), (0,), (1,)], ids=["no shard wrote", "shard 0 wrote", "shard 1 wrote"])

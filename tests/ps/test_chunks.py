@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from hetpipe.errors import DamagedChunk, MalformedChunk
 from hetpipe.ps import chunks as module
+from hetpipe.ps.checksum import checksums
 from hetpipe.ps.chunks import CHUNK_BYTES, ChunkReceiver, RunMap, chunks, slice_bytes
 from hetpipe.spec.plan import DTYPE_BYTES
 from hetpipe.spec.requests import SliceHeader
@@ -133,7 +135,7 @@ class TestRoundTrip:
             stream = list(chunks(sent, case.runs))
         receiver = ChunkReceiver(got, case.runs)
         for chunk in stream:
-            assert len(chunk) <= 12 + chunk_bytes
+            assert len(chunk) <= 24 + chunk_bytes
             receiver.write(chunk)
         receiver.finish()
 
@@ -170,6 +172,40 @@ class TestRoundTrip:
 
         assert len(stream) == 3
         assert torch.equal(sent.data, got.data)
+        assert receiver.sums == checksums([sent.memory()]), "what a log keeps of the same bytes"
+
+
+class TestSums:
+    """Those of the wire are for the log only if it would find the same."""
+
+    LAYOUT = FlatLayout([("a", (3,), "float32"), ("b", (40,), "float32")])
+    RUNS = RunMap([SliceHeader("b", 0, 40, "float32"), SliceHeader("a", 0, 3, "float32")], [64, 0])
+
+    def sums(self, *stream: bytes) -> tuple[bytes, ...] | None:
+        receiver = ChunkReceiver(FlatBuffer(self.LAYOUT, CPU), self.RUNS)
+        for chunk in stream:
+            receiver.write(chunk)
+        receiver.finish()
+        return receiver.sums
+
+    def test_of_the_stream_with_its_gaps(self) -> None:
+        payload = b"\x01" * 160 + bytes(32) + b"\x01" * 12 + bytes(52)
+        assert self.sums(chunk_of(0, payload)) == checksums([payload])
+
+    @pytest.mark.parametrize("place", [160, 191, 204, 255])
+    def test_what_is_not_kept_is_not_summed(self, place: int) -> None:
+        payload = bytearray(b"\x01" * 160 + bytes(32) + b"\x01" * 12 + bytes(52))
+        payload[place] = 1
+        assert self.sums(chunk_of(0, bytes(payload))) is None
+
+    def test_other_chunks_than_blocks(self) -> None:
+        assert self.sums(chunk_of(0, bytes(64)), chunk_of(64, bytes(192))) is None
+
+    def test_a_stream_that_begins_anew(self) -> None:
+        receiver = ChunkReceiver(FlatBuffer(self.LAYOUT, CPU), self.RUNS, restarts=True)
+        for _ in range(2):
+            receiver.write(chunk_of(0, bytes(256)))
+        assert receiver.sums == checksums([bytes(256)])
 
 
 class TestMalformed:
@@ -219,11 +255,17 @@ class TestMalformed:
             receiver.write(whole)
             receiver.finish()
 
-    @pytest.mark.parametrize("length", range(13))
+    @pytest.mark.parametrize("length", range(25))
     def test_a_chunk_that_is_too_short_for_its_offset(self, length: int) -> None:
         receiver, _ = self.receiver()
         with pytest.raises(MalformedChunk, match="too short"):
             receiver.write(bytes(length))
+
+    def test_a_chunk_of_the_version_before_is_refused_by_name(self) -> None:
+        receiver, _ = self.receiver()
+        old = bytes(8) + zlib.crc32(bytes(8 + self.NUM_BYTES)).to_bytes(4, "little") + bytes(self.NUM_BYTES)
+        with pytest.raises(MalformedChunk, match="another version of hetpipe sent it"):
+            receiver.write(old)
 
     @pytest.mark.parametrize("offset", [0, 64, 256, 640])
     def test_a_second_chunk_out_of_order(self, offset: int) -> None:

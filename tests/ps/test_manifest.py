@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from hetpipe.ps.manifest import (
     manifest_bytes,
     newest_checkpoint,
     newest_complete,
+    newest_listed,
     parse_manifest,
     read_complete,
     read_manifest,
@@ -57,6 +58,18 @@ def test_a_complete_checkpoint_says_everything(tmp_path: Path) -> None:
     assert [file.name for file in manifest.shared_files] == [*shards, *stages]
     assert [file.name for file in manifest.files_of(manifest.members[0])] == stages[:2]
     assert newest_checkpoint(tmp_path) == newest_complete(tmp_path) == folder
+
+
+def test_one_of_the_newest_rewind_counts_however_far_the_others_are(tmp_path: Path) -> None:
+    far = write_checkpoint(tmp_path, 8)
+    (tmp_path / "rewind-2" / "checkpoints" / "clock-00000012").mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) == far
+    near = write_checkpoint(tmp_path / "rewind-1", 6)
+
+    assert newest_checkpoint(tmp_path) == near
+    assert search(tmp_path).unfinished == (tmp_path / "rewind-2" / "checkpoints" / "clock-00000012",)
+    assert has_checkpoint(tmp_path)
+    assert newest_checkpoint(tmp_path / "rewind-1") == near
 
 
 def test_only_the_two_lowest_keep_what_is_the_same_for_all(tmp_path: Path) -> None:
@@ -290,6 +303,25 @@ def test_a_mixed_set_is_refused_as_a_set(tmp_path: Path, craft: Callable[[Path],
     with pytest.raises(CheckpointError, match=reason):
         read_complete(folder)
     assert newest_complete(tmp_path) == older
+
+
+def test_what_is_listed_is_found_without_a_look_at_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older, newer = (write_checkpoint(tmp_path, clock) for clock in (4, 8))
+    path = newer / "shard-0.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert newest_complete(tmp_path) == older
+
+    def read(_: Path) -> NoReturn:
+        raise AssertionError("no file is read")
+
+    monkeypatch.setattr("hetpipe.ps.manifest.file_digest", read)
+    monkeypatch.setattr("hetpipe.ps.manifest.read_label", read)
+    assert newest_listed(tmp_path) == newer
+    path.write_bytes(raw[:-1])
+    assert newest_listed(tmp_path) == older, "shorter than listed"
+    (older / MANIFEST).unlink()
+    assert newest_listed(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 import torch
 
-from hetpipe.errors import Busy, ClockNotPublished, StateLost, Unavailable, UnknownJob, UserError
+from hetpipe.errors import Busy, ClockNotPublished, StaleTerm, StateLost, Unavailable, UnknownJob, UserError
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.ps.job_state import StateOptions, claim, disclaim
 from hetpipe.ps.server import ShardServer
@@ -115,7 +118,8 @@ class Processes:
     def push(self, vw: int, wave: int) -> list[bool]:
         update = encode([WITNESS.update(vw, wave, index) for index in range(2)])
         header = push_header(requester(vw), wave, self.headers)
-        return [patiently(lambda shard=shard: shard.push(header, update)) for shard in self.shards]  # type: ignore[misc]
+        replies = [patiently(partial(shard.push, header, update)) for shard in self.shards]
+        return [reply.duplicate for reply in replies]
 
     def commit(self, vw: int, wave: int) -> None:
         patiently(lambda: self.clock.staged(requester(vw), Wave(wave), ((2 * wave + vw,),), segment=Clock(0)))
@@ -210,11 +214,51 @@ def test_lost_state_is_told_and_the_job_is_not_served(processes: Processes, tmp_
     port = int(processes.servers[1].address.rpartition(":")[2])
     processes.handlers[1], processes.servers[1] = processes.start(1, port)
 
-    with pytest.raises(UnknownJob):
+    with pytest.raises(StateLost, match="is damaged at byte"):
         processes.push(0, 0)
-    assert "is damaged at byte" in processes.handlers[1].lost[JOB]
+    assert "is damaged at byte" in processes.handlers[1].lost_jobs()[JOB]
     with pytest.raises(StateLost):
         processes.handlers[1].configure(processes.handlers[0].job_shards()[0].config)
+
+
+@pytest.mark.parametrize("how", ["damaged", "removed", "whole"])
+def test_the_next_term_begins_whatever_is_left_of_the_one_before(
+    processes: Processes, tmp_path: Path, how: str
+) -> None:
+    configs = [handler.job_shards()[0].config for handler in processes.handlers]
+    processes.push(0, 0)
+    processes.kill(1, restart=False)
+    if how == "damaged":
+        (tmp_path / "shard-1" / "job@1" / "job").write_bytes(b"?")
+    elif how == "removed":
+        shutil.rmtree(tmp_path / "shard-1")
+    port = int(processes.servers[1].address.rpartition(":")[2])
+    processes.handlers[1], processes.servers[1] = processes.start(1, port)
+    assert processes.handlers[1].jobs() == (() if how != "whole" else (JOB,))
+    assert list(processes.handlers[1].lost_jobs()) == ([JOB] if how == "damaged" else [])
+    for handler, config in zip(processes.handlers, configs, strict=True):
+        handler.configure(replace(config, term=Term(2)))
+
+    assert [handler.lost_jobs() for handler in processes.handlers] == [{}, {}]
+    for index, handler in enumerate(processes.handlers):
+        (folder,) = (tmp_path / f"shard-{index}").glob("job@*")
+        assert (folder.name, handler.jobs(), handler.highest_term) == ("job@2", (JOB,), 2)
+    with pytest.raises(StaleTerm):
+        processes.push(0, 0)
+    with pytest.raises(StaleTerm):
+        processes.handlers[1].configure(configs[1])
+
+
+def test_a_job_that_has_ended_is_not_told_as_lost_for_ever(processes: Processes, tmp_path: Path) -> None:
+    processes.kill(1, restart=False)
+    (tmp_path / "shard-1" / "job@1" / "job").write_bytes(b"?")
+    port = int(processes.servers[1].address.rpartition(":")[2])
+    processes.handlers[1], processes.servers[1] = processes.start(1, port)
+    processes.handlers[1].release(JOB)
+
+    assert processes.handlers[1].lost_jobs() == {}
+    with pytest.raises(UnknownJob):
+        processes.push(0, 0)
 
 
 def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class Rotating:
                 assert hold.wait(10.0)
             yield from others
 
-        return self.shard.push(push_header(requester(), wave, self.headers), chunks())
+        return self.shard.push(push_header(requester(), wave, self.headers), chunks()).duplicate
 
     def pulled(self, clock: int) -> list[torch.Tensor] | None:
         try:

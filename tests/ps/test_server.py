@@ -101,7 +101,7 @@ class Job:
         return headers_of(self.configs[shard].slices)
 
     def push(self, who: Requester, wave: int | None, shard: int, tensor: Tensor) -> bool:
-        return self.shards[shard].push(push_header(who, wave, self.slice(shard)), encode([tensor]))
+        return self.shards[shard].push(push_header(who, wave, self.slice(shard)), encode([tensor])).duplicate
 
     def pull(self, clock: int, shard: int, who: Requester | None = None) -> Tensor:
         stream = self.shards[shard].pull(PullHeader(who or requester(), Clock(clock), self.slice(shard)))

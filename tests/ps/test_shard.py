@@ -22,6 +22,7 @@ from hetpipe.errors import (
     StaleTerm,
     WaveOutOfOrder,
 )
+from hetpipe.ps.push_session import PushSession
 from hetpipe.spec.ids import Clock, Incarnation, Wave
 from hetpipe.spec.requests import PullHeader, PushHeader, SliceHeader
 from tests.pipeline.witness import Witness
@@ -151,9 +152,9 @@ class TestResends:
         one = small()
         header = push_header(requester(), 0, one.headers)
         stalled = one.shard.begin_push(header)
-        assert stalled is not None
+        assert isinstance(stalled, PushSession)
         again = one.shard.begin_push(header)
-        assert again is not None
+        assert isinstance(again, PushSession)
         (good,), (bad,) = encode(ones(2.0)), encode(ones(7.0))
         again.write(good)
         with pytest.raises(MalformedChunk, match="given up"):
@@ -171,7 +172,7 @@ class TestResends:
     def test_a_broken_attempt_is_made_good_by_the_next(self) -> None:
         one = small()
         session = one.shard.begin_push(push_header(requester(), 0, one.headers))
-        assert session is not None
+        assert isinstance(session, PushSession)
         with pytest.raises(MalformedChunk):
             session.finish()
         assert not one.history.of("staged")
@@ -259,7 +260,7 @@ class TestPull:
                     one.push(requester(vw), wave, ones())
                     one.report(requester(vw), wave)
             (chunk,) = chunks
-        assert not any(chunk[12:])
+        assert not any(chunk[24:])
         with pytest.raises(ClockFreed):
             one.pull(0)
 
@@ -362,7 +363,7 @@ class TestEviction:
         one = small(stages=(1, 2))
         one.push(requester(1, 0), 0, ones()[:1], [0])
         late = one.shard.begin_push(push_header(requester(1, 1), 0, one.headers[1:]))
-        assert late is not None
+        assert isinstance(late, PushSession)
         self.evict(one, 1)
         assert one.buffers[0] == 1
         one.push(requester(0), 0, ones(3.0))
@@ -378,10 +379,27 @@ class TestEviction:
     def test_an_unfinished_push_of_the_evicted_keeps_no_buffer(self) -> None:
         one = small()
         unfinished = one.shard.begin_push(push_header(requester(1), 0, one.headers))
-        assert unfinished is not None
+        assert isinstance(unfinished, PushSession)
         self.evict(one, 1)
 
         assert one.buffers[0] == 1
+
+    def test_a_later_life_may_have_more_stages(self) -> None:
+        one = small()
+        one.clock.evict(requester(1).vw, Incarnation(0))
+        one.clock.admit(requester(1).vw, Incarnation(1), 2)
+        for stage in range(2):
+            one.clock.join(requester(1, stage, incarnation=1))
+        one.settle()
+        for wave in range(one.clock.snapshot().barrier):
+            one.push(requester(0), wave, ones())
+            one.report(requester(0), wave)
+        barrier = one.clock.snapshot().published
+        assert not one.push(requester(1, 1, incarnation=1), barrier, ones()[1:], [1])
+        with pytest.raises(ProtocolViolation, match="there is no stage 200"):
+            one.push(requester(1, 200, incarnation=1), barrier, ones()[1:], [1])
+        with pytest.raises(ProtocolViolation, match="virtual worker 0 has 1 stages"):
+            one.push(requester(0, 1), barrier, ones()[1:], [1])
 
 
 def test_the_job_in_the_message_is_the_one_served() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.errors import Busy, DurabilityLost, PeerUnreachable, StateLost
-from hetpipe.ps.frames import DISK, Bytes, Disk, crc_of
-from hetpipe.ps.old_log import OldLog, read_log
+from hetpipe.ps.checksum import Bytes, checksums
+from hetpipe.ps.frames import DISK, Disk
+from hetpipe.ps.old_log import OldLog, log_path, read_log
 from hetpipe.ps.snapshots import read_snapshot, write_snapshot
 from hetpipe.ps.write_ahead_log import Level, LogLimits, WriteAheadLog
 
@@ -52,7 +55,7 @@ def contents(found: OldLog) -> list[tuple[bytes, bytes]]:
     result = []
     for frame in found.records:
         payload = bytearray(frame.payload.num_bytes)
-        frame.payload.read_into([memoryview(payload)])
+        frame.payload.read_into(memoryview(payload))
         result.append((frame.header, bytes(payload)))
     return result
 
@@ -70,7 +73,7 @@ class TestLog:
         folder = tmp_path_factory.mktemp("log")
         log = new_log(folder, limits=LogLimits(max_bytes=1 << 30, file_bytes=100))
         for header, payload in records:
-            log.append(header, payload, payload_crc=crc_of(payload))
+            log.append(header, payload, sums=checksums(payload))
         found = read(folder)
 
         assert contents(found) == [(header, b"".join(payload)) for header, payload in records]
@@ -84,6 +87,22 @@ class TestLog:
             new_log(tmp_path, following=following).append(b"%d" % number)
 
         assert [frame.header for frame in read(tmp_path).records] == [b"0", b"1", b"2"]
+
+    def test_a_payload_of_several_blocks_with_the_sums_of_somebody_else(self, tmp_path: Path) -> None:
+        payload = bytes(range(256)) * 8_200
+        new_log(tmp_path).append(b"", [payload[:7], payload[7:]], sums=checksums([payload]))
+
+        assert contents(read(tmp_path)) == [(b"", payload)]
+
+    def test_a_log_of_the_version_before_is_refused_by_name(self, tmp_path: Path) -> None:
+        head = struct.pack("<4sIQQQI", b"hpF1", len(WHOSE), 0, 0, 0, 0)
+        old = head + zlib.crc32(WHOSE, zlib.crc32(head)).to_bytes(4, "little") + WHOSE
+        log_path(tmp_path, 0).write_bytes(old)
+        with pytest.raises(StateLost, match="another version of hetpipe wrote it"):
+            read(tmp_path)
+        (tmp_path / "snapshot").write_bytes(old)
+        with pytest.raises(StateLost, match="another version of hetpipe wrote it"):
+            read_snapshot(tmp_path / "snapshot")
 
     def test_a_payload_in_very_many_pieces(self, tmp_path: Path) -> None:
         new_log(tmp_path).append(b"", [b"%04d" % number for number in range(3_000)])
@@ -140,10 +159,10 @@ class TestLog:
         path = frame.payload.path
         path.write_bytes(path.read_bytes().replace(b"payload", b"paylord"))
         with pytest.raises(StateLost, match="are not as written"):
-            frame.payload.read_into([memoryview(bytearray(7))])
+            frame.payload.read_into(memoryview(bytearray(7)))
         path.unlink()
         with pytest.raises(StateLost, match="No such file"):
-            frame.payload.read_into([memoryview(bytearray(7))])
+            frame.payload.read_into(memoryview(bytearray(7)))
 
 
 class TestDamage:
@@ -233,7 +252,7 @@ class TestSnapshot:
     def test_there_and_back(self, path: Path) -> None:
         frame = read_snapshot(path)
         payload = bytearray(len(self.PAYLOAD))
-        frame.payload.read_into([memoryview(payload)[:7], memoryview(payload)[7:]])
+        frame.payload.read_into(memoryview(payload))
 
         assert (frame.sequence, frame.header, bytes(payload)) == (5, b"header", self.PAYLOAD)
         assert [p.name for p in path.parent.iterdir()] == [path.name]

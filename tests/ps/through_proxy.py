@@ -23,7 +23,7 @@ from hetpipe.ps.server import ShardServer
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.spec.run import ShardConfig
+from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.testing import in_process
 from hetpipe.testing.call_faults import Deed, Faults
 from hetpipe.testing.grpc_proxy import GrpcProxy

@@ -56,7 +56,11 @@ class Fixture:
 
     def __init__(self) -> None:
         tools = Tools(
-            open_shard=_never, read_progress=_never, newest_checkpoint=_never, certify=cluster().signer().sign_stage
+            open_shard=_never,
+            read_progress=_never,
+            newest_checkpoint=_never,
+            listed_checkpoint=_never,
+            certify=cluster().signer().sign_stage,
         )
         self.coordinator = Server(self._config(COORDINATOR))
         CoordinatorServicer(Coordinator(MemoryStore(SYSTEM_CLOCK), tools, clock=SYSTEM_CLOCK), host="127.0.0.1").add_to(

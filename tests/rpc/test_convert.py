@@ -36,16 +36,21 @@ from hetpipe.spec.events import (
     NumberedEvent,
     ProcessStatus,
     ProgressTable,
+    ReplanJudged,
+    Rewound,
     StateChanged,
     StopMode,
+    Straggling,
     Submission,
     Waiting,
+    WorkerLeft,
     WorkerLost,
     WorkerQuarantined,
     WorkerRejoined,
+    WorkerReplanned,
     WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
+from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
@@ -113,7 +118,13 @@ def test_members(info: MemberInfo) -> None:
 
 
 def test_clocks() -> None:
-    snapshot = clocks(3, 2, 5, samples=80, minibatches=20, max_distance=3)
+    marks = {Vw(0): Clock(4), Vw(2): Clock(5)}
+    snapshot = replace(
+        clocks(3, 2, 5, samples=80, minibatches=20, max_distance=3),
+        staged=marks,
+        durable={Vw(2): Clock(1)},
+        applied=(ShardIndex(1), ShardIndex(0)),
+    )
 
     back = convert.clocks_from_proto(over_the_wire(convert.clocks_to_proto(snapshot)))  # type: ignore[arg-type]
 
@@ -179,10 +190,17 @@ def picture() -> ProgressTable:
         Waiting("a waits for b", 5.0),
         Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 1.0}),
         picture(),
-        replace(picture(), straggler=Vw(0)),
+        replace(picture(), straggler=Vw(0), slow=(Straggling(Vw(0), StageIndex(1), 9.5),)),
         WorkerLost(Vw(1), Incarnation(2), "it was killed"),
         WorkerRejoined(Vw(1), Incarnation(3)),
+        WorkerLeft(Vw(1), Incarnation(3), returns=True),
+        WorkerLeft(Vw(1), Incarnation(3), returns=False),
         WorkerQuarantined(Vw(1), "it died too often"),
+        WorkerReplanned(Vw(1), Incarnation(3), (3, 5), (7, 1), 0.5),
+        WorkerReplanned(Vw(1), Incarnation(3), (3, 5), (8,), None),
+        ReplanJudged(Vw(1), 0.25, "it is faster"),
+        ReplanJudged(Vw(1), None, "it did not get ready"),
+        Rewound(Clock(9), Clock(4), "/run/rewind-1", "a disk is gone"),
         JobEnded(JobState.FINISHED, result={"loss": {"last": None}, "clocks": {"0": 3}}),
         JobEnded(JobState.FAILED, "it broke", "JobError", ("one", "two")),
     ],
@@ -216,6 +234,7 @@ def test_submissions(restore: str | None) -> None:
             clocks(1, 1),
             picture(),
             (WorkerStatus(Vw(1), Incarnation(2), 2, "awaiting"),),
+            3,
         ),
     ],
 )

@@ -12,7 +12,15 @@ from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc.method import Streaming
 from hetpipe.rpc.shard_methods import METHODS, SERVICE
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import BuffersHeader, PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.spec.requests import (
+    BuffersHeader,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+    SliceHeader,
+    Watermarks,
+)
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import (
     BarrierRecord,
@@ -92,6 +100,12 @@ def test_wave_0_is_not_the_first_weights() -> None:
     for wave in (None, Wave(0)):
         raw = convert.push_header_to_proto(PushHeader(who, wave, ())).SerializeToString()
         assert convert.push_header_from_proto(pb.PushHeader.FromString(raw)).wave == wave
+
+
+@given(st.builds(PushReply, st.booleans(), st.builds(Watermarks, CLOCK, CLOCK, CLOCK)))
+def test_push_replies(value: PushReply) -> None:
+    raw = convert.push_reply_to_proto(value).SerializeToString()
+    assert convert.push_reply_from_proto(pb.PushAcknowledgement.FromString(raw)) == value
 
 
 @given(st.builds(PullHeader, REQUESTERS, CLOCK, SLICES))

@@ -34,6 +34,7 @@ from hetpipe.rpc.channel import join_address, message_options, open_channel, spl
 from hetpipe.rpc.connection import Target
 from hetpipe.rpc.method import Unary
 from hetpipe.rpc.server import Server, ServerConfig
+from tests.polling import wait_until
 from tests.rpc.echo import SERVICE, echo_server, repeat, say, serving
 
 Context = grpc.ServicerContext
@@ -318,6 +319,16 @@ class TestLife:
         call.join()
         assert answers == ["hello"]
         caller.close()
+
+    def test_stop_ends_the_threads(self) -> None:
+        before = set(threading.enumerate())
+        server = echo_server(health_port=0)
+        with serving(server) as caller:
+            for _ in range(5):
+                say(caller)
+            pools = [t for t in set(threading.enumerate()) - before if t.name.startswith("rpc")]
+            assert pools
+        wait_until(lambda: not any(thread.is_alive() for thread in pools), timeout_seconds=5.0, what="threads")
 
     @pytest.mark.matrix  # it takes as long as it is about
     def test_a_peer_that_falls_silent_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:

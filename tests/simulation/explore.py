@@ -86,10 +86,10 @@ class Explorer:
         return len(self._seen) > before
 
 
-def explore(staleness: int, limit: int, *, waves: int, crashes: int = 2, copies: int = 1) -> Explored:
+def explore(staleness: int, limit: int, *, waves: int, crashes: int = 2, copies: int = 1, drains: int = 0) -> Explored:
     """One scope: D, how many states at most, how many waves each worker computes, and the faults there may be."""
     job = small_job(staleness, samples=3 * waves, deterministic=False)
-    return Explorer(SmallWorld(job, crashes=crashes, copies=copies), limit).run()
+    return Explorer(SmallWorld(job, crashes=crashes, copies=copies, drains=drains), limit).run()
 
 
 def main() -> int:
@@ -101,6 +101,8 @@ def main() -> int:
     for staleness in (0, 1, 2):
         what = f"D = {staleness}, two crashes, one repeated message"
         total += _tell(what, partial(explore, staleness, options.states, waves=staleness + 2))
+    leaving = partial(explore, 1, options.states // 2, waves=2, crashes=1, copies=0, drains=2)
+    total += _tell("D = 1, two who are asked to leave, one crash", leaving)
     sys.stdout.write(f"{total} states: no promise broken, and from each one the clock can advance\n")
     return 0
 

@@ -43,6 +43,10 @@ class Faults:
     old_terms: int = 0
     """Pushes by a stage of an earlier term."""
     stop: int = 0
+    drains_of_all: int = 0
+    """All virtual workers at once."""
+    drained_evictions: int = 0
+    """Virtual workers that are evicted on their way out, or with it behind them."""
 
 
 def slices_of(scenario: Scenario) -> dict[int, tuple[SlicePlan, ...]]:
@@ -137,6 +141,8 @@ def _draw_faults(chance: random.Random) -> Faults:
         drains=some(1, 2),
         old_terms=some(1, 3),
         stop=some(0, 0, 1),
+        drains_of_all=some(1),
+        drained_evictions=some(1, 2),
     )
 
 

@@ -47,6 +47,8 @@ class Nemesis:
             (faults.drains, self._drain),
             (faults.old_terms, self._speak_of_an_old_term),
             (faults.stop, self._stop),
+            (faults.drains_of_all, self._drain_all),
+            (faults.drained_evictions, self._drain_and_evict),
         ]
         for count, deed in deeds:
             for _ in range(count):
@@ -101,7 +103,7 @@ class Nemesis:
 
     def _evict_falsely(self) -> None:
         if self._world.coordinator.is_reachable:
-            vw = self._random.randrange(len(self._world.job.scenario.num_stages))
+            vw = self._some_worker()
             self._note("false eviction", vw)
             self._world.coordinator.give_up(vw, self._world.lives[vw])
 
@@ -176,11 +178,33 @@ class Nemesis:
     def _ask_for_barrier(self) -> None:
         self._ask("replan")
 
+    def _some_worker(self) -> int:
+        return self._random.randrange(len(self._world.job.scenario.num_stages))
+
     def _drain(self) -> None:
         if self._world.coordinator.is_reachable:
-            vw = self._random.randrange(len(self._world.job.scenario.num_stages))
+            vw = self._some_worker()
             self._note("drain", vw)
             self._world.coordinator.drain(vw)
+
+    def _drain_all(self) -> None:
+        if self._world.coordinator.is_reachable:
+            self._note("drain of all", "")
+            for vw in sorted(self._world.lives):
+                self._world.coordinator.drain(vw)
+
+    def _drain_and_evict(self) -> None:
+        if self._world.coordinator.is_reachable:
+            vw = self._some_worker()
+            incarnation = self._world.lives[vw]
+            self._note("drain, then eviction", vw)
+            self._world.coordinator.drain(vw)
+
+            def evict() -> None:
+                if self._world.lives[vw] == incarnation:
+                    self._world.coordinator.give_up(vw, incarnation)
+
+            self._world.scheduler.at(self._random.randint(1, 40), evict, self._world.coordinator)
 
     def _speak_of_an_old_term(self) -> None:
         """A stage of the term before this one wakes up and pushes what it had to push."""

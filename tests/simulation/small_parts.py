@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
@@ -9,15 +10,36 @@ from hetpipe.spec.requests import PushHeader
 from hetpipe.sync.division import Block
 from hetpipe.sync.log_view import LogView
 from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.shard_state import ShardState
+from hetpipe.sync.shard_state import Apply, Close, Instruction, ShardState
 from tests.sync.scenario import Scenario
 
 from .freezing import freeze_object
 from .job import Faults, Job
+from .scheduler import Violation
 
 #: What copies of a shard's state share, and what does not tell two of them apart.
 SHARD_SHARED = frozenset({"job_id", "term", "slices", "_index", "_names", "_founders"})
 _SHARD_LEFT_OUT = SHARD_SHARED | {"_closed"}
+
+#: The same of the decision log.
+LOG_SHARED = frozenset({"config"})
+LOG_LEFT_OUT = frozenset({"config", "records", "_used", "segment_samples", "max_distance", "slowest"})
+#: What each kind of step changes.
+TOUCHES: dict[str, frozenset[str]] = {
+    "follow": frozenset({"log", "shard"}),
+    "join": frozenset({"log", "shards", "worker"}),
+    "read": frozenset({"worker"}),
+    "choose": frozenset({"log", "worker"}),
+    "pull": frozenset({"worker"}),
+    "push": frozenset({"shard", "worker"}),
+    "report": frozenset({"log", "worker"}),
+    "evict": frozenset({"log"}),
+    "drain": frozenset({"log"}),
+    "admit": frozenset({"log", "worker"}),
+    "crash": frozenset({"worker"}),
+    "restart": frozenset({"shard"}),
+    "again": frozenset({"log", "shards"}),
+}
 
 
 @dataclass(slots=True)
@@ -29,6 +51,7 @@ class Worker:
     incarnation: Incarnation = Incarnation(0)
     is_alive: bool = True
     is_done: bool = False
+    has_left: bool = False
     has_joined: bool = False
     position: int = 0
     segment: SegmentRecord | None = None
@@ -90,6 +113,38 @@ def small_job(staleness: int, *, samples: int, deterministic: bool) -> Job:
         every=None,
     )
     return Job(scenario, Faults(), fsync=False)
+
+
+def forget_pushes(shard: Shard) -> None:
+    """Delete what a restart would not need."""
+    oldest = min(shard.state.alive, default=-1)
+    for header in [h for h in shard.pushes if oldest >= 0 and (h.wave is None or h.wave < oldest)]:
+        del shard.pushes[header]
+
+
+def carry_out(
+    index: int,
+    shard: Shard,
+    instructions: Sequence[Instruction],
+    committed: Mapping[int, frozenset[tuple[int, int]]],
+) -> None:
+    """Do what a shard's state says; `committed` are the waves that count: wave → who has committed it.
+
+    Raises:
+        Violation: a wave is added twice, or a clock completed that lacks some.
+    """
+    for instruction in instructions:
+        if isinstance(instruction, Apply) and not instruction.is_empty:
+            vw, incarnation, _ = instruction.key
+            if (vw, incarnation) in shard.added:
+                raise Violation(f"P1: {instruction} a second time on shard {index}")
+            shard.added |= {(vw, incarnation)}
+        elif isinstance(instruction, Close):
+            wanted = committed.get(instruction.clock - 1, frozenset())
+            if shard.added != wanted:
+                raise Violation(f"P3: w^({instruction.clock}) of shard {index} adds {shard.added}, not {wanted}")
+            shard.added = frozenset()
+    shard.built = max(shard.built, shard.state.built)
 
 
 def freeze_shard(shard: Shard) -> object:

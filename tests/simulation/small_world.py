@@ -18,14 +18,27 @@ from hetpipe.sync.decision_log import DecisionLog
 from hetpipe.sync.log_view import LogView
 from hetpipe.sync.records import CommitRecord, PublishRecord, Record
 from hetpipe.sync.segment import divide
-from hetpipe.sync.shard_state import Admission, Apply, Close, Instruction, ShardState
+from hetpipe.sync.shard_state import Admission, ShardState
 from tests.sync.oracle import required_clock
 from tests.sync.scenario import JOB, TERM
 
 from .freezing import clone_object, freeze, freeze_object
 from .job import Job, push_header, requester
 from .scheduler import Violation
-from .small_parts import SHARD_SHARED, Message, Shard, Worker, end_of, freeze_shard, freeze_worker
+from .small_parts import (
+    LOG_LEFT_OUT,
+    LOG_SHARED,
+    SHARD_SHARED,
+    TOUCHES,
+    Message,
+    Shard,
+    Worker,
+    carry_out,
+    end_of,
+    forget_pushes,
+    freeze_shard,
+    freeze_worker,
+)
 
 Step = tuple[object, ...]
 
@@ -35,7 +48,7 @@ _STAGE = StageIndex(0)
 class SmallWorld:
     """A state. `apply` makes another one."""
 
-    def __init__(self, job: Job, *, crashes: int, copies: int) -> None:
+    def __init__(self, job: Job, *, crashes: int, copies: int, drains: int = 0) -> None:
         self.job = job
         self.log = DecisionLog(job.scenario.log_config())
         self.shards = [Shard(self._fresh(index)) for index in range(job.scenario.num_shards)]
@@ -43,6 +56,7 @@ class SmallWorld:
         self.workers = [Worker(vw, LogView(start)) for vw in job.scenario.members]
         self.crashes = crashes
         self.copies = copies
+        self.drains = drains
         #: The latest push and report of everybody.
         self.sent: dict[int, Message] = {}
         #: wave → who has committed it, with samples. Those that some shard has yet to add.
@@ -64,12 +78,12 @@ class SmallWorld:
     def _copy(self, step: Step) -> SmallWorld:
         """A state of its own as far as a step changes it; the rest is shared."""
         name, *whom = step
-        touched = _TOUCHES[str(name)]
+        touched = TOUCHES[str(name)]
         other = object.__new__(SmallWorld)
         other.__dict__.update(self.__dict__)
         other._hashes = dict(self._hashes)
         if "log" in touched:
-            other.log = clone_object(self.log, _LOG_SHARED)
+            other.log = clone_object(self.log, LOG_SHARED)
             other._hashes.pop("log", None)
         shards = whom[-1:] if "shard" in touched else range(len(self.shards)) if "shards" in touched else ()
         other.shards = list(self.shards)
@@ -96,11 +110,11 @@ class SmallWorld:
         if self.crashes:
             read += [min((c.followed for c in shard.state._closed.values()), default=0) for shard in shards]
         unread = tuple(log.records[max(0, min(read) - log.first) :])
-        hashes = [self._hash("log", lambda: (freeze_object(log, _LOG_LEFT_OUT), frozenset(log.segment_samples)))]
+        hashes = [self._hash("log", lambda: (freeze_object(log, LOG_LEFT_OUT), frozenset(log.segment_samples)))]
         hashes += [self._hash(("shard", s), partial(freeze_shard, shard)) for s, shard in enumerate(shards)]
         hashes += [self._hash(("worker", w.vw), partial(freeze_worker, w)) for w in self.workers]
         sent = freeze(self.sent) if self.copies else 0
-        return hash((tuple(hashes), unread, self.crashes, self.copies, sent))
+        return hash((tuple(hashes), unread, self.crashes, self.copies, self.drains, sent))
 
     def _hash(self, part: object, frozen: Callable[[], object]) -> int:
         found = self._hashes.get(part)
@@ -126,6 +140,8 @@ class SmallWorld:
         if not worker.is_alive:
             if self.log.finished or worker.is_done:
                 return []
+            if worker.has_left:
+                return [("admit", vw)]
             is_present = any(
                 life is not None and life.incarnation == worker.incarnation
                 for life in (self.log.members.get(vw), self.log.newcomers.get(vw))
@@ -197,6 +213,8 @@ class SmallWorld:
             found += [("restart", s) for s in range(len(self.shards))]
         if self.copies:
             found += [("again", who) for who in self.sent]
+        if self.drains:
+            found += [("drain", vw) for vw in self.log.members if vw not in self.log.leaving]
         return found
 
     # -- what happens ------------------------------------------------------------------------------------------------
@@ -231,7 +249,12 @@ class SmallWorld:
     def _read(self, vw: int) -> None:
         worker = self.workers[vw]
         from_newest = worker.position == 0 and worker.incarnation > 0
-        records = self.log.records_from(-1 if from_newest else worker.position)
+        position = -1 if from_newest else worker.position
+        if 0 <= position < self.log.first and self.log.has_left(worker.vw, worker.incarnation):
+            # Nobody waits for who leaves to read that it has: two barriers later it cannot any more, and ends.
+            worker.has_left, worker.is_alive = True, False
+            return
+        records = self.log.records_from(position)
         worker.position = self.log.num_records
         worker.view.follow(records)
         record = worker.view.segment
@@ -244,6 +267,11 @@ class SmallWorld:
                 worker.blocks = divide(self.log.progress, self.job.data, [m.vw for m in record.members])[worker.vw]
         if worker.view.is_over:
             worker.is_done = True
+            worker.is_alive = False
+        elif (vw, worker.incarnation) in worker.view.left:
+            # Its part of the barrier's work is let through.
+            self.log.check_stage(worker.vw, worker.incarnation, _STAGE)
+            worker.has_left = True
             worker.is_alive = False
 
     def _choose(self, vw: VirtualWorkerIndex) -> None:
@@ -291,29 +319,10 @@ class SmallWorld:
     def _follow(self, index: int) -> None:
         shard = self.shards[index]
         for record in self.log.records_from(shard.state.followed):
-            self._carry_out(index, shard, shard.state.follow(record))
-        self._forget_pushes(shard)
+            carry_out(index, shard, shard.state.follow(record), self.committed)
+        forget_pushes(shard)
         oldest = min((closed.followed for closed in shard.state._closed.values()), default=0)
         self.log.acknowledge(ShardIndex(index), shard.state.followed, oldest)
-
-    def _forget_pushes(self, shard: Shard) -> None:
-        oldest = min(shard.state.alive, default=-1)
-        for header in [h for h in shard.pushes if oldest >= 0 and (h.wave is None or h.wave < oldest)]:
-            del shard.pushes[header]
-
-    def _carry_out(self, index: int, shard: Shard, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, Apply) and not instruction.is_empty:
-                vw, incarnation, _ = instruction.key
-                if (vw, incarnation) in shard.added:
-                    raise Violation(f"P1: {instruction} a second time on shard {index}")
-                shard.added |= {(vw, incarnation)}
-            elif isinstance(instruction, Close):
-                wanted = self.committed.get(instruction.clock - 1, frozenset())
-                if shard.added != wanted:
-                    raise Violation(f"P3: w^({instruction.clock}) of shard {index} adds {shard.added}, not {wanted}")
-                shard.added = frozenset()
-        shard.built = max(shard.built, shard.state.built)
 
     # -- crashes, and those who see to them --------------------------------------------------------------------------
 
@@ -323,6 +332,10 @@ class SmallWorld:
 
     def _evict(self, vw: VirtualWorkerIndex) -> None:
         self.log.evict(vw, self.workers[vw].incarnation)
+
+    def _drain(self, vw: VirtualWorkerIndex) -> None:
+        self.drains -= 1
+        self.log.drain(vw, self.log.members[vw].incarnation)
 
     def _admit(self, vw: VirtualWorkerIndex) -> None:
         life = Incarnation(self.workers[vw].incarnation + 1)
@@ -340,7 +353,7 @@ class SmallWorld:
         self.shards[index] = shard
         for header in shard.pushes:
             state.restage(header, state.slice_indices(header.slices))
-        self._carry_out(index, shard, state.resume())
+        carry_out(index, shard, state.resume(), self.committed)
 
     def _again(self, who: int) -> None:
         """A message arrives a second time."""
@@ -376,22 +389,3 @@ class SmallWorld:
                     raise Violation(f"P3: {record}, but a shard has not completed it")
             case _:
                 pass
-
-
-_LOG_SHARED = frozenset({"config"})
-_LOG_LEFT_OUT = frozenset({"config", "records", "_used", "segment_samples", "max_distance", "slowest"})
-#: What each kind of step changes.
-_TOUCHES: dict[str, frozenset[str]] = {
-    "follow": frozenset({"log", "shard"}),
-    "join": frozenset({"log", "shards", "worker"}),
-    "read": frozenset({"worker"}),
-    "choose": frozenset({"log", "worker"}),
-    "pull": frozenset({"worker"}),
-    "push": frozenset({"shard", "worker"}),
-    "report": frozenset({"log", "worker"}),
-    "evict": frozenset({"log"}),
-    "admit": frozenset({"log", "worker"}),
-    "crash": frozenset({"worker"}),
-    "restart": frozenset({"shard"}),
-    "again": frozenset({"log", "shards"}),
-}

@@ -47,6 +47,7 @@ class Stage(Process):
         #: The segment it works in; None before the first one.
         self.segment: SegmentRecord | None = None
         self._is_waiting = True
+        self._is_attending = False
         #: First stage: its minibatches of the segment; None until it knows them.
         self.blocks: tuple[Block, ...] | None = None
         #: Last minibatch begun, and completed.
@@ -124,7 +125,16 @@ class Stage(Process):
     def _follow(self) -> None:
         position, first = self._position, self.world.servers[0]
         jumps = self.segment is None
-        self.ask(0, "follow", lambda: first.clock_part.follow(position, jumps=jumps), self._on_records)
+        self.ask(
+            0, "follow", lambda: first.clock_part.follow(position, jumps=jumps), self._on_records, self._cannot_follow
+        )
+
+    def _cannot_follow(self, error: HetpipeError) -> None:
+        """Nobody waits for who leaves to read that it has: two barriers later it cannot any more."""
+        if self.world.servers[0].clock_part.log.has_left(self.requester.vw, self.requester.incarnation):
+            self.leave("ends: it left long ago")
+        else:
+            self.refused("follow", error)
 
     def _on_records(self, answer: object) -> None:
         first, records = cast("tuple[int, tuple[Record, ...]]", answer)
@@ -162,8 +172,8 @@ class Stage(Process):
         if life not in {(m.vw, m.incarnation) for m in record.members}:
             if self.log.is_over:
                 self.leave("ends: the run is over", in_order=True)
-            elif life in {(m.vw, m.incarnation) for m in record.left}:
-                self.leave("ends: it leaves", in_order=True)
+            elif life in self.log.left:
+                self._attend()
             return False
         self.segment = record
         self._is_waiting = False
@@ -176,6 +186,18 @@ class Stage(Process):
         if self.index == 0:
             self.ask(0, "progress", lambda: self.world.servers[0].clock_part.log.progress, self._on_progress)
         return True
+
+    def _attend(self) -> None:
+        """Do its part of the work at the barrier at which it leaves; then it ends."""
+        who = self.requester
+        if self._is_attending:
+            return
+        self._is_attending = True
+
+        def attend() -> None:
+            self.world.servers[0].clock_part.log.check_stage(who.vw, who.incarnation, who.stage)
+
+        self.ask(0, "attend", attend, lambda _: self.leave("ends: it leaves", in_order=True))
 
     def _on_progress(self, answer: object) -> None:
         progress, segment = cast("Progress", answer), self.segment

@@ -58,3 +58,10 @@ def test_the_exploration_sees_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) 
     BUGS[name].patch(monkeypatch)
     with pytest.raises(Violation):
         explore(0, 4000, waves=2)
+
+
+def test_the_exploration_sees_a_bug_of_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explore(0, 1500, waves=2, crashes=0, copies=0, drains=2).states >= 1500
+    BUGS["leaver-not-awaited"].patch(monkeypatch)
+    with pytest.raises(Violation):
+        explore(0, 4000, waves=2, crashes=0, copies=0, drains=2)

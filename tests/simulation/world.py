@@ -113,7 +113,7 @@ class World:
     def is_gone(self, vw: int, incarnation: int) -> bool:
         """Whether the clock shard would say that a life is over."""
         log, index = self.servers[0].clock_part.log, VirtualWorkerIndex(vw)
-        lives = (log.members.get(index), log.newcomers.get(index))
+        lives = (log.members.get(index), log.newcomers.get(index), log.leavers.get(index))
         return not any(life is not None and life.incarnation == incarnation for life in lives)
 
     def kill_stages(self, vw: int, incarnation: int) -> None:

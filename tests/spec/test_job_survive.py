@@ -36,6 +36,9 @@ def test_a_job_travels_with_its_durations() -> None:
         "restarts": 0,
         "backoff": "30s",
         "absence": "0.5s",
+        "straggler": 2.0,
+        "patience_waves": 5,
+        "least_gain": 0.2,
     }
     assert Job(**job.model_dump(mode="json")) == job
     assert Job(**job.model_dump()) == job
@@ -57,3 +60,14 @@ def test_bounds_are_told(key: str, value: str, message: str) -> None:
         load_job(BASE, [f"survive.{key}={value}"])
 
     assert str(caught.value) == f"survive.{key}: {message}"
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.1, 1000.0])
+def test_how_much_longer_a_straggler_takes(factor: float) -> None:
+    assert Job(**{**BASE, "survive": {"straggler": factor}}).survive.straggler == factor
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.5, 1.0, 1.09, 1001.0])
+def test_what_is_no_such_factor(factor: float) -> None:
+    with pytest.raises(JobError, match=r"survive.straggler: must be 0, or from 1.1 to 1000, not"):
+        Job(**{**BASE, "survive": {"straggler": factor}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetpipe.spec.ids import Clock, Incarnation, Term, Wave
 from hetpipe.sync.log_view import LogView
 from hetpipe.sync.records import (
@@ -54,6 +56,17 @@ def test_members_are_those_of_the_segment_but_for_the_evicted() -> None:
     assert len(view.segment.members) == 2, "who was dealt something at its start"
     view.follow([segment(2, 7, ("evict", "join"), 0, 1)])
     assert (view.members, view.committed) == ({0: 0, 1: 1}, {0: 7, 1: 7})
+
+
+def test_it_remembers_who_left_where() -> None:
+    """Nobody waits for who leaves to see it."""
+    view = LogView(Clock(3))
+    view.follow([segment(0, 3, (), 0, 0)])
+    leaver = SegmentMember(VW[1], LIFE, 1, joined=False)
+    parting = replace(segment(5, 7, ("drain",), 0), left=(leaver,))
+    view.follow([parting, segment(9, 8, ("epoch",), 0)])
+    assert view.left == {(VW[1], LIFE): parting}
+    assert view.members == {0: 0}
 
 
 def test_it_may_begin_at_any_segment() -> None:

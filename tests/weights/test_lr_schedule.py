@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -267,14 +268,34 @@ def test_callables_are_asked_for_by_their_path() -> None:
         GroupOptions(ADAMW, inner, load)
 
 
+#: One update after the other; what is over stays as it was for the last one.
+ENDING: list[LrScheduleSpec] = [
+    spec_of("OneCycleLR", max_lr=0.1, total_steps=5),
+    spec_of("ChainedScheduler", schedulers=({"name": "OneCycleLR", "max_lr": 0.1, "epochs": 1, "steps_per_epoch": 5},)),
+    spec_of("PolynomialLR", total_iters=4),
+    spec_of("LinearLR", total_iters=4),
+]
+
+
+@pytest.mark.parametrize("spec", ENDING, ids=lambda spec: spec.name)
+def test_a_schedule_of_a_fixed_number_of_updates_stays_at_its_end(spec: LrScheduleSpec) -> None:
+    """Who survives others makes more updates than were planned for it; a newcomer may be told of more."""
+    options, resumed, told = GroupOptions(SGD, spec, load), GroupOptions(SGD, spec, load), []
+    with capture_logs() as logs:
+        for _ in range(12):
+            told.append(dict(options.of(-1)))
+            options.advance()
+    resumed.go_to(11)
+
+    assert len({each["lr"] for each in told[:5]}) == 5
+    assert all(each == told[4] for each in told[5:])
+    assert resumed.of(-1)["lr"] == told[4]["lr"]
+    assert len(logs) == ("OneCycleLR" in repr(spec)), "said once"
+
+
 @pytest.mark.parametrize(
     ("spec", "updates", "problem"),
     [
-        (
-            spec_of("OneCycleLR", max_lr=0.1, total_steps=5),
-            5,
-            "lr_schedule: OneCycleLR has no rate after 6 updates: Tried to step 6 times.",
-        ),
         (
             spec_of("SequentialLR", milestones=(9,), schedulers=({"name": "StepLR", "step_size": 0},) * 2),
             0,
@@ -286,7 +307,7 @@ def test_callables_are_asked_for_by_their_path() -> None:
             "lr_schedule.lr_lambda: LambdaLR has no rate after 3 updates: math domain error",
         ),
     ],
-    ids=["too short", "inside", "the user's"],
+    ids=["inside", "the user's"],
 )
 def test_a_schedule_that_ends_too_early_says_so(
     spec: LrScheduleSpec, updates: int, problem: str, monkeypatch: pytest.MonkeyPatch

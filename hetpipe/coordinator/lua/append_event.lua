@@ -1,5 +1,5 @@
--- Appends an event under its number; one that is there already stays. Gives 1, or 0 when the number is not the next or
--- the job is not there.
+-- Appends an event under its number; one that is not above the last one is there already. Gives 1, or 0 when the job is
+-- not there.
 -- KEYS[1] {hetpipe}:job:ID       hash, version, record
 -- KEYS[2] {hetpipe}:events:ID    stream, SEQUENCE-0 -> event
 -- ARGV[1] sequence number  ARGV[2] event as JSON  ARGV[3] events to keep
@@ -12,10 +12,7 @@ if newest[1] then
   last = tonumber(string.match(newest[1][1], '^%d+'))
 end
 local sequence = tonumber(ARGV[1])
-if sequence > last + 1 then
-  return 0
-end
-if sequence == last + 1 then
+if sequence > last then
   redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[3], ARGV[1] .. '-0', 'event', ARGV[2])
   local left = redis.call('PTTL', KEYS[1])
   if left > 0 then

@@ -63,7 +63,7 @@ class Device(_message.Message):
     def __init__(self, device: _Optional[str] = ..., type: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., torch_device: _Optional[str] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("role", "id", "host", "pid", "address", "devices", "shard_index", "highest_term", "stages")
+    __slots__ = ("role", "id", "host", "pid", "address", "devices", "shard_index", "highest_term", "stages", "highest_fence")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class MemberInfo(_message.Message):
     SHARD_INDEX_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FENCE_FIELD_NUMBER: _ClassVar[int]
     role: MemberRole
     id: str
     host: str
@@ -82,7 +83,8 @@ class MemberInfo(_message.Message):
     shard_index: int
     highest_term: int
     stages: _containers.RepeatedCompositeFieldContainer[StageKey]
-    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., shard_index: _Optional[int] = ..., highest_term: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ...) -> None: ...
+    highest_fence: int
+    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., shard_index: _Optional[int] = ..., highest_term: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., highest_fence: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("info", "order", "lease_seconds_left")
@@ -95,8 +97,22 @@ class Member(_message.Message):
     def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., order: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
 
 class ClockSnapshot(_message.Message):
-    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves")
+    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves", "staged", "durable", "applied")
     class LocalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class StagedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class DurableEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +130,9 @@ class ClockSnapshot(_message.Message):
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     BARRIER_REASON_FIELD_NUMBER: _ClassVar[int]
     WAVES_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
     term: int
     published: int
     global_clock: int
@@ -125,7 +144,10 @@ class ClockSnapshot(_message.Message):
     barrier: int
     barrier_reason: str
     waves: int
-    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ...) -> None: ...
+    staged: _containers.ScalarMap[int, int]
+    durable: _containers.ScalarMap[int, int]
+    applied: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ..., staged: _Optional[_Mapping[int, int]] = ..., durable: _Optional[_Mapping[int, int]] = ..., applied: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("member",)
@@ -134,17 +156,19 @@ class RegisterRequest(_message.Message):
     def __init__(self, member: _Optional[_Union[MemberInfo, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("registration", "lease_seconds", "order")
+    __slots__ = ("registration", "lease_seconds", "order", "fence")
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     registration: str
     lease_seconds: float
     order: int
-    def __init__(self, registration: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., order: _Optional[int] = ...) -> None: ...
+    fence: int
+    def __init__(self, registration: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., order: _Optional[int] = ..., fence: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("member_id", "registration", "clocks", "job_ids", "last_command")
+    __slots__ = ("member_id", "registration", "clocks", "job_ids", "last_command", "lost_jobs")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -152,25 +176,36 @@ class HeartbeatRequest(_message.Message):
         key: str
         value: ClockSnapshot
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ClockSnapshot, _Mapping]] = ...) -> None: ...
+    class LostJobsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     JOB_IDS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    LOST_JOBS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     registration: str
     clocks: _containers.MessageMap[str, ClockSnapshot]
     job_ids: _containers.RepeatedScalarFieldContainer[str]
     last_command: int
-    def __init__(self, member_id: _Optional[str] = ..., registration: _Optional[str] = ..., clocks: _Optional[_Mapping[str, ClockSnapshot]] = ..., job_ids: _Optional[_Iterable[str]] = ..., last_command: _Optional[int] = ...) -> None: ...
+    lost_jobs: _containers.ScalarMap[str, str]
+    def __init__(self, member_id: _Optional[str] = ..., registration: _Optional[str] = ..., clocks: _Optional[_Mapping[str, ClockSnapshot]] = ..., job_ids: _Optional[_Iterable[str]] = ..., last_command: _Optional[int] = ..., lost_jobs: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("lease_seconds", "ended_job_ids")
+    __slots__ = ("lease_seconds", "ended_job_ids", "fence")
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ENDED_JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     lease_seconds: float
     ended_job_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lease_seconds: _Optional[float] = ..., ended_job_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    fence: int
+    def __init__(self, lease_seconds: _Optional[float] = ..., ended_job_ids: _Optional[_Iterable[str]] = ..., fence: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("member_id", "registration")
@@ -372,6 +407,46 @@ class StopJobResponse(_message.Message):
     state: JobState
     def __init__(self, state: _Optional[_Union[JobState, str]] = ...) -> None: ...
 
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("job_id", "vw")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    vw: int
+    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: WorkerStatus
+    def __init__(self, worker: _Optional[_Union[WorkerStatus, _Mapping]] = ...) -> None: ...
+
+class AddWorkerRequest(_message.Message):
+    __slots__ = ("job_id", "vw")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    vw: int
+    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ...) -> None: ...
+
+class AddWorkerResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class DepartRequest(_message.Message):
+    __slots__ = ("agent_id", "registration")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    registration: str
+    def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ...) -> None: ...
+
+class DepartResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ("job_id",)
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -407,7 +482,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers")
+    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -417,6 +492,7 @@ class JobStatus(_message.Message):
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    REWINDS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: JobState
@@ -426,7 +502,8 @@ class JobStatus(_message.Message):
     clocks: ClockSnapshot
     progress: ProgressTable
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+    rewinds: int
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., rewinds: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)
@@ -495,6 +572,16 @@ class WorkerRejoined(_message.Message):
     incarnation: int
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class WorkerLeft(_message.Message):
+    __slots__ = ("vw", "incarnation", "returns")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    incarnation: int
+    returns: bool
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., returns: bool = ...) -> None: ...
+
 class WorkerQuarantined(_message.Message):
     __slots__ = ("vw", "sentence")
     VW_FIELD_NUMBER: _ClassVar[int]
@@ -502,6 +589,52 @@ class WorkerQuarantined(_message.Message):
     vw: int
     sentence: str
     def __init__(self, vw: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class Rewound(_message.Message):
+    __slots__ = ("from_clock", "to_clock", "folder", "sentence")
+    FROM_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    TO_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    from_clock: int
+    to_clock: int
+    folder: str
+    sentence: str
+    def __init__(self, from_clock: _Optional[int] = ..., to_clock: _Optional[int] = ..., folder: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class WorkerReplanned(_message.Message):
+    __slots__ = ("vw", "incarnation", "before", "after", "foreseen")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    FORESEEN_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    incarnation: int
+    before: _containers.RepeatedScalarFieldContainer[int]
+    after: _containers.RepeatedScalarFieldContainer[int]
+    foreseen: float
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ..., foreseen: _Optional[float] = ...) -> None: ...
+
+class ReplanJudged(_message.Message):
+    __slots__ = ("vw", "gained", "sentence")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    GAINED_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    gained: float
+    sentence: str
+    def __init__(self, vw: _Optional[int] = ..., gained: _Optional[float] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class Straggling(_message.Message):
+    __slots__ = ("vw", "stage", "factor")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    stage: int
+    factor: float
+    def __init__(self, vw: _Optional[int] = ..., stage: _Optional[int] = ..., factor: _Optional[float] = ...) -> None: ...
 
 class StageRow(_message.Message):
     __slots__ = ("first_layer", "last_layer", "device")
@@ -534,7 +667,7 @@ class VirtualWorkerRow(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ProgressTable(_message.Message):
-    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler")
+    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler", "slow")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -545,6 +678,7 @@ class ProgressTable(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_CLOCK_FIELD_NUMBER: _ClassVar[int]
     STRAGGLER_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[VirtualWorkerRow]
     running_seconds: float
     epoch: int
@@ -555,7 +689,8 @@ class ProgressTable(_message.Message):
     staleness: int
     global_clock: int
     straggler: int
-    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ...) -> None: ...
+    slow: _containers.RepeatedCompositeFieldContainer[Straggling]
+    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ..., slow: _Optional[_Iterable[_Union[Straggling, _Mapping]]] = ...) -> None: ...
 
 class JobEnded(_message.Message):
     __slots__ = ("state", "sentence", "error", "problems", "result_json")
@@ -572,7 +707,7 @@ class JobEnded(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., sentence: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., result_json: _Optional[str] = ...) -> None: ...
 
 class WatchJobResponse(_message.Message):
-    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress", "ended", "worker_lost", "worker_rejoined", "worker_quarantined")
+    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress", "ended", "worker_lost", "worker_rejoined", "worker_quarantined", "worker_left", "worker_replanned", "replan_judged", "rewound")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -582,6 +717,10 @@ class WatchJobResponse(_message.Message):
     WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
     WORKER_REJOINED_FIELD_NUMBER: _ClassVar[int]
     WORKER_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_REPLANNED_FIELD_NUMBER: _ClassVar[int]
+    REPLAN_JUDGED_FIELD_NUMBER: _ClassVar[int]
+    REWOUND_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     state_changed: StateChanged
     waiting: Waiting
@@ -591,7 +730,11 @@ class WatchJobResponse(_message.Message):
     worker_lost: WorkerLost
     worker_rejoined: WorkerRejoined
     worker_quarantined: WorkerQuarantined
-    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ...) -> None: ...
+    worker_left: WorkerLeft
+    worker_replanned: WorkerReplanned
+    replan_judged: ReplanJudged
+    rewound: Rewound
+    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ()

@@ -43,10 +43,16 @@ class PushHeader(_message.Message):
     def __init__(self, requester: _Optional[_Union[Requester, _Mapping]] = ..., wave: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ...) -> None: ...
 
 class PushAcknowledgement(_message.Message):
-    __slots__ = ("duplicate",)
+    __slots__ = ("duplicate", "staged", "committed", "durable")
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     duplicate: bool
-    def __init__(self, duplicate: bool = ...) -> None: ...
+    staged: int
+    committed: int
+    durable: int
+    def __init__(self, duplicate: bool = ..., staged: _Optional[int] = ..., committed: _Optional[int] = ..., durable: _Optional[int] = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("requester", "clock", "slices")
@@ -175,6 +181,32 @@ class RequestBarrierResponse(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     clock: int
     def __init__(self, clock: _Optional[int] = ...) -> None: ...
+
+class KeepRunRequest(_message.Message):
+    __slots__ = ("job_id", "term", "run")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    term: int
+    run: str
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
+
+class KeepRunResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeRunRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class DescribeRunResponse(_message.Message):
+    __slots__ = ("description",)
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    description: str
+    def __init__(self, description: _Optional[str] = ...) -> None: ...
 
 class GetShardClocksRequest(_message.Message):
     __slots__ = ("job_id",)
@@ -421,18 +453,20 @@ class AdmitResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AcknowledgeRequest(_message.Message):
-    __slots__ = ("job_id", "term", "shard", "num_records", "durable")
+    __slots__ = ("job_id", "term", "shard", "num_records", "durable", "applied")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     shard: int
     num_records: int
     durable: int
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_records: _Optional[int] = ..., durable: _Optional[int] = ...) -> None: ...
+    applied: bool
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_records: _Optional[int] = ..., durable: _Optional[int] = ..., applied: bool = ...) -> None: ...
 
 class AcknowledgeResponse(_message.Message):
     __slots__ = ()

@@ -1,0 +1,249 @@
+"""The virtual workers of a run: who they are, and the wishes that one leaves or comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetpipe.cli.mending import Mending
+from hetpipe.cli.outcome import ExitStatus, Output
+from hetpipe.cli.progress import stages_text
+from hetpipe.cli.run_folder import RUNS, find_run
+from hetpipe.cli.shell import CoordinatorPort, Shell
+from hetpipe.cli.text import columns, count
+from hetpipe.errors import DeadlineExceeded, Unavailable, UserError
+from hetpipe.spec.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
+from hetpipe.spec.ids import JobId, VirtualWorkerIndex
+from hetpipe.spec.wire import plain
+
+#: What a state means, for people who asked for something.
+_STATE_TEXTS = {
+    "starting": "is starting",
+    "ready": "is there",
+    "leaving": "leaves at the next barrier",
+    "done": "has come to the end of the run",
+    "ending": "is being ended",
+    "awaiting": "comes back as soon as it can",
+    "admitting": "is coming back",
+    "out": "is out",
+}
+
+#: States in which nothing more becomes of somebody who was asked to leave.
+_GONE = frozenset({"out", "done"})
+
+#: Seconds between two looks at those who leave.
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhichJob:
+    """Whose virtual workers are meant: those of the run in a folder, of a coordinator's job, or of the newest run."""
+
+    run_dir: Path | None = None
+    coordinator: str | None = None
+    job: str | None = None
+    """Of the coordinator; None: its newest."""
+    runs_dir: Path = RUNS
+
+
+def list_workers(which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
+    """Tell who the virtual workers are and where each stands."""
+    with _asked(which, shell) as (client, job_id):
+        status = client.status(job_id)
+    if status.job_id is None:
+        raise UserError("the coordinator has no job yet; hand one in with `hetpipe submit`")
+    output.answer(_to_json(status), *_lines(status))
+    return ExitStatus.OK
+
+
+def drain(
+    vws: Sequence[int], which: WhichJob, output: Output, shell: Shell, *, wait: bool, timeout_seconds: float
+) -> ExitStatus:
+    """Ask virtual workers to leave, and wait until they have if that is wanted."""
+    with _asked(which, shell) as (client, job_id):
+        told = [client.drain_worker(VirtualWorkerIndex(vw), job_id) for vw in vws]
+        if wait:
+            output.note("waiting for the next barrier")
+            told = _gone(vws, client, job_id, output, shell, timeout_seconds=timeout_seconds)
+    _answer(told, output)
+    return ExitStatus.OK
+
+
+def add(vws: Sequence[int], which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
+    """Ask virtual workers back; without a name all that are out."""
+    with _asked(which, shell) as (client, job_id):
+        wanted: list[VirtualWorkerIndex | None] = [VirtualWorkerIndex(vw) for vw in vws]
+        told = [worker for vw in wanted or [None] for worker in client.add_worker(vw, job_id)]
+    _answer(told, output)
+    return ExitStatus.OK
+
+
+# -- whom to ask -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _asked(which: WhichJob, shell: Shell) -> Iterator[tuple[CoordinatorPort, JobId | None]]:
+    """The coordinator to ask, and of which job; None: its newest."""
+    address, job_id, there = _target(which, shell)
+    client = there.connect(address)
+    try:
+        yield client, job_id
+    finally:
+        client.close()
+
+
+def _target(which: WhichJob, shell: Shell) -> tuple[str, JobId | None, Shell]:
+    if which.coordinator is not None:
+        return which.coordinator, None if which.job is None else JobId(which.job), shell
+    if which.job is not None:
+        raise UserError("--job names a job of a coordinator; say which one with --coordinator HOST:PORT")
+    folder = find_run(which.run_dir, runs_dir=which.runs_dir)
+    record, result = folder.read_record(), folder.read_result()
+    if result is not None:
+        raise UserError(f"the run in {folder.path} has {result.state}: it has no virtual workers any more")
+    if not record.job_id:
+        raise UserError(f"the run in {folder.path} has no virtual workers yet; its services are coming up")
+    return record.coordinator, JobId(record.job_id), shell.alone() if record.local else shell
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def _to_json(status: JobStatus) -> dict[str, Any]:
+    return {
+        "job_id": status.job_id,
+        "state": None if status.state is None else status.state.value,
+        "workers": [_worker_json(worker, status) for worker in status.workers],
+    }
+
+
+def _worker_json(worker: WorkerStatus, status: JobStatus) -> dict[str, Any]:
+    row = _row_of(worker, status)
+    layers = () if row is None else row.stages
+    return {
+        **plain(WorkerStatus, worker),
+        "clock": _clock(worker, row, status),
+        "distance": _distance(worker, row),
+        "stages": [_stage_json(process, layers) for process in _stages_of(worker, status)],
+    }
+
+
+def _stage_json(process: ProcessStatus, layers: Sequence[StageRow]) -> dict[str, Any]:
+    """`layers`: of all stages of the virtual worker; empty while that is not known."""
+    known = layers[process.index] if process.index < len(layers) else None
+    return {
+        "stage": process.index,
+        "host": process.host,
+        "pid": process.pid,
+        "state": process.state,
+        "device": None if known is None else known.device,
+        "first_layer": None if known is None else known.first_layer,
+        "last_layer": None if known is None else known.last_layer,
+    }
+
+
+def _lines(status: JobStatus) -> list[str]:
+    state = "no job" if status.state is None else status.state.value
+    first = f"{status.name}: {state} (job {status.job_id})"
+    if not status.workers:
+        return [first, "it has no virtual workers yet, or any more"]
+    heading = ["vw", "life", "state", "lost", "clock", "ahead", "stages: layers on device"]
+    return [first, "", *columns([heading, *(_cells(worker, status) for worker in status.workers)])]
+
+
+def _cells(worker: WorkerStatus, status: JobStatus) -> list[str]:
+    """People count lives from 1."""
+    row = _row_of(worker, status)
+    clock, distance = _clock(worker, row, status), _distance(worker, row)
+    return [
+        str(worker.vw),
+        str(worker.incarnation + 1),
+        worker.state,
+        str(worker.deaths),
+        "-" if clock is None else str(clock),
+        "-" if distance is None else str(distance),
+        count(len(_stages_of(worker, status)), "stage") if row is None else stages_text(row.stages),
+    ]
+
+
+def _row_of(worker: WorkerStatus, status: JobStatus) -> VirtualWorkerRow | None:
+    """Of the newest picture; None before there is one."""
+    rows = () if status.progress is None else status.progress.rows
+    return next((row for row in rows if row.vw == worker.vw), None)
+
+
+def _stages_of(worker: WorkerStatus, status: JobStatus) -> list[ProcessStatus]:
+    return [process for process in status.processes if process.role == "stage" and process.vw == worker.vw]
+
+
+def _clock(worker: WorkerStatus, row: VirtualWorkerRow | None, status: JobStatus) -> int | None:
+    """Its local clock; the last one that was heard of, once it is out."""
+    if status.clocks is not None and worker.vw in status.clocks.local:
+        return int(status.clocks.local[worker.vw])
+    return None if row is None else int(row.clock)
+
+
+def _distance(worker: WorkerStatus, row: VirtualWorkerRow | None) -> int | None:
+    """Waves ahead of the slowest; None for one that does not compute."""
+    return row.distance if row is not None and worker.state in {"ready", "leaving"} else None
+
+
+def _answer(workers: Sequence[WorkerStatus], output: Output) -> None:
+    lines = [f"virtual worker {worker.vw} {_STATE_TEXTS.get(worker.state, worker.state)}" for worker in workers]
+    output.answer({"workers": [plain(WorkerStatus, worker) for worker in workers]}, *lines)
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+def _gone(
+    vws: Sequence[int],
+    client: CoordinatorPort,
+    job_id: JobId | None,
+    output: Output,
+    shell: Shell,
+    *,
+    timeout_seconds: float,
+) -> list[WorkerStatus]:
+    """Where virtual workers stand once they have left, or the run is over.
+
+    Raises:
+        DeadlineExceeded: they did not leave in time.
+        Unavailable: the coordinator does not answer, and has not for minutes.
+    """
+    look = _looks(client, job_id, output.note, shell)
+    until = shell.clock.monotonic() + timeout_seconds
+    while True:
+        status = look()
+        told = [worker for worker in status.workers if worker.vw in vws]
+        is_over = status.state is None or status.state.is_terminal
+        late = [worker for worker in told if worker.state not in _GONE]
+        if is_over or not late:
+            return told
+        if shell.clock.monotonic() >= until:
+            named = "; ".join(f"virtual worker {w.vw} {_STATE_TEXTS.get(w.state, w.state)}" for w in late)
+            raise DeadlineExceeded(f"not everybody has left within {timeout_seconds:.0f} s: {named}")
+        shell.clock.sleep(_LOOK_SECONDS)
+
+
+def _looks(
+    client: CoordinatorPort, job_id: JobId | None, say: Callable[[str], None], shell: Shell
+) -> Callable[[], JobStatus]:
+    """Asks for the status of a job until a coordinator answers."""
+    mending = Mending(shell.clock, say=say)
+    mending.whole()
+
+    def look() -> JobStatus:
+        while True:
+            try:
+                status = client.status(job_id)
+            except Unavailable as error:
+                mending.broke(error)
+            else:
+                mending.whole()
+                return status
+
+    return look

@@ -1,0 +1,68 @@
+"""The number of a coordinator's lead, and what members know of others: the own one must be above those.
+
+A store that was wiped counts leads from one again, and members go on refusing what carries a lower number than they
+have seen. So they say what they have seen when they register, and the coordinator takes the lead anew above that.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hetpipe.spec.members import NO_FENCE, MemberId, MemberInfo, MemberRole
+
+#: Members that are remembered. Whoever is forgotten may cost a number when it comes back, and nothing else.
+_MAX_MET = 10_000
+
+
+class Election(Protocol):
+    """Where a lead comes from: a `Candidate`."""
+
+    @property
+    def fence(self) -> int:
+        """The number of the lead."""
+        ...
+
+    def outbid(self, fence: int) -> None:
+        """Lead with a number above `fence`."""
+        ...
+
+
+class NoElection:
+    """For a coordinator that has no rivals."""
+
+    fence = NO_FENCE
+
+    def outbid(self, fence: int) -> None:
+        """Nobody asks for the number."""
+
+
+class Fences:
+    """Keeps the own number above that of every earlier coordinator. Thread-safe, as `Election` is."""
+
+    def __init__(self, election: Election) -> None:
+        self._election = election
+        #: Members that may have their number from this coordinator.
+        self._met: set[MemberId] = set()
+
+    @property
+    def own(self) -> int:
+        """What members are told."""
+        return self._election.fence
+
+    def meet(self, info: MemberInfo) -> None:
+        """Lead with a higher number than `info` has seen of others; before it is made a member.
+
+        A member that comes for the first time and has seen the own number has seen another coordinator with it.
+
+        Raises:
+            NotLeader: another coordinator was faster.
+            StoreUnavailable: the store is away.
+        """
+        if info.role is MemberRole.WORKER:
+            return
+        seen, own = info.highest_fence, self.own
+        if seen > own or (seen == own != NO_FENCE and info.id not in self._met):
+            self._election.outbid(seen)
+        if len(self._met) >= _MAX_MET:
+            self._met.clear()
+        self._met.add(info.id)

@@ -1,0 +1,252 @@
+"""The jobs of a coordinator, and the shell around the machine of each: facts in, instructions carried out.
+
+One lock guards everything, and `condition` is notified after every change. Nothing slow happens under the lock: what
+takes time runs on the job's own thread and comes back as a fact.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from hetpipe.clock import Clock
+from hetpipe.coordinator.exchange import (
+    Announce,
+    ClocksTold,
+    ClusterSeen,
+    Input,
+    Instruction,
+    MemberGone,
+    SendCommand,
+    Task,
+)
+from hetpipe.coordinator.fences import Election, Fences
+from hetpipe.coordinator.job_host import JobHost, save
+from hetpipe.coordinator.mailboxes import Mailboxes
+from hetpipe.coordinator.orphans import Orphans
+from hetpipe.coordinator.patience import Patience
+from hetpipe.coordinator.registry import Registry
+from hetpipe.coordinator.requirements import ClusterView
+from hetpipe.coordinator.store import Store
+from hetpipe.coordinator.tasks import JobTasks, Tools
+from hetpipe.errors import HetpipeError, ResourceExhausted
+from hetpipe.observe.log import bind_context, get_logger
+from hetpipe.spec.events import JobEnded, JobState
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import MemberInfo, MemberRole
+from hetpipe.spec.run import AgentInfo
+
+_log = get_logger(__name__)
+
+#: Ended jobs that stay in memory; the store has them longer.
+MAX_ENDED_JOBS = 20
+
+#: Jobs that have not ended: each has a thread, and a history of events.
+MAX_OPEN_JOBS = 100
+
+#: Jobs of which it is remembered that they have ended, so that who still does something for them hears of it.
+_MAX_ENDED_IDS = 10_000
+
+#: Numbers of a job's events that belong to one lead, so that no two coordinators give the same one.
+_EVENTS_PER_LEAD = 1_000_000
+
+
+def thread_per_job(job_id: JobId) -> Executor:
+    """The usual executor of a job: one thread."""
+    return ThreadPoolExecutor(
+        max_workers=1, thread_name_prefix=f"job-{job_id}", initializer=partial(bind_context, job=job_id)
+    )
+
+
+class JobHosts:
+    """The jobs of one coordinator. What is guarded by the lock is used by subclasses, too."""
+
+    def __init__(
+        self,
+        store: Store,
+        tools: Tools,
+        *,
+        clock: Clock,
+        patience: Patience,
+        lease_seconds: float,
+        executor_of: Callable[[JobId], Executor],
+        election: Election,
+    ) -> None:
+        self._store = store
+        self._tools = tools
+        self._clock = clock
+        self._patience = patience
+        self._executor_of = executor_of
+        #: Guards everything below; notified after every change.
+        self.condition = threading.Condition()
+        self._registry = Registry(lease_seconds)
+        #: Locks itself; the store may be asked under it.
+        self._fences = Fences(election)
+        self._mailboxes = Mailboxes()
+        #: By id, in order of submission.
+        self._hosts: dict[JobId, JobHost] = {}
+        #: Jobs under way that nobody leads. One of them may have a host as well, which waits to be told more.
+        self._orphans = Orphans(patience)
+        #: Their threads, as long as they have no host.
+        self._askers: dict[JobId, Executor] = {}
+        #: Jobs that have ended and have no host, oldest first.
+        self._ended: dict[JobId, None] = {}
+
+    def host(self, job_id: JobId | None) -> JobHost | None:
+        """A job that this coordinator leads, or the newest one; look at it under the `condition` only."""
+        with self.condition:
+            return self._hosts.get(job_id) if job_id else next(reversed(self._hosts.values()), None)
+
+    def hosts(self) -> tuple[JobHost, ...]:
+        """The jobs that this coordinator leads, oldest first; look at them under the `condition` only."""
+        with self.condition:
+            return tuple(self._hosts.values())
+
+    def tell(self, host: JobHost, fact: Input) -> None:
+        """Let a job take a fact in, and carry out what it says."""
+        with self.condition:
+            self._feed(host, fact)
+
+    # -- for subclasses, under the lock ------------------------------------------------------------------------------
+
+    def _check_room(self, job_id: JobId) -> None:
+        """Whether another job can be taken.
+
+        Raises:
+            ResourceExhausted: there are too many.
+        """
+        num_open = sum(host.machine.ended is None for host in self._hosts.values())
+        if job_id not in self._hosts and num_open >= MAX_OPEN_JOBS:
+            raise ResourceExhausted(f"{num_open} jobs wait or run, which is the limit; stop one or let one end")
+
+    def _first_number(self) -> int:
+        """From here on this coordinator numbers events; every lead has numbers of its own."""
+        return max(0, self._fences.own - 1) * _EVENTS_PER_LEAD + 1
+
+    def _feed(self, host: JobHost, fact: Input) -> None:
+        """Give a machine a fact and carry out what it says."""
+        try:
+            instructions = host.machine.handle(fact, now=self._clock.monotonic())
+        except Exception:  # noqa: BLE001 - one job's bug must not stop the others
+            _log.exception("job_machine_failed", job=host.job_id, fact=type(fact).__name__)
+            return
+        for instruction in instructions:
+            self._carry_out(host, instruction)
+        self._keep(host)
+        if instructions or isinstance(fact, ClocksTold):
+            self.condition.notify_all()
+
+    def _tell_gone(self, info: MemberInfo, sentence: str) -> None:
+        for host in list(self._hosts.values()):
+            self._feed(host, MemberGone(info.id, sentence))
+
+    def _offer_cluster(self) -> None:
+        """Let jobs that wait for members look at what is free; not those of which somebody may know more."""
+        for host in list(self._hosts.values()):
+            if host.machine.state is JobState.SUBMITTED and host.job_id not in self._orphans:
+                self._feed(host, ClusterSeen(self._cluster()))
+
+    def _has_ended(self, job_id: JobId) -> None:
+        """It has ended, and has no host."""
+        self._ended[job_id] = None
+        while len(self._ended) > _MAX_ENDED_IDS:
+            del self._ended[next(iter(self._ended))]
+
+    def _forget_old_jobs(self) -> None:
+        now = self._clock.monotonic()
+        settled = [host for host in self._hosts.values() if host.machine.is_settled(now=now)]
+        for host in settled[:-MAX_ENDED_JOBS]:
+            host.executor.shutdown(wait=False)
+            del self._hosts[host.job_id]
+            self._has_ended(host.job_id)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _keep(self, host: JobHost) -> None:
+        """Let the store have what is new."""
+        host.note_state()
+        if host.wants_save():
+            _submit(host, self._save)
+
+    def _carry_out(self, host: JobHost, instruction: Instruction) -> None:
+        match instruction:
+            case SendCommand(agent=agent, command=command):
+                self._mailboxes.post(agent, command)
+            case Announce(event=event):
+                host.announce(event)
+                if isinstance(event, JobEnded):
+                    # First of all, so that no successor takes the job for one that goes on.
+                    self._keep(host)
+                    _log.info("job_ended", job=host.job_id, state=event.state, sentence=event.sentence)
+            case task:
+                _submit(host, partial(self._run_task, task=task))
+
+    def _run_task(self, host: JobHost, *, task: Task) -> None:
+        machine = host.machine
+        tasks = JobTasks(
+            machine.job_id,
+            machine.job,
+            machine.submission,
+            submitted_wall=host.record.submitted_wall,
+            store=self._store,
+            tools=self._tools,
+            clock=self._clock,
+        )
+        answer = tasks.run(task)
+        if answer is not None and machine is host.machine:
+            self.tell(host, answer)
+
+    def _save(self, host: JobHost) -> None:
+        with self.condition:
+            unsaved = host.unsaved()
+        try:
+            kept = save(self._store, unsaved)
+        except HetpipeError as error:
+            _log.warning("job_not_kept_yet", job=host.job_id, reason=str(error))
+            with self.condition:
+                host.saved(None, 0)
+            return
+        with self.condition:
+            host.saved(kept, len(unsaved.events))
+
+    def _cluster(self) -> ClusterView:
+        """What is free now.
+
+        A parameter server may serve a job that is under way: it is looked at once it has told of its jobs. So may an
+        agent have processes of a job that nobody leads yet.
+        """
+        now = self._clock.monotonic()
+        busy = {
+            device.device
+            for host in self._hosts.values()
+            if not host.machine.is_settled(now=now)
+            for agent in host.machine.agents
+            for device in agent.devices
+        }
+        members = self._registry.of_role(MemberRole.AGENT)
+        agents = [
+            member.agent_info
+            for member in members
+            if not self._registry.departs(member.id) and not any(key.job_id in self._orphans for key in member.stages)
+        ]
+        shards = self._registry.of_role(MemberRole.PARAMETER_SERVER)
+        return ClusterView(
+            agents=tuple(_without(agent, busy) for agent in agents),
+            busy_devices=sum(device.device in busy for agent in agents for device in agent.devices),
+            shards=tuple(shard for shard in shards if self._registry.has_told(shard.id)),
+        )
+
+
+def _submit(host: JobHost, work: Callable[[JobHost], None]) -> None:
+    """Run `work` on the job's thread; a coordinator that is closing starts nothing new."""
+    try:
+        host.executor.submit(work, host)
+    except RuntimeError:
+        _log.info("task_not_started", job=host.job_id)
+
+
+def _without(agent: AgentInfo, busy: set[str]) -> AgentInfo:
+    return replace(agent, devices=tuple(device for device in agent.devices if device.device not in busy))

@@ -1,0 +1,136 @@
+"""A job's way from its submission to the task that plans it: who is claimed, what its model is. Pure.
+
+The part of `job_machine` before there are processes; facts in, instructions and steps out.
+"""
+
+from __future__ import annotations
+
+from hetpipe.coordinator.configs import Assignment
+from hetpipe.coordinator.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
+from hetpipe.coordinator.inspections import Inspections, inspect_command, is_to_measure
+from hetpipe.coordinator.lifecycle import Step
+from hetpipe.coordinator.planning import num_devices_wanted
+from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
+from hetpipe.coordinator.root_cause import Failure, Rank
+from hetpipe.errors import PlanError
+from hetpipe.spec.commands import InspectionResult, InspectionStep
+from hetpipe.spec.events import JobState, Submission
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.job import Job
+from hetpipe.spec.members import MemberId, MemberInfo
+from hetpipe.spec.run import AgentInfo
+
+WayInput = ClusterSeen | InspectionStep | InspectionResult
+
+Taken = Step | Instruction | Failure
+"""What comes out: a step of the job, an instruction for the shell, or why the job cannot go on."""
+
+
+class SettingOut:
+    """One job on its way. Not thread-safe; every call gives the monotonic time."""
+
+    def __init__(self, job_id: JobId, job: Job, submission: Submission) -> None:
+        self._job_id = job_id
+        #: As it was submitted; once it is prepared, as it is carried out.
+        self.job = job
+        self.submission = submission
+        #: Claimed devices, by agent, and claimed shards, by index. Empty before the cluster was ready.
+        self.agents: tuple[AgentInfo, ...] = ()
+        self.shards: tuple[MemberInfo, ...] = ()
+        #: A task that configures shards is under way: they must not be released before it is over.
+        self.is_preparing = False
+        #: What the cluster lacks, while it does.
+        self._lacks = ""
+        self._inspections: Inspections | None = None
+        #: Samples of an evaluation, as another coordinator has found out.
+        self._eval_samples: int | None = None
+
+    def take_over(self, assignment: Assignment, *, eval_samples: int | None) -> None:
+        """Another coordinator has gone the way to its end."""
+        self.agents, self.shards = assignment.agents, assignment.shards
+        self._eval_samples = eval_samples
+
+    def handle(self, fact: WayInput, *, state: JobState, now: float) -> list[Taken]:
+        """Take one fact in; one that comes too late for the job's `state` changes nothing.
+
+        Returns:
+            What to do, in order.
+        """
+        match fact, state:
+            case ClusterSeen(cluster=cluster), JobState.SUBMITTED:
+                return self._cluster_seen(cluster, now=now)
+            case ((InspectionStep() | InspectionResult()), JobState.INSPECTING):
+                assert self._inspections is not None
+                return self._inspection_told(fact, self._inspections, now=now)
+        return []
+
+    @property
+    def members(self) -> tuple[MemberId, ...]:
+        """The members that must be there for training to begin anew: who holds the weights."""
+        agents = () if self.job.has_shards else tuple(MemberId(agent.agent) for agent in self.agents)
+        return (*(shard.id for shard in self.shards), *agents)
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The job is prepared, for the first time or anew."""
+        self.job = prepared.run.job
+        self.submission = prepared.submission or self.submission
+
+    def assignment(self, prepared: Prepared) -> Assignment:
+        """Who carries the plan out."""
+        return Assignment(
+            job=prepared.run.job,
+            submission=self.submission,
+            plan=prepared.plan,
+            agents=self.agents,
+            shards=self.shards,
+            emulations=prepared.run.emulations,
+        )
+
+    @property
+    def eval_samples(self) -> int | None:
+        """Samples that a whole evaluation covers; None: not known."""
+        return self._eval_samples if self._inspections is None else self._inspections.inspected.model.eval_samples
+
+    def awaited(self, state: JobState) -> str:
+        """For whom the coordinator waits on the way, and for what."""
+        match state:
+            case JobState.SUBMITTED:
+                return self._lacks or "a look at the cluster"
+            case JobState.INSPECTING:
+                return "the inspection of the model" if self._inspections is None else self._inspections.awaited
+            case _:
+                return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
+
+    def _cluster_seen(self, cluster: ClusterView, *, now: float) -> list[Taken]:
+        self._lacks = missing(self.job, cluster)
+        if self._lacks:
+            return []
+        self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
+        self.shards = cluster.shards[: self.job.parameter_servers.count]
+        self._inspections = Inspections(self.agents, to_measure=is_to_measure(self.job))
+        return [Step.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
+
+    def _inspection_told(
+        self, told: InspectionStep | InspectionResult, inspections: Inspections, *, now: float
+    ) -> list[Taken]:
+        match told:
+            case InspectionStep(step=step):
+                inspections.heard(step)
+                return []
+            case InspectionResult(error="") as result:
+                inspections.add(result)
+                return self._inspect(inspections, now=now)
+            case InspectionResult(error=error, problems=problems):
+                return [Failure(Rank.REPORTED, error, "; ".join(problems), now, problems)]
+
+    def _inspect(self, inspections: Inspections, *, now: float) -> list[Taken]:
+        """Ask the next agent, or go on when there is none."""
+        try:
+            asked = inspections.next()
+        except PlanError as error:
+            return [Failure(Rank.REPORTED, PlanError.__name__, str(error), now)]
+        if asked is not None:
+            command = inspect_command(asked, self.job, self._job_id, self.submission)
+            return [SendCommand(asked.agent.agent, command)]
+        self.is_preparing = True
+        return [Step.INSPECTED, Prepare(inspections.inspected, self.agents, self.shards)]

@@ -1,0 +1,134 @@
+"""What people want of the virtual workers of a job: that one leaves, or comes back. Checked, then told to the job.
+
+What cannot be is refused with a sentence that names the way that there is; what is so already is answered as if it had
+just been done, so that asking twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.exchange import AddAsked, DrainAsked
+from hetpipe.coordinator.job_host import JobHost
+from hetpipe.coordinator.job_machine import JobMachine
+from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.errors import Unavailable, UserError
+from hetpipe.observe.log import get_logger
+from hetpipe.spec.events import JobState, WorkerStatus
+from hetpipe.spec.ids import JobId, VirtualWorkerIndex
+
+_log = get_logger(__name__)
+
+
+class WorkerWishes:
+    """What a coordinator is asked to do with virtual workers. Thread-safe."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def drain(self, job_id: JobId | None, vw: VirtualWorkerIndex) -> WorkerStatus:
+        """Have a virtual worker leave, after the next barrier if it computes; where it stands now.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it does not run, has no such virtual worker, or that one cannot leave.
+        """
+        with self._coordinator.condition:
+            host = self._host(job_id)
+            worker = named(host.machine, vw)
+            check_drain(host.machine, worker)
+            _log.info("drain_asked", job=host.job_id, vw=vw)
+            self._coordinator.tell(host, DrainAsked(vw, "out"))
+            return worker.status
+
+    def add(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
+        """Have a virtual worker come back, or all that are out; where they stand now.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it does not run, has no such virtual worker, or none is out.
+        """
+        with self._coordinator.condition:
+            host = self._host(job_id)
+            workers = missing(host.machine) if vw is None else [named(host.machine, vw)]
+            for worker in workers:
+                _log.info("add_asked", job=host.job_id, vw=worker.vw)
+                self._coordinator.tell(host, AddAsked(worker.vw))
+            return tuple(worker.status for worker in workers)
+
+    def _host(self, job_id: JobId | None) -> JobHost:
+        """A job whose virtual workers can be asked for something.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it has ended.
+            Unavailable: this coordinator has yet to hear from its parameter servers.
+        """
+        record = self._coordinator.record(job_id)
+        if record.state.is_terminal:
+            raise UserError(f"job {record.job_id} has {record.state}: it has no virtual workers any more")
+        host = self._coordinator.host(record.job_id)
+        if host is None:
+            raise Unavailable(
+                f"job {record.job_id} goes on, but its new coordinator has yet to hear from its parameter servers; ask "
+                "again in a few seconds"
+            )
+        return host
+
+
+def named(machine: JobMachine, vw: VirtualWorkerIndex) -> WorkerLife:
+    """The virtual worker of that index.
+
+    Raises:
+        UserError: there is none, or the job is not at a point where it could be asked for something.
+    """
+    workers = _workers(machine)
+    if vw not in workers:
+        known = ", ".join(map(str, workers))
+        raise UserError(f"job {machine.job_id} has no virtual worker {vw}; name one of these: {known}")
+    return workers[vw]
+
+
+def check_drain(machine: JobMachine, worker: WorkerLife) -> None:
+    """Whether a virtual worker can leave.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not machine.job.has_shards:
+        raise UserError(
+            f"{worker} cannot leave: under `{machine.job.sync.kind}` only the stages hold the weights; stop the job "
+            "at a checkpoint and resume it with another `workers.count`"
+        )
+    others = [other for other in _workers(machine).values() if other is not worker and other.will_train]
+    if worker.will_train and not others:
+        raise UserError(
+            f"{worker} is the last one of job {machine.job_id}, and nobody would train; add another one first "
+            "(`hetpipe workers add`), or stop the job"
+        )
+
+
+def missing(machine: JobMachine) -> list[WorkerLife]:
+    """The virtual workers that would not come back by themselves.
+
+    Raises:
+        UserError: there is none, or the job is not at a point where it could be asked for something.
+    """
+    workers = _workers(machine).values()
+    found = [worker for worker in workers if worker.state is LifeState.OUT or worker.stays_out]
+    if not found:
+        raise UserError(
+            f"no virtual worker of job {machine.job_id} is out: all {len(workers)} of its plan are there, or come back "
+            "by themselves (`hetpipe workers list`)"
+        )
+    return found
+
+
+def _workers(machine: JobMachine) -> dict[VirtualWorkerIndex, WorkerLife]:
+    """By index, of a job that goes on."""
+    if machine.state is JobState.STOPPING:
+        raise UserError(f"job {machine.job_id} is about to stop, and all its virtual workers with it")
+    if machine.lives is None:
+        raise UserError(
+            f"job {machine.job_id} is {machine.state}: it has no virtual workers yet; ask again when it runs"
+        )
+    return {worker.vw: worker for worker in machine.lives}

@@ -1,0 +1,89 @@
+"""Files that a run tells its story in, line by line: a disk that fails ends the file, never the run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from hetpipe.errors import HistoryIncomplete
+from hetpipe.observe.log import get_logger
+
+_log = get_logger(__name__)
+
+#: Ends the name of an empty file beside one that lacks lines.
+INCOMPLETE = ".incomplete"
+
+#: What a disk answers that is full or broken; anything else is a mistake of whoever named the file.
+_FAILURES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+
+class LineFile:
+    """Appends to a file, one unbuffered write each, so that a killed process leaves whole lines only.
+
+    Once the disk has failed nothing more is written: the file ends there, like that of a process that was killed. It is
+    said once in the log, and by an empty file beside it. Not thread-safe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make `path` and its folder, and end the torn line that an earlier process may have left.
+
+        Raises:
+            OSError: the file cannot be had, though the disk is well.
+        """
+        self.path = path
+        #: Why lines are missing; None while all are there.
+        self.alarm: HistoryIncomplete | None = None
+        self._descriptor: int | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            size = os.fstat(self._descriptor).st_size
+            is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+        except OSError as error:
+            if error.errno not in _FAILURES:
+                raise
+            self._fail(error)
+        else:
+            if is_torn:
+                self.write(b"\n")
+
+    def write(self, lines: bytes) -> None:
+        """Append whole lines, unless the disk has failed.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        if self.alarm is not None:
+            return
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed; {lines[:200]!r} came too late")
+        try:
+            written = os.write(self._descriptor, lines)
+        except OSError as error:
+            self._fail(error)
+        else:
+            if written != len(lines):
+                self._fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Where the next line will begin, as far as this process knows; 0 once it is closed."""
+        return 0 if self._descriptor is None else os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+    def _fail(self, error: OSError) -> None:
+        self.alarm = HistoryIncomplete(
+            f"{self.path} cannot be written ({error.strerror or error}) and ends here; the run goes on, "
+            "but nobody can check all of it: make room, or replace the disk, before the next run"
+        )
+        with suppress(OSError):
+            self.path.with_name(self.path.name + INCOMPLETE).touch()
+        _log.error("history_incomplete", sentence=str(self.alarm))

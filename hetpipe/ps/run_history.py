@@ -1,0 +1,32 @@
+"""Where a parameter server writes down what happens to a job: in the folder of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.errors import UserError
+from hetpipe.observe.history import History, HistoryWriter
+from hetpipe.spec.shard_config import ShardConfig
+
+#: Opens the history of a job on this shard.
+HistoryFactory = Callable[[ShardConfig], HistoryWriter]
+
+
+def file_history(host: str, pid: int, clock: TimeSource = SYSTEM_CLOCK) -> HistoryFactory:
+    """Histories in the run's folder, `RUN_DIR/history/shard-N.jsonl`."""
+
+    def open_history(config: ShardConfig) -> HistoryWriter:
+        path = Path(config.run_dir) / "history" / f"shard-{config.shard}.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return History(path, host=host, pid=pid, role="parameter_server", term=config.term, clock=clock)
+        except OSError as error:
+            raise UserError(
+                f"shard {config.shard} cannot write {path}: {error.strerror}; every parameter server needs the folder "
+                "of the run at the same path"
+            ) from error
+
+    return open_history

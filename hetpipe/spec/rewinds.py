@@ -1,0 +1,22 @@
+"""Where a job goes on that was rewound to a checkpoint: in the folder `rewind-N` of its run, N = 1, 2, ….
+
+Each of these folders is laid out like that of a run that was resumed: a plan, facts, histories, checkpoints of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_REWIND = re.compile(r"rewind-([1-9][0-9]{0,8})")
+
+
+def rewind_folder(run_dir: str, number: int) -> str:
+    """The folder in which the run in `run_dir` goes on after rewind `number`, which counts from 1."""
+    return str(Path(run_dir) / f"rewind-{number}")
+
+
+def run_folders(run_dir: Path) -> list[Path]:
+    """Where a run has been: its own folder, then those of its rewinds, oldest first."""
+    found = ((_REWIND.fullmatch(path.name), path) for path in run_dir.glob("rewind-*") if path.is_dir())
+    return [run_dir, *(path for _, path in sorted((int(match[1]), path) for match, path in found if match))]

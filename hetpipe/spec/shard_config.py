@@ -1,0 +1,33 @@
+"""What a shard is told of a job that it is to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.spec.ids import JobId, ShardIndex, Term
+from hetpipe.spec.plan import SlicePlan
+from hetpipe.spec.run_document import RunDocument
+from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """Everything one shard needs to serve a job."""
+
+    job_id: JobId
+    term: Term
+    shard: ShardIndex
+    num_shards: int
+    clock_shard_address: str
+    membership: Membership
+    slices: tuple[SlicePlan, ...]
+    """The slices this shard holds, in chain order."""
+    sync: SyncSpec
+    data: DataSpec
+    checkpoint_every_waves: int | None
+    checkpoint_keep: int
+    run_dir: str
+    progress: Progress
+    """Where the run starts: clock 0, or the barrier of the restored checkpoint."""
+    run: RunDocument | None = None
+    """What the clock shard keeps for a coordinator that has never heard of the job; None for the others."""

@@ -1,0 +1,141 @@
+"""The number of a lead: above what members have seen, and heard by them with every lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.coordinator.fences import Fences
+from hetpipe.coordinator.membership import Hooks, Membership
+from hetpipe.coordinator.memory_store import MemoryStore
+from hetpipe.coordinator.servicer import CoordinatorServicer
+from hetpipe.errors import NotLeader, StaleTerm
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.fencing import FenceGuard
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.spec.ids import JobId
+from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
+from hetpipe.testing.fake_clock import FakeClock
+from tests.coordinator.builders import agent_member, shard_member
+from tests.coordinator.fakes import FakeShards
+
+
+class Lead:
+    """The lead of one coordinator; whoever has lost it can outbid nobody."""
+
+    def __init__(self, fence: int) -> None:
+        self.fence = fence
+        self.is_lost = False
+
+    def outbid(self, fence: int) -> None:
+        if self.is_lost:
+            raise NotLeader("another coordinator leads")
+        self.fence = fence + 1
+
+
+class TestMeeting:
+    def test_a_member_that_has_seen_a_later_one_costs_a_number(self) -> None:
+        lead = Lead(2)
+        Fences(lead).meet(replace(shard_member(0), highest_fence=7))
+        assert lead.fence == 8
+
+    @pytest.mark.parametrize("highest", [0, 1])
+    def test_one_that_has_seen_less_costs_none(self, highest: int) -> None:
+        lead = Lead(2)
+        Fences(lead).meet(replace(shard_member(0), highest_fence=highest))
+        assert lead.fence == 2
+
+    def test_the_own_number_is_no_others_once_they_have_met(self) -> None:
+        lead = Lead(2)
+        fences, member = Fences(lead), replace(agent_member(), highest_fence=2)
+        fences.meet(member)
+        assert lead.fence == 3, "an earlier coordinator had the same number, from a store that was wiped since"
+        fences.meet(replace(member, highest_fence=3))
+        assert lead.fence == 3
+
+    def test_a_worker_that_is_only_listed_says_nothing(self) -> None:
+        lead = Lead(2)
+        Fences(lead).meet(MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1, highest_fence=9))
+        assert lead.fence == 2
+
+    def test_many_members_are_not_all_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hetpipe.coordinator.fences._MAX_MET", 2)
+        fences = Fences(Lead(2))
+        for index in range(5):
+            fences.meet(shard_member(index))
+        assert len(fences._met) <= 2
+
+
+class Process:
+    """A coordinator behind a real server, and a member of it."""
+
+    def __init__(self, fence: int) -> None:
+        self.lead = Lead(fence)
+        clock = FakeClock()
+        self.coordinator = Coordinator(MemoryStore(), FakeShards().tools, clock=clock, election=self.lead)
+        self.server = Server(ServerConfig(num_threads=4))
+        CoordinatorServicer(self.coordinator, host="here").add_to(self.server)
+        self.client = CoordinatorClient(self.server.start())
+        self.fences = FenceGuard()
+        self.ended: list[JobId] = []
+        hooks = Hooks(jobs=lambda: (JobId("ended"),), on_ended_jobs=self.ended.extend)
+        self.clock = FakeClock()
+        self.membership = Membership(self.client, shard_member(0), hooks=hooks, fences=self.fences, clock=self.clock)
+
+    def close(self) -> None:
+        self.membership.abandon()
+        self.client.close()
+        self.server.stop(grace_seconds=0.0)
+        self.coordinator.close()
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    with closing(Process(fence=4)) as value:
+        monkeypatch.setattr(value.coordinator, "_may_have_processes", lambda _job_id: False)
+        yield value
+
+
+class TestMembership:
+    def test_leases_and_renewals_carry_the_number(self, process: Process) -> None:
+        assert process.membership._register().fence == 4
+        assert process.membership.is_led
+        process.lead.fence = 6
+        process.membership.beat()
+        assert process.fences.highest == 6
+
+    def test_a_renewal_by_one_that_leads_no_more_is_no_answer(self, process: Process) -> None:
+        registration = process.membership._register().registration
+        process.fences.check(9)
+        process.lead.is_lost = True
+        process.clock.advance(3.0)
+        with capture_logs() as logs:
+            process.membership.beat()
+
+        assert [entry["event"] for entry in logs if entry.get("member")] == [
+            "coordinator_leads_no_more",
+            "not_registered",
+        ]
+        assert (process.ended, process.membership.silent_seconds) == ([], 3.0)
+        assert not process.membership.is_led
+        assert process.membership.lease.registration == registration
+
+    def test_one_whose_number_was_lost_takes_a_higher_one(self, process: Process) -> None:
+        process.membership._register()
+        process.fences.check(9)
+        process.membership.beat()
+        assert (process.lead.fence, process.membership.lease.fence, process.membership.is_led) == (10, 10, True)
+        process.membership.beat()
+        assert process.ended == ["ended"]
+
+    def test_a_lease_of_one_that_leads_no_more_is_none(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(process.lead, "outbid", lambda _: None)
+        process.fences.check(9)
+        with pytest.raises(StaleTerm, match="its number is 4, and one with number 9 has acted since"):
+            process.membership.start()
+        assert not process.membership.is_led

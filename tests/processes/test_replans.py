@@ -1,0 +1,91 @@
+"""A stage is ten times slower than planned: it is named, layers move away from it, and nobody is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.wire import from_json
+from tests.polling import wait_until
+from tests.processes.harness import Train, write_job
+from tests.processes.test_lives import stop, waves
+
+pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(180)]
+
+CLUSTER: dict[str, Any] = {
+    "device_types": {"cpu": {"memory_bytes": 1 << 30}},
+    "nodes": [{"name": "n0", "devices": ["cpu"] * 4}],
+    "links": {
+        "intra_node": {"bandwidth_bytes_per_second": 8e9},
+        "inter_node": {"bandwidth_bytes_per_second": 1e9},
+    },
+}
+
+#: As many as the model of `tests.models` has, each of 16 ms for a minibatch.
+LAYERS = [
+    {
+        "name": str(index),
+        "parameter_bytes": 100,
+        "activation_bytes": 100,
+        "output_bytes": 100,
+        "forward_ms": {"cpu": 8.0},
+        "backward_ms": {"cpu": 8.0},
+    }
+    for index in range(5)
+]
+
+#: Devices are played, one of them ten times slower than the profile says that the run is planned by.
+PLAYED: dict[str, Any] = {
+    "file": CLUSTER,
+    "profile": {"version": 1, "model": "small", "batch_size": 4, "input_bytes": 100, "layers": LAYERS},
+    "emulate": True,
+    "emulate_links": False,
+    "stragglers": {"n0/3": 10.0},
+}
+
+
+def test_layers_move_away_from_a_stage_that_is_ten_times_slower(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        epochs=100_000,
+        checkpoint={"every_waves": 20, "keep": 2},
+        cluster=PLAYED,
+        survive={"patience_waves": 3},
+        optimizer={"name": "AdamW", "lr": 0.01},
+    )
+    train = Train(tmp_path, job)
+    slow: list[dict[str, Any]] = []
+
+    def is_named() -> bool:
+        slow[:] = train.status().get("slow", [])
+        return bool(slow) or train.process.poll() is not None
+
+    wait_until(is_named, timeout_seconds=90.0, what="a straggler in the status")
+    wait_until(
+        lambda: "event=replan_judged" in train.stderr() or train.process.poll() is not None,
+        timeout_seconds=90.0,
+        what="what the new plan has gained",
+    )
+    outcome = stop(train)
+
+    assert [(one["vw"], one["stage"]) for one in slow] == [(1, 1)]
+    assert slow[0]["factor"] > 3.0, "how the others fare counts, too, and the machine may be busy"
+    assert "event=worker_replanned vw=1 life=2 before=2-3 after=4-1" in outcome.stderr
+    gained = re.search(r"event=replan_judged vw=1 gained_percent=([\d.]+)", outcome.stderr)
+    assert gained is not None
+    assert float(gained[1]) > 100.0
+    assert outcome.result["deaths"] == {"0": 0, "1": 0}
+    assert waves(train, 1, 1)
+    plan: Plan = from_json(Plan, (train.run_dir / "plans" / "vw-1-life-1.json").read_text())
+    assert [stage.last_layer for stage in plan.virtual_workers[1].stages] == [4, 5]
+    first: Plan = from_json(Plan, (train.run_dir / "plan.json").read_text())
+    assert [stage.last_layer for stage in first.virtual_workers[1].stages] == [2, 5]
+    logs = [path.read_text() for path in (train.run_dir / "logs").glob("vw-1-stage-*.log")]
+    assert not any(
+        json.loads(line)["event"] == "optimizer_state_begins_anew" for log in logs for line in log.splitlines()
+    )
