@@ -112,8 +112,8 @@ class Results:
         """The table, the verdicts, and a line for each that was not survived."""
         tried = Counter((outcome.case.row, outcome.case.column) for outcome in self.outcomes)
         survived = Counter((outcome.case.row, outcome.case.column) for outcome in self.outcomes if outcome.survived)
-        rows = list(dict.fromkeys(row for row, _ in tried))
-        columns = list(dict.fromkeys(column for _, column in tried))
+        rows = sorted({row for row, _ in tried})
+        columns = sorted({column for _, column in tried})
         width = max(map(len, rows), default=0)
         lines = [f"{'':{width}} " + "".join(f"{column:>12}" for column in columns) + "   survived / tried"]
         for row in rows:

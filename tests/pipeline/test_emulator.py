@@ -78,7 +78,7 @@ def test_what_a_shard_is_sent_arrives_late() -> None:
     clock = FakeClock(auto_advance=True)
     shard = Shard(clock)
     emulated = over(shard, LinkTime(latency_seconds=0.5, bytes_per_second=3000.0), clock=clock)
-    assert not emulated.push(PushHeader(WHO, Wave(0), SLICES), ())
+    assert not emulated.push(PushHeader(WHO, Wave(0), SLICES), ()).duplicate
     assert shard.pushed_at == [2.5]
 
 
