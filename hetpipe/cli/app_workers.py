@@ -12,7 +12,7 @@ from hetpipe.cli.execution import Json, TlsFolder, execute
 from hetpipe.cli.run_folder import RUNS
 
 workers = typer.Typer(
-    help="Virtual workers of a run. Show them, have one leave, have one come back.",
+    help="Virtual workers of a run. Show them, have one leave, have one join.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -73,7 +73,7 @@ def add(
     ctx: typer.Context,
     vws: Annotated[
         list[int] | None,
-        typer.Argument(metavar="VW", min=0, help="Virtual workers, counted from 0.  [default: all that are out]"),
+        typer.Argument(metavar="VW", min=0, help="Virtual workers, counted from 0.  [default: all out, or one more]"),
     ] = None,
     *,
     run_dir: RunDir = None,
@@ -83,6 +83,6 @@ def add(
     tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Have virtual workers come back to a run. Those that were drained, or died too often; at a barrier they join."""
+    """Have virtual workers join a run. All that are out come back; if none is, a new one takes free devices."""
     which = workers_command.WhichJob(run_dir=run_dir, coordinator=coordinator, job=job, runs_dir=runs_dir)
     execute(ctx, lambda output, shell: workers_command.add(vws or (), which, output, shell), as_json=as_json, tls=tls)

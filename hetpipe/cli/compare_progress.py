@@ -11,7 +11,7 @@ from typing import Protocol, Self, TextIO
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_trials import Trial
-from hetpipe.cli.progress import STATE_TEXTS, life_text, rewind_text, totals_text
+from hetpipe.cli.progress import STATE_TEXTS, WorkerEvent, life_text, rewind_text, totals_text
 from hetpipe.cli.text import duration, measure, rate
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
@@ -19,15 +19,11 @@ from hetpipe.spec.events import (
     JobEnded,
     JobEvent,
     ProgressTable,
-    ReplanJudged,
     Rewound,
     StateChanged,
     Waiting,
-    WorkerLeft,
     WorkerLost,
     WorkerQuarantined,
-    WorkerRejoined,
-    WorkerReplanned,
 )
 
 
@@ -131,14 +127,7 @@ class _Shown(CompareProgress):
                 self._table = event
             case Waiting(sentence=sentence, seconds=seconds):
                 self._print(f"{self._heading}: waiting for {duration(seconds)}: {sentence}", is_bad=True)
-            case (
-                WorkerLost()
-                | WorkerRejoined()
-                | WorkerLeft()
-                | WorkerQuarantined()
-                | WorkerReplanned()
-                | ReplanJudged()
-            ):
+            case _ if isinstance(event, WorkerEvent):
                 is_bad = isinstance(event, WorkerLost | WorkerQuarantined)
                 self._print(f"{self._heading}: {life_text(event)}", is_bad=is_bad)
             case Rewound():

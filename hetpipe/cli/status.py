@@ -55,7 +55,7 @@ class RunStatus:
             "processes": [plain(ProcessStatus, process) for process in self.processes],
             "clocks": {str(vw): clock for vw, clock in self.clocks.items()},
             "global_clock": self.global_clock,
-            "workers": [plain(WorkerStatus, worker) for worker in self.workers],
+            "workers": [worker_json(worker) for worker in self.workers],
             "straggler": self.straggler,
             "slow": [plain(Straggling, one) for one in self.slow],
             "rewinds": self.rewinds,
@@ -83,6 +83,12 @@ class RunStatus:
             heading = ["role", "index", "vw", "host", "pid", "state"]
             lines += ["", *columns([heading, *map(_row, self.processes)])]
         return lines
+
+
+def worker_json(worker: WorkerStatus) -> dict[str, Any]:
+    """One virtual worker; without devices, unless it has just been given some."""
+    value: dict[str, Any] = plain(WorkerStatus, worker)
+    return value if worker.devices else {key: entry for key, entry in value.items() if key != "devices"}
 
 
 def _life_text(worker: WorkerStatus) -> str:

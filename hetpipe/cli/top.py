@@ -17,7 +17,7 @@ from hetpipe.cli.progress import STATE_TEXTS, cells, headings, totals_text
 from hetpipe.cli.quantities import bytes_text
 from hetpipe.cli.run_folder import RunFolder, RunRecord, find_run
 from hetpipe.cli.shell import CoordinatorPort, Shell
-from hetpipe.cli.status import NO_JOB
+from hetpipe.cli.status import NO_JOB, worker_json
 from hetpipe.cli.text import columns, shown_path
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.spec.events import JobStatus, ProgressTable
@@ -44,7 +44,8 @@ class Picture:
     def to_json(self) -> dict[str, Any]:
         """The object of `top --json`."""
         members = [plain(Member, member) for member in self.members]
-        return {**plain(JobStatus, self.status), "members": members}
+        workers = [worker_json(worker) for worker in self.status.workers]
+        return {**plain(JobStatus, self.status), "workers": workers, "members": members}
 
     def lines(self, current: Path) -> list[str]:
         """The picture for people; paths as seen from the folder `current`."""

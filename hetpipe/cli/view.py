@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from hetpipe.cli.progress import evaluation_line, life_line, rewind_line, table_line
+from hetpipe.cli.progress import WorkerEvent, evaluation_line, life_line, rewind_line, table_line
 from hetpipe.cli.text import pairs
 from hetpipe.clock import Clock
 from hetpipe.spec.events import (
@@ -17,15 +17,9 @@ from hetpipe.spec.events import (
     JobEnded,
     JobEvent,
     ProgressTable,
-    ReplanJudged,
     Rewound,
     StateChanged,
     Waiting,
-    WorkerLeft,
-    WorkerLost,
-    WorkerQuarantined,
-    WorkerRejoined,
-    WorkerReplanned,
 )
 
 #: Seconds between two lines about the progress, and between two evaluations.
@@ -96,14 +90,7 @@ class LineView(View):
                 self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
             case ProgressTable():
                 self._write(self._progress.admit(table_line(event), now=self._clock.monotonic()))
-            case (
-                WorkerLost()
-                | WorkerRejoined()
-                | WorkerLeft()
-                | WorkerQuarantined()
-                | WorkerReplanned()
-                | ReplanJudged()
-            ):
+            case _ if isinstance(event, WorkerEvent):
                 self._write(life_line(event))
             case Rewound():
                 self._write(rewind_line(event))

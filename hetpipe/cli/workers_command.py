@@ -13,11 +13,11 @@ from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.progress import stages_text
 from hetpipe.cli.run_folder import RUNS, find_run
 from hetpipe.cli.shell import CoordinatorPort, Shell
+from hetpipe.cli.status import worker_json
 from hetpipe.cli.text import columns, count
 from hetpipe.errors import DeadlineExceeded, Unavailable, UserError
 from hetpipe.spec.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
 from hetpipe.spec.ids import JobId, VirtualWorkerIndex
-from hetpipe.spec.wire import plain
 
 #: What a state means, for people who asked for something.
 _STATE_TEXTS = {
@@ -73,7 +73,7 @@ def drain(
 
 
 def add(vws: Sequence[int], which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
-    """Ask virtual workers back; without a name all that are out."""
+    """Ask virtual workers back; without a name all that are out, or if none is, for another one."""
     with _asked(which, shell) as (client, job_id):
         wanted: list[VirtualWorkerIndex | None] = [VirtualWorkerIndex(vw) for vw in vws]
         told = [worker for vw in wanted or [None] for worker in client.add_worker(vw, job_id)]
@@ -124,7 +124,7 @@ def _worker_json(worker: WorkerStatus, status: JobStatus) -> dict[str, Any]:
     row = _row_of(worker, status)
     layers = () if row is None else row.stages
     return {
-        **plain(WorkerStatus, worker),
+        **worker_json(worker),
         "clock": _clock(worker, row, status),
         "distance": _distance(worker, row),
         "stages": [_stage_json(process, layers) for process in _stages_of(worker, status)],
@@ -192,8 +192,14 @@ def _distance(worker: WorkerStatus, row: VirtualWorkerRow | None) -> int | None:
 
 
 def _answer(workers: Sequence[WorkerStatus], output: Output) -> None:
-    lines = [f"virtual worker {worker.vw} {_STATE_TEXTS.get(worker.state, worker.state)}" for worker in workers]
-    output.answer({"workers": [plain(WorkerStatus, worker) for worker in workers]}, *lines)
+    lines = [f"virtual worker {worker.vw} {_text_of(worker)}" for worker in workers]
+    output.answer({"workers": [worker_json(worker) for worker in workers]}, *lines)
+
+
+def _text_of(worker: WorkerStatus) -> str:
+    if worker.devices:
+        return f"is new, and joins at a barrier as soon as it is ready; it has {', '.join(worker.devices)}"
+    return _STATE_TEXTS.get(worker.state, worker.state)
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------

@@ -57,14 +57,14 @@ def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorker
 
 
 def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool, now: float) -> WorkerLife:
-    """One virtual worker; of one that the log has not heard of the first life is yet to come.
+    """One virtual worker; one that the log has not heard of was to join the run, and has yet to be admitted.
 
     Each life before the newest one counts as a death, but as none that came soon. Who was asked to stay out, and is
     there, is asked again if need be.
     """
     if seen is None:
         state = LifeState.OUT if stays_out else LifeState.AWAITING
-        return WorkerLife(vw, now, state, Incarnation(-1), stays_out=stays_out)
+        return WorkerLife(vw, now, state, stays_out=stays_out)
     if seen.standing == "gone" and not stays_out:
         return _gone(vw, seen.incarnation, now=now)
     state = _state_of(seen, stays_out=stays_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetpipe.errors import CheckpointError, JobError
@@ -44,6 +45,27 @@ class Assignment:
         return replace(self, plan=replace(self.plan, virtual_workers=workers), emulations=played)
 
 
+def agents_of(worker: VirtualWorkerPlan, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
+    """Of `agents` those on which a virtual worker is, with the devices of its stages alone."""
+    used = {(stage.agent, stage.device) for stage in worker.stages}
+    found = [
+        replace(agent, devices=tuple(device for device in agent.devices if (agent.agent, device.device) in used))
+        for agent in agents
+    ]
+    return tuple(agent for agent in found if agent.devices)
+
+
+def with_agents(agents: Sequence[AgentInfo], more: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
+    """The agents and devices of both, none twice: what is claimed already comes first."""
+    known = {agent.agent: agent for agent in agents}
+    for agent in more:
+        before = known.get(agent.agent, replace(agent, devices=()))
+        has = {device.device for device in before.devices}
+        new = tuple(device for device in agent.devices if device.device not in has)
+        known[agent.agent] = replace(before, devices=before.devices + new)
+    return tuple(known.values())
+
+
 def data_of(job: Job, model: ModelReport) -> DataSpec:
     """What is dealt to the virtual workers.
 
@@ -80,7 +102,7 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
     job, plan, submission, agents = assignment.job, assignment.plan, assignment.submission, assignment.agents
     hosts = {agent.agent: agent.host for agent in agents}
     torch_devices = {DeviceId(device.device): device.torch_device for agent in agents for device in agent.devices}
-    emulated = _emulated(job)
+    emulated = _emulated(job, plan)
     job_json = job.model_dump(mode="json")
     return [
         StartStageCommand(
@@ -105,11 +127,17 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
     ]
 
 
-def _emulated(job: Job) -> dict[tuple[VirtualWorkerIndex, int], DeviceConfig]:
-    """The emulated device of each stage of the first lives, if there are any; later ones go by their places."""
-    workers = [VirtualWorkerIndex(vw) for vw in range(job.num_workers)] if job.cluster.devices else []
+def _emulated(job: Job, plan: Plan) -> dict[tuple[VirtualWorkerIndex, int], DeviceConfig]:
+    """The emulated device of each stage of the first lives, if there are any; later ones go by their places.
+
+    Virtual workers that joined later get the next ones.
+    """
+    if not job.cluster.devices:
+        return {}
+    workers = map(VirtualWorkerIndex, range(job.num_workers))
     places = [(vw, index) for vw in workers for index in range(job.num_stages(vw))]
-    return dict(zip(places, job.emulated_devices(), strict=True))
+    later = [(vw.index, index) for vw in plan.virtual_workers[job.num_workers :] for index in range(len(vw.stages))]
+    return dict(zip([*places, *later], job.emulated_devices(len(later)), strict=True))
 
 
 def later_life(

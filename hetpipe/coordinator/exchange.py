@@ -169,6 +169,16 @@ class AddAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class NewWorker:
+    """A virtual worker that the run has not had yet is to join it."""
+
+    plan: VirtualWorkerPlan
+    """Its index is the next one."""
+    agents: tuple[AgentInfo, ...]
+    """Whose devices it takes: these devices alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentDeparts:
     """An agent is about to leave the cluster: it gets no stages any more until it registers again."""
 
@@ -213,6 +223,7 @@ Input = (
     | Replanned
     | DrainAsked
     | AddAsked
+    | NewWorker
     | AgentDeparts
     | StopAsked
     | ClocksTold
@@ -287,9 +298,13 @@ class NewPlan:
     """By what a run goes on from the next life of a virtual worker on."""
 
     plan: Plan
+    agents: tuple[AgentInfo, ...]
+    """Those of that virtual worker, with the devices of its stages alone."""
     emulations: tuple[tuple[StageEmulation, ...], ...]
     left_at: Clock | None
-    """Where its last life left, with a checkpoint which the new one waits for a while: it has its optimizer state."""
+    """Where its last life left, with a checkpoint which the new one waits for: it has its optimizer state."""
+    awaited_until: float
+    """Monotonic second from which on an older one has to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from hetpipe.coordinator.exchange import Announce, Instruction, Prepared, Releas
 from hetpipe.coordinator.lifecycle import Lifecycle, Step
 from hetpipe.coordinator.lost_disks import LostDisks
 from hetpipe.coordinator.patience import Patience
+from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.rewinds import Rewinds
 from hetpipe.coordinator.root_cause import Failure
 from hetpipe.coordinator.setting_out import SettingOut
@@ -80,6 +81,11 @@ class JobCourse:
     def rewinds(self) -> int:
         """How often it went back to a checkpoint."""
         return self._rewinds.count
+
+    @property
+    def run(self) -> PlannedRun | None:
+        """How it was planned; None before it was."""
+        return None if self._prepared is None else self._prepared.run
 
     @property
     def clocks(self) -> ClockSnapshot | None:

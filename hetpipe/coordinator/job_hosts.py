@@ -110,6 +110,11 @@ class JobHosts:
         with self.condition:
             self._feed(host, fact)
 
+    def free_devices(self) -> tuple[AgentInfo, ...]:
+        """The agents in order of registration, with the devices that no job uses."""
+        with self.condition:
+            return self._cluster().agents
+
     # -- for subclasses, under the lock ------------------------------------------------------------------------------
 
     def _check_room(self, job_id: JobId) -> None:

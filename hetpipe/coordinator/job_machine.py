@@ -17,6 +17,7 @@ from hetpipe.coordinator.exchange import (
     Instruction,
     MemberGone,
     MemberSeen,
+    NewWorker,
     Prepared,
     SendCommand,
     ShardHeard,
@@ -93,7 +94,7 @@ class JobMachine(JobCourse):
         if state is JobState.STOPPING:
             self._training.lives.close()
 
-    def handle(self, fact: Input, *, now: float) -> list[Instruction]:
+    def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901 - one case per kind of fact
         """Take one fact in.
 
         Returns:
@@ -109,6 +110,8 @@ class JobMachine(JobCourse):
                 self._shards_prepared(fact, now=now)
             case TaskFailed():
                 self._task_failed(fact, now=now)
+            case NewWorker():
+                self._enlarge(fact, now=now)
             case MemberGone():
                 self._member_gone(fact, now=now)
             case MemberSeen(info=info):
@@ -199,6 +202,17 @@ class JobMachine(JobCourse):
                 self._out.append(told)
         if self._training is training:
             self._advance(training, now=now)
+
+    def _enlarge(self, new: NewWorker, *, now: float) -> None:
+        """Let a virtual worker join that the run has not had yet; whoever prepares the job anew knows of it, too."""
+        if self.state is not JobState.RUNNING or self._training is None or self._prepared is None:
+            return
+        run = self._prepared.run
+        plan = replace(run.plan, virtual_workers=(*run.plan.virtual_workers, new.plan))
+        self._prepared = replace(self._prepared, run=replace(run, plan=plan))
+        self._way.enlarge(new.agents)
+        self._training.enlarge(new, self._prepared, now=now)
+        self._train(Tick(), now=now)
 
     def _member_seen(self, info: MemberInfo) -> None:
         """Whoever was away when all processes were to end has not heard of it."""

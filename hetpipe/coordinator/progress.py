@@ -116,6 +116,13 @@ class ProgressBoard:
         self._before: dict[StagePlace, StageProgress] = {}
         self._lives: dict[VirtualWorkerIndex, Incarnation] = {}
 
+    def follow(self, plan: Plan, *, now: float) -> None:
+        """The plan is another one: a virtual worker is cut anew, or is there that the run has not had yet."""
+        self.plan = plan
+        for vw in plan.virtual_workers:
+            self._rates.setdefault(vw.index, _Rate(deque([(now, 0.0)])))
+            self._waits.setdefault(vw.index, _Rate(deque([(now, 0.0)])))
+
     def add(self, key: StageKey, report: StageProgress, *, now: float) -> None:
         """Take a stage's report; the last stage's samples make the rate."""
         vw, stage = key.vw, key.stage

@@ -65,9 +65,9 @@ class Repartitions:
         self._job = assignment.job
         self._basis = basis
         self._patience = survive.patience_waves
-        workers = assignment.plan.virtual_workers if survive.straggler else ()
+        known = [worker for worker in assignment.plan.virtual_workers if basis is not None and basis.knows(worker)]
         self._stragglers = Stragglers(
-            {worker.index: expected(basis, worker) for worker in workers} if basis is not None else {},
+            {one.index: expected(basis, one) for one in known} if basis is not None and survive.straggler else {},
             factor=survive.straggler,
             patience_windows=survive.patience_waves,
         )
@@ -78,6 +78,8 @@ class Repartitions:
         self._moves: Counter[VirtualWorkerIndex] = Counter()
         #: Who cannot do with fewer devices.
         self._needs_all: set[VirtualWorkerIndex] = set()
+        #: Who has devices of which too little is known.
+        self._strangers = {worker.index for worker in assignment.plan.virtual_workers if worker not in known}
         #: Who is being planned anew.
         self._asked: VirtualWorkerIndex | None = None
         self._move: _Move | None = None
@@ -91,6 +93,15 @@ class Repartitions:
         """A stage of a newest life has told how far it is."""
         if self._stragglers.add(key, report) and key.stage == 0:
             self._quiet[key.vw] = max(0, self._quiet[key.vw] - 1)
+
+    def enlarge(self, worker: VirtualWorkerPlan, basis: Basis | None) -> None:
+        """A virtual worker joins that the run has not had yet; `basis` is of its devices, too, if they are known."""
+        if basis is None or not basis.knows(worker):
+            self._strangers.add(worker.index)
+            return
+        self._basis = basis
+        if self._job.survive.straggler:
+            self._stragglers.expect(worker.index, expected(basis, worker))
 
     def look(self, lives: WorkerLives, *, seconds_left: float | None, now: float) -> list[Told]:
         """Have somebody planned anew, if it is time.
@@ -112,7 +123,7 @@ class Repartitions:
         for worker in lives:
             gone = lives.gone_of(worker.vw)
             agents = {stage.agent for stage in lives.assignment.plan.virtual_workers[worker.vw].stages}
-            waits = worker.state is LifeState.AWAITING and worker.vw not in self._needs_all
+            waits = worker.state is LifeState.AWAITING and worker.vw not in self._needs_all | self._strangers
             if waits and now - worker.since >= self._job.survive.absence.total_seconds() / 2 and gone and gone < agents:
                 self._asked = worker.vw
                 return [self._task(lives, worker.vw, basis, gone=gone)]
@@ -124,7 +135,8 @@ class Repartitions:
         can_be = not self._job.sync.deterministic and self._job.survive.straggler > 0.0
         if not (settled and can_be and seconds_left is not None and seconds_left > _LEAST_SAVED_SECONDS):
             return []
-        computing = [worker for worker in lives if worker.state is LifeState.READY]
+        known_here = [worker for worker in lives if worker.vw not in self._strangers]
+        computing = [worker for worker in known_here if worker.state is LifeState.READY]
         found = {worker.vw: self._stragglers.seconds(worker.vw) for worker in computing}
         known = {vw: seconds for vw, seconds in found.items() if seconds is not None and min(seconds) > 0.0}
         if len(known) < len(found):

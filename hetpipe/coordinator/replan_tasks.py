@@ -1,8 +1,8 @@
 """The parts of a move of layers that take time: planning, files, the clock shard. They run on the job's own thread.
 
 `RUN_DIR/plans` holds the plan of every move that came into force, `vw-V-life-I.json`, I being the first life by it; one
-that is on its way, or was when the coordinator died, is `proposed.json`. Nobody reads them but people: what counts is
-the run document of the clock shard.
+that is on its way, or was when the coordinator died, is `proposed.json`. A virtual worker that joins a run under way
+has its plan there, too. Nobody reads them but people: what counts is the run document of the clock shard.
 """
 
 from __future__ import annotations
@@ -11,30 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetpipe import failpoints
-from hetpipe.clock import Clock as TimeSource
+from hetpipe.coordinator.configs import with_agents
 from hetpipe.coordinator.exchange import Admit, NewPlan, Replan, Replanned, SettleReplan
 from hetpipe.coordinator.replanning import gain, left_over, played, recut
 from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.errors import CheckpointError
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.ids import Clock, Incarnation, JobId, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, JobId
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.wire import to_json
 
 _log = get_logger(__name__)
 
-#: Seconds that a life waits for the checkpoint with its optimizer state; then an older one has to do.
-CHECKPOINT_SECONDS = 20.0
-
 
 class ReplanTasks:
-    """Of one job. Not thread-safe."""
+    """Of one job."""
 
-    def __init__(self, job_id: JobId, time: TimeSource) -> None:
+    def __init__(self, job_id: JobId) -> None:
         self._job_id = job_id
-        self._time = time
-        #: Until when the checkpoint of a life is waited for.
-        self._until: dict[tuple[VirtualWorkerIndex, Incarnation], float] = {}
 
     def replan(self, task: Replan, run_dir: str) -> Replanned:
         """Plan anew; never raises: with any trouble the plan that is stays."""
@@ -43,7 +37,7 @@ class ReplanTasks:
             if found.plan is not None:
                 failpoints.reach("repartition.plan_computed")
                 workers = tuple(found.plan if vw.index == task.vw else vw for vw in task.plan.virtual_workers)
-                _propose(run_dir, replace(task.plan, virtual_workers=workers))
+                _write(run_dir, "proposed.json", replace(task.plan, virtual_workers=workers))
                 failpoints.reach("repartition.published")
         except Exception:  # noqa: BLE001 - whatever it is, the job goes on by the plan that it has
             _log.exception("not_replanned", job=self._job_id, vw=task.vw)
@@ -82,24 +76,7 @@ class ReplanTasks:
         except Exception:  # noqa: BLE001 - see above
             _log.exception("replan_not_settled", job=self._job_id, vw=task.vw)
 
-    def await_checkpoint(self, task: Admit, new: NewPlan, newest: Clock | None) -> None:
-        """Hold a life up that follows one which left with a checkpoint, until that is complete, but not for ever.
-
-        Args:
-            task: that is under way.
-            new: by what the life is to compute.
-            newest: clock of the newest complete checkpoint of the run; None before the first.
-
-        Raises:
-            CheckpointError: it is not complete yet; ask again.
-        """
-        now = self._time.monotonic()
-        until = self._until.setdefault((task.vw, task.incarnation), now + CHECKPOINT_SECONDS)
-        if new.left_at is not None and (newest or 0) < new.left_at and now < until:
-            raise CheckpointError(f"the checkpoint of clock {new.left_at} is not complete yet; it is waited for")
-        del self._until[task.vw, task.incarnation]
-
-    def make_way(self, new: NewPlan, port: ShardPort) -> None:
+    def make_way(self, task: Admit, new: NewPlan, port: ShardPort) -> None:
         """Have the clock shard keep a new plan, before it is asked to admit the first life by it.
 
         Raises:
@@ -107,18 +84,43 @@ class ReplanTasks:
         """
         failpoints.reach("repartition.some_agents_drained")
         run = port.describe(self._job_id).run
-        port.keep_run(self._job_id, new.plan.term, replace(run, plan=new.plan, emulations=new.emulations))
+        if task.vw >= len(run.plan.virtual_workers):
+            self._file(f"vw-{task.vw}-life-{task.incarnation}.json", new.plan, run.submission.run_dir)
+        agents = with_agents(run.agents, new.agents)
+        run = replace(run, plan=new.plan, agents=agents, emulations=new.emulations)
+        port.keep_run(self._job_id, new.plan.term, run)
         failpoints.reach("repartition.layers_half_moved")
+
+    def _file(self, name: str, plan: Plan, run_dir: str) -> None:
+        """Write the plan down of a virtual worker that joins. Never raises: see `settle`."""
+        try:
+            _write(run_dir, name, plan)
+        except OSError:
+            _log.exception("plan_not_filed", job=self._job_id, file=name)
+
+
+def await_checkpoint(new: NewPlan, newest: Clock | None, *, now: float) -> None:
+    """Hold a life up that follows one which left with a checkpoint, until that is complete, but not for ever.
+
+    Args:
+        new: by what the life is to compute.
+        newest: clock of the newest complete checkpoint of the run; None before the first.
+        now: monotonic seconds.
+
+    Raises:
+        CheckpointError: it is not complete yet; ask again.
+    """
+    if new.left_at is not None and (newest or 0) < new.left_at and now < new.awaited_until:
+        raise CheckpointError(f"the checkpoint of clock {new.left_at} is not complete yet; it is waited for")
 
 
 def _folder(run_dir: str) -> Path:
     return Path(run_dir) / "plans"
 
 
-def _propose(run_dir: str, plan: Plan) -> None:
-    """Write a plan down that is not in force yet."""
+def _write(run_dir: str, name: str, plan: Plan) -> None:
     folder = _folder(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / "proposed.json.part"
+    unfinished = folder / f"{name}.part"
     unfinished.write_text(to_json(Plan, plan) + "\n", encoding="utf-8")
-    unfinished.replace(folder / "proposed.json")
+    unfinished.replace(folder / name)

@@ -49,6 +49,10 @@ class Basis:
     is_forecast: bool
     """Whether the times of the profile are those that the plan was made by."""
 
+    def knows(self, worker: VirtualWorkerPlan) -> bool:
+        """Whether all devices of a virtual worker are among those described."""
+        return all((stage.agent, stage.device) in self.names for stage in worker.stages)
+
     def kind(self, stage: StagePlan) -> str:
         """The type of a stage's device."""
         return self.cluster.devices[self.names[stage.agent, stage.device]]
@@ -89,7 +93,7 @@ def basis_of(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis:
         kinds = set(cluster.devices.values())
         real = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
         names = dict(zip(real, cluster.devices, strict=True))
-        layers = _layers_of(run.plan) if run.model is None else run.model.layers
+        layers = layers_of(run.plan) if run.model is None else run.model.layers
         return Basis(_sizes(layers, run.job, kinds), cluster, names, memory, is_forecast=False)
     real = [(stage.agent, stage.device) for worker in run.plan.virtual_workers for stage in worker.stages]
     called = list(described.cluster.devices)
@@ -105,6 +109,21 @@ def basis_if_known(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None
         return basis_of(run, agents)
     except (HetpipeError, ValueError):
         return None
+
+
+def basis_of_others(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
+    """By what a virtual worker is planned on devices that the plan of the job has not; None where that is not known.
+
+    The profile says how long they take, if it has their types; the links between them are assumed.
+    """
+    basis, described = basis_if_known(replace(run, described=None), agents), run.described
+    if basis is None or described is None:
+        return basis
+    kinds = set(basis.cluster.devices.values())
+    if not all(kinds <= layer.forward_ms.keys() for layer in described.profile.layers):
+        return basis
+    memory = _memory(run.job, described.reserve_bytes)
+    return replace(basis, profile=described.profile, memory=memory, is_forecast=True)
 
 
 def expected(basis: Basis, worker: VirtualWorkerPlan) -> tuple[Expected, ...]:
@@ -164,9 +183,23 @@ def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]
     stages = tuple(stage for stage in worker.stages if stage.agent not in gone)
     if not stages:
         return None
-    costs = _by_place(basis, stages, lambda _layer, _index: 1.0)
-    moved = _best_cut(basis, costs, stages)
+    moved = best_cut(basis, stages)
     return None if moved is None else replace(worker, stages=moved)
+
+
+def best_cut(basis: Basis, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
+    """The same stages, in the same order, with the best cut by what is known; None if nothing fits in memory."""
+    return _best_cut(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
+
+
+def fits(basis: Basis, stages: Sequence[StagePlan]) -> bool:
+    """Whether the memory of each device is enough for its stage."""
+    costs = Costs(basis.profile, basis.cluster)
+    return all(
+        costs.stage_bytes(stage.first_layer, stage.last_layer, stage=index, num_stages=len(stages), memory=basis.memory)
+        <= costs.memory_bytes[basis.kind(stage)]
+        for index, stage in enumerate(stages)
+    )
 
 
 def gain(recut: Recut, others: Collection[float], *, staleness: int | None) -> float:
@@ -303,7 +336,7 @@ def _memory(job: Job, reserve_bytes: int) -> MemoryModel:
     return options.memory(job.sync.minibatches_per_wave)
 
 
-def _layers_of(plan: Plan) -> list[LayerReport]:
+def layers_of(plan: Plan) -> list[LayerReport]:
     """As much of the layers as a plan tells: their parameters, where parameter servers hold them."""
     parameters: dict[LayerIndex, dict[str, TensorSpec]] = {}
     for piece in plan.slices:

@@ -5,7 +5,9 @@ The part of `job_machine` before there are processes; facts in, instructions and
 
 from __future__ import annotations
 
-from hetpipe.coordinator.configs import Assignment
+from collections.abc import Sequence
+
+from hetpipe.coordinator.configs import Assignment, with_agents
 from hetpipe.coordinator.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
 from hetpipe.coordinator.inspections import Inspections, inspect_command, is_to_measure
 from hetpipe.coordinator.lifecycle import Step
@@ -63,6 +65,10 @@ class SettingOut:
                 assert self._inspections is not None
                 return self._inspection_told(fact, self._inspections, now=now)
         return []
+
+    def enlarge(self, agents: Sequence[AgentInfo]) -> None:
+        """More devices are claimed while the job runs."""
+        self.agents = with_agents(self.agents, agents)
 
     @property
     def members(self) -> tuple[MemberId, ...]:

@@ -47,7 +47,7 @@ from hetpipe.coordinator.exchange import (
     WrapUp,
 )
 from hetpipe.coordinator.planning import PLANNER, Planner, plan_run
-from hetpipe.coordinator.replan_tasks import ReplanTasks
+from hetpipe.coordinator.replan_tasks import ReplanTasks, await_checkpoint
 from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import Store
 from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
@@ -128,7 +128,7 @@ class JobTasks:
         self._store = store
         self._tools = tools
         self._clock = clock
-        self._replans = ReplanTasks(job_id, clock)
+        self._replans = ReplanTasks(job_id)
 
     def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911 - one case per kind of task
         """Carry a task out; what to tell the machine. Never raises."""
@@ -274,8 +274,8 @@ class JobTasks:
         folder, new = self._tools.listed_checkpoint(self._submission.run_dir), task.replan
         if new is not None:
             newest = None if folder is None or new.left_at is None else self._tools.read_progress(folder).clock
-            self._replans.await_checkpoint(task, new, newest)
-            self._with_shard(task.clock_shard, lambda port: self._replans.make_way(new, port))
+            await_checkpoint(new, newest, now=self._clock.monotonic())
+            self._with_shard(task.clock_shard, lambda port: self._replans.make_way(task, new, port))
         self._with_shard(
             task.clock_shard,
             lambda port: port.admit(self._job_id, task.term, task.vw, task.incarnation, task.num_stages),

@@ -17,6 +17,7 @@ from hetpipe.coordinator.exchange import (
     ClocksTold,
     MemberGone,
     MemberSeen,
+    NewWorker,
     Prepared,
     Replanned,
     SendCommand,
@@ -107,6 +108,15 @@ class Training:
             prepared.plan, prepared.data, prepared.start, staleness, now=now, is_adopted=is_adopted
         )
 
+    def enlarge(self, new: NewWorker, prepared: Prepared, *, now: float) -> None:
+        """A virtual worker is to join that the run has not had yet; `prepared` is how the run goes on with it."""
+        self._prepared = prepared
+        self._lives.enlarge(new, now=now)
+        assignment = self._lives.assignment
+        self._repartitions.enlarge(new.plan, basis_if_known(prepared.run, assignment.agents))
+        if self._board is not None:
+            self._board.follow(assignment.plan, now=now)
+
     def handle(self, fact: LivesInput, *, now: float) -> list[Told]:
         """Take one fact in.
 
@@ -184,7 +194,7 @@ class Training:
         self._lives.is_on_hold = self._shard_watch.is_waiting
         if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
             self._pictured = now
-            self._board.plan = self._lives.assignment.plan
+            self._board.follow(self._lives.assignment.plan, now=now)
             table = self._board.table(self.clocks, up=self._lives.up, now=now)
             out.append(Announce(replace(table, slow=self._repartitions.slow)))
             out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)

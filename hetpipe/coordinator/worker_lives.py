@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetpipe.coordinator import worker_orders, worker_words
-from hetpipe.coordinator.configs import Assignment, later_life, stage_commands
+from hetpipe.coordinator.configs import Assignment, later_life, stage_commands, with_agents
 from hetpipe.coordinator.exchange import (
     AddAsked,
     Admitted,
@@ -25,6 +25,7 @@ from hetpipe.coordinator.exchange import (
     KeptOut,
     MemberGone,
     MemberSeen,
+    NewWorker,
     Replanned,
     SendCommand,
     ShardNotAsked,
@@ -176,6 +177,15 @@ class WorkerLives(WorkerSteps):
         """
         self._assignment = self._assignment.with_worker(plan, emulations)
         self._workers[plan.index].is_replanned = True
+
+    def enlarge(self, new: NewWorker, *, now: float) -> None:
+        """A virtual worker is to begin that the run has not had yet: with life 1, as life 0 is of the run's start.
+
+        It takes its first step with the next fact.
+        """
+        agents = with_agents(self._assignment.agents, new.agents)
+        self._assignment = replace(self._assignment.with_worker(new.plan), agents=agents)
+        self._workers[new.plan.index] = WorkerLife(new.plan.index, now, LifeState.AWAITING, is_replanned=True)
 
     def handle(self, fact: LivesInput, *, now: float) -> list[Told]:  # noqa: C901 - one case per kind of fact
         """Take one fact in.

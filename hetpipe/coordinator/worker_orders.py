@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from hetpipe.coordinator.configs import Assignment
+from hetpipe.coordinator.configs import Assignment, agents_of
 from hetpipe.coordinator.exchange import Admit, Drain, Evict, NewPlan, SendCommand
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.worker_life import LifeState, WorkerLife
@@ -13,14 +13,19 @@ from hetpipe.spec.ids import AgentId
 from hetpipe.spec.members import MemberInfo, MemberRole
 from hetpipe.spec.plan import Plan
 
+#: Seconds that a life by a new plan waits for the checkpoint with its optimizer state; then an older one has to do.
+CHECKPOINT_SECONDS = 20.0
+
 
 def question(worker: WorkerLife, assignment: Assignment) -> Evict | Admit | Drain:
     """What the clock shard is to be told: that its newest life is over or is to leave, or of the next one."""
     plan, clock_shard = assignment.plan, assignment.shards[0]
     if worker.state is LifeState.ADMITTING:
-        num_stages = len(plan.virtual_workers[worker.vw].stages)
-        replan = NewPlan(plan, assignment.emulations, worker.left_at) if worker.is_replanned else None
-        return Admit(worker.vw, worker.incarnation, num_stages, plan.term, clock_shard, replan)
+        by = plan.virtual_workers[worker.vw]
+        agents = agents_of(by, assignment.agents)
+        until = worker.since + CHECKPOINT_SECONDS
+        new = NewPlan(plan, agents, assignment.emulations, worker.left_at, until) if worker.is_replanned else None
+        return Admit(worker.vw, worker.incarnation, len(by.stages), plan.term, clock_shard, new)
     kind = Drain if worker.state is LifeState.LEAVING else Evict
     return kind(worker.vw, worker.incarnation, plan.term, clock_shard)
 

@@ -1,13 +1,17 @@
-"""What people want of the virtual workers of a job: that one leaves, or comes back. Checked, then told to the job.
+"""What people want of the virtual workers of a job: that one leaves, comes back or joins. Checked, then told to it.
 
 What cannot be is refused with a sentence that names the way that there is; what is so already is answered as if it had
-just been done, so that asking twice changes nothing.
+just been done, so that asking twice changes nothing; but whoever asks twice for a new virtual worker gets two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from hetpipe.coordinator.coordinator import Coordinator
-from hetpipe.coordinator.exchange import AddAsked, DrainAsked
+from hetpipe.coordinator.enlarging import new_worker
+from hetpipe.coordinator.exchange import AddAsked, DrainAsked, NewWorker
 from hetpipe.coordinator.job_host import JobHost
 from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.worker_life import LifeState, WorkerLife
@@ -15,6 +19,7 @@ from hetpipe.errors import Unavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.events import JobState, WorkerStatus
 from hetpipe.spec.ids import JobId, VirtualWorkerIndex
+from hetpipe.spec.run import AgentInfo
 
 _log = get_logger(__name__)
 
@@ -41,19 +46,29 @@ class WorkerWishes:
             return worker.status
 
     def add(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
-        """Have a virtual worker come back, or all that are out; where they stand now.
+        """Have a virtual worker come back, or all that are out, or else another one join; where they stand now.
 
         Raises:
             UnknownJob: there is no such job.
-            UserError: it does not run, has no such virtual worker, or none is out.
+            UserError: it does not run, has no such virtual worker, or none is out and there is no room for another.
         """
         with self._coordinator.condition:
             host = self._host(job_id)
             workers = missing(host.machine) if vw is None else [named(host.machine, vw)]
+            if not workers:
+                return (self._enlarge(host),)
             for worker in workers:
                 _log.info("add_asked", job=host.job_id, vw=worker.vw)
                 self._coordinator.tell(host, AddAsked(worker.vw))
             return tuple(worker.status for worker in workers)
+
+    def _enlarge(self, host: JobHost) -> WorkerStatus:
+        """Have a virtual worker join that the run has not had yet."""
+        new = another(host.machine, self._coordinator.free_devices())
+        devices = [stage.device for stage in new.plan.stages]
+        _log.info("new_worker_asked", job=host.job_id, vw=new.plan.index, devices=devices)
+        self._coordinator.tell(host, new)
+        return replace(named(host.machine, new.plan.index).status, devices=tuple(devices))
 
     def _host(self, job_id: JobId | None) -> JobHost:
         """A job whose virtual workers can be asked for something.
@@ -111,16 +126,37 @@ def missing(machine: JobMachine) -> list[WorkerLife]:
     """The virtual workers that would not come back by themselves.
 
     Raises:
-        UserError: there is none, or the job is not at a point where it could be asked for something.
+        UserError: the job is not at a point where it could be asked for something.
     """
-    workers = _workers(machine).values()
-    found = [worker for worker in workers if worker.state is LifeState.OUT or worker.stays_out]
-    if not found:
+    return [worker for worker in _workers(machine).values() if worker.state is LifeState.OUT or worker.stays_out]
+
+
+def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
+    """The virtual worker that is to join a job of which none is out.
+
+    Args:
+        machine: of the job.
+        free: agents with the devices that nobody uses.
+
+    Raises:
+        UserError: there cannot be one.
+    """
+    job, lives, run = machine.job, machine.lives, machine.run
+    if machine.state is not JobState.RUNNING or lives is None or run is None:
+        raise UserError(f"job {machine.job_id} is {machine.state}; ask again when it runs")
+    if not job.has_shards:
         raise UserError(
-            f"no virtual worker of job {machine.job_id} is out: all {len(workers)} of its plan are there, or come back "
-            "by themselves (`hetpipe workers list`)"
+            f"job {machine.job_id} gets no more virtual workers: under `{job.sync.kind}` only the stages hold the "
+            "weights; stop the job at a checkpoint and resume it with another `workers.count`"
         )
-    return found
+    if lives.assignment.emulations:
+        raise UserError(
+            f"job {machine.job_id} gets no more virtual workers: with `cluster.emulate` each device plays one of the "
+            "file; stop the job at a checkpoint and resume it with another `workers.count`"
+        )
+    if lives.is_ending:
+        raise UserError(f"the run of job {machine.job_id} is over, or about to be; nobody can join it any more")
+    return new_worker(run, lives.assignment.plan, free)
 
 
 def _workers(machine: JobMachine) -> dict[VirtualWorkerIndex, WorkerLife]:

@@ -315,12 +315,24 @@ def process_from_proto(message: pb.Process) -> ProcessStatus:
 
 def worker_to_proto(worker: WorkerStatus) -> pb.WorkerStatus:
     """One virtual worker of a job."""
-    return pb.WorkerStatus(vw=worker.vw, incarnation=worker.incarnation, deaths=worker.deaths, state=worker.state)
+    return pb.WorkerStatus(
+        vw=worker.vw,
+        incarnation=worker.incarnation,
+        deaths=worker.deaths,
+        state=worker.state,
+        devices=worker.devices,
+    )
 
 
 def worker_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
     """One virtual worker of a job."""
-    return WorkerStatus(VirtualWorkerIndex(message.vw), Incarnation(message.incarnation), message.deaths, message.state)
+    return WorkerStatus(
+        VirtualWorkerIndex(message.vw),
+        Incarnation(message.incarnation),
+        message.deaths,
+        message.state,
+        tuple(message.devices),
+    )
 
 
 def status_to_proto(status: JobStatus) -> pb.JobStatus:

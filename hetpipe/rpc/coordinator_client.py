@@ -179,14 +179,16 @@ class CoordinatorClient:
         return worker_from_proto(response.worker)
 
     def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
-        """Ask a virtual worker back that has left or is not started anew; None: all of these. Repeatable.
+        """Ask a virtual worker back that has left or is not started anew; None: all of these, or if none is, a new one.
+
+        Repeatable with a name; without one each call may bring another new one.
 
         Returns:
             Where those that were asked for stand now.
 
         Raises:
             UnknownJob: there is no such job.
-            UserError: it has no such virtual worker, or none is out.
+            UserError: it has no such virtual worker, or none is out and no device is free for a new one.
         """
         request = pb.AddWorkerRequest(job_id=job_id or "", vw=vw)
         response = self._caller.unary(methods.ADD_WORKER, request, deadline_seconds=CALL_SECONDS)

@@ -307,6 +307,8 @@ class WorkerStatus:
     """Lives that ended before the run."""
     state: str
     """`starting`, `ready`, `leaving`, `done`, `ending`, `awaiting`, `admitting` or `out`."""
+    devices: tuple[str, ...] = ()
+    """Those that it has just been given, as it is new to the run."""
 
 
 @dataclass(frozen=True, slots=True)

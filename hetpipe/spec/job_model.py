@@ -253,19 +253,22 @@ class Job(Section):
         """What is dealt to the virtual workers when the training set has `num_samples` samples."""
         return DataSpec(num_samples, self.batch_size, self.seed, self.epochs, self.total_minibatches)
 
-    def emulated_devices(self) -> tuple[DeviceConfig, ...]:
+    def emulated_devices(self, num_more: int = 0) -> tuple[DeviceConfig, ...]:
         """The emulated device of every stage of the run, in the order in which they are handed out.
 
-        Empty when the job emulates nothing.
+        Empty when the job emulates nothing. `num_more` stages that the job did not begin with come last; none of these
+        is faster than the fastest one that it began with.
         """
         entries = self.cluster.devices
         if not entries:
             return ()
-        used = [entries[index % len(entries)] for index in range(self.num_devices)]
+        used = [entries[index % len(entries)] for index in range(self.num_devices + num_more)]
         peaks = [CATALOGUE[entry.emulate_as].fp32_flops_per_second if entry.emulate_as else None for entry in used]
-        fastest = max((peak for peak in peaks if peak is not None), default=1.0)
+        fastest = max((peak for peak in peaks[: self.num_devices] if peak is not None), default=1.0)
         return tuple(
-            DeviceConfig("cpu", slowdown=fastest / peak if peak else entry.slowdown or 1.0, jitter=entry.jitter)
+            DeviceConfig(
+                "cpu", slowdown=max(1.0, fastest / peak) if peak else entry.slowdown or 1.0, jitter=entry.jitter
+            )
             for entry, peak in zip(used, peaks, strict=True)
         )
 

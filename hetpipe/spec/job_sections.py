@@ -252,7 +252,8 @@ class ClusterSection(Section):
 
     devices: tuple[DeviceEmulation, ...] = ()
     """Handed out in order, virtual worker by virtual worker, stage by stage; when there are more stages than entries,
-    the list starts again. `cluster: {slowdown: 2.0}` is short for a list with this one entry: every device is alike."""
+    the list starts again; virtual workers that join later go on in it. `cluster: {slowdown: 2.0}` is short for a list
+    with this one entry: every device is alike."""
     file: Cluster | None = Field(default=None, examples=["cluster.yaml"])
     """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content. None: the devices
     that the agents offer, with assumed links."""

@@ -185,6 +185,8 @@ class FakeCoordinator:
         self.stops: list[StopMode] = []
         #: Drains and adds: what, who, of which job.
         self.wishes: list[tuple[str, int | None, JobId | None]] = []
+        #: Whom an addition brings that the run has not had yet.
+        self.new: tuple[WorkerStatus, ...] = ()
         #: Called with each wish to stop, in the caller's thread.
         self.on_stop: Callable[[StopMode], None] = lambda _: None
         self._told = 0
@@ -204,6 +206,8 @@ class FakeCoordinator:
 
     def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
         self.wishes.append(("add", vw, job_id))
+        if self.new:
+            return self.new
         known = (1, 2) if vw is None else (vw,)
         return tuple(WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, "admitting") for one in known)
 

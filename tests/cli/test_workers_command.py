@@ -175,6 +175,17 @@ class TestAdd:
         assert coordinator.wishes == [("add", None, None)]
         assert result.stdout.splitlines() == ["virtual worker 1 is coming back", "virtual worker 2 is coming back"]
 
+    def test_a_new_one_is_told_with_its_devices(self) -> None:
+        coordinator = FakeCoordinator()
+        coordinator.new = (replace(worker(2, "admitting", life=1), devices=("n2/0", "n3/0")),)
+        result = invoke(coordinator, "add", *CLUSTER)
+        assert result.stdout == (
+            "virtual worker 2 is new, and joins at a barrier as soon as it is ready; it has n2/0, n3/0\n"
+        )
+        assert last_line(invoke(coordinator, "add", *CLUSTER, "--json"))["workers"] == [
+            {"vw": 2, "incarnation": 1, "deaths": 0, "state": "admitting", "devices": ["n2/0", "n3/0"]}
+        ]
+
     def test_or_those_that_are_named(self) -> None:
         coordinator = FakeCoordinator()
         result = invoke(coordinator, "add", "2", "4", *CLUSTER, "--json")

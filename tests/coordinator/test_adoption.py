@@ -192,13 +192,13 @@ class TestLives:
         assert succession.asked("evict") == [(JOB_ID, 1, 1, 1)]
         assert succession.asked("admit") == [(JOB_ID, 1, 1, 2, 2)]
 
-    def test_one_that_the_log_has_not_heard_of_begins(self, succession: Succession) -> None:
+    def test_one_that_was_to_join_and_that_the_log_has_not_heard_of_begins(self, succession: Succession) -> None:
         succession.describe(seen(0))
         succession.replace()
         succession.come("ps0", "ps1", "n0", "n1", have={"n1": ()})
         succession.cluster.train()
 
-        assert succession.asked("admit") == [(JOB_ID, 1, 1, 0, 2)]
+        assert succession.asked("admit") == [(JOB_ID, 1, 1, 1, 2)]
         assert succession.machine.workers[1].state == "ready"
 
     def test_a_newcomer_that_was_asked_to_stay_out_is_sent_away(self, succession: Succession) -> None:

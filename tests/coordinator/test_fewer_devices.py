@@ -21,7 +21,6 @@ from hetpipe.spec.ids import Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.members import MemberId
 from hetpipe.spec.run import StageReady
-from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import JOB_ID, agent_member, job
 from tests.coordinator.machine_driver import Driver
 
@@ -31,7 +30,7 @@ class Alone(Driver):
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         super().__init__(job("workers.count=1", "workers.stages=4", *overrides))
-        self.replans = ReplanTasks(JOB_ID, FakeClock())
+        self.replans = ReplanTasks(JOB_ID)
         self.folder = folder
         self.see_cluster()
         self.inspect()

@@ -31,7 +31,6 @@ from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.run import StageDone, StageReady
 from hetpipe.spec.wire import to_json
-from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import JOB_ID, STAGES, job, progress
 from tests.coordinator.machine_driver import Driver
 
@@ -50,7 +49,7 @@ class Run(Driver):
     def __init__(self, folder: Path, *overrides: str) -> None:
         super().__init__(job("epochs=1000", *overrides))
         self.folder = folder
-        self.replans = ReplanTasks(JOB_ID, FakeClock())
+        self.replans = ReplanTasks(JOB_ID)
         self.lives = {0: 0, 1: 0}
         self.seconds: Seconds = dict.fromkeys(EVEN, 0.0)
         self.waves = dict.fromkeys(EVEN, 0)

@@ -10,7 +10,6 @@ import pytest
 from hetpipe.coordinator.configs import data_of, fresh_progress, run_document
 from hetpipe.coordinator.exchange import Admit, Admitted, ShardNotAsked
 from hetpipe.coordinator.memory_store import MemoryStore
-from hetpipe.coordinator.replan_tasks import CHECKPOINT_SECONDS
 from hetpipe.coordinator.tasks import JobTasks
 from hetpipe.planner.partition import plan_job
 from hetpipe.spec.ids import Clock, Incarnation
@@ -65,11 +64,12 @@ def test_it_does_not_wait_for_ever(run: Run) -> None:
     admit = admit_of(run)
     shards, clock = FakeShards(), FakeClock()
     shards.descriptions[JOB_ID] = description(run)
-    tasks = tasks_of(shards, clock)
-    assert isinstance(tasks.run(admit), ShardNotAsked)
-    clock.advance(CHECKPOINT_SECONDS)
+    assert admit.replan is not None
+    clock.advance(admit.replan.awaited_until - 0.1 - clock.monotonic())
+    assert isinstance(tasks_of(shards, clock).run(admit), ShardNotAsked)
+    clock.advance(0.1)
 
-    assert tasks.run(admit) == Admitted(Vw(1), Incarnation(1), None)
+    assert tasks_of(shards, clock).run(admit) == Admitted(Vw(1), Incarnation(1), None)
 
 
 def description(run: Run) -> RunDescription:

@@ -119,7 +119,7 @@ class TestRefusals:
         for ask in (drain, add):
             with pytest.raises(UserError, match="has no virtual worker 7; name one of these: 0, 1"):
                 ask(cluster, 7)
-        with pytest.raises(UserError, match=r"no virtual worker of job .* is out: all 2 of its plan are there"):
+        with pytest.raises(UserError, match=r"no virtual worker of job .* is out, and no device is free for another"):
             add(cluster)
 
     def test_the_job_must_be_there_and_run(self, cluster: Cluster) -> None:

@@ -470,16 +470,18 @@ class Process(_message.Message):
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., vw: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("vw", "incarnation", "deaths", "state")
+    __slots__ = ("vw", "incarnation", "deaths", "state", "devices")
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     vw: int
     incarnation: int
     deaths: int
     state: str
-    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds")
