@@ -32,8 +32,8 @@ SAMPLES_VARIABLE, PACE_VARIABLE = "HETPIPE_CHAOS_SAMPLES", "HETPIPE_CHAOS_PACE"
 #: Names a file with the number of a first or last stage's process that is to be slow; in the environment of the agents.
 SLOW_VARIABLE = "HETPIPE_CHAOS_SLOW"
 
-#: How much longer such a stage takes for a minibatch: many times as long as for all the rest of it, so that it stands out
-#: on a busy machine, where everybody takes several times as long.
+#: How much longer such a stage takes for a minibatch: many times as long as for all the rest of it. So it stands out
+#: where everybody takes several times as long, as on a busy machine.
 DRAG_SECONDS = 0.6
 
 
