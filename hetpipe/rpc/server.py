@@ -13,8 +13,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 #: Shortest pause between two pings of one client that the server accepts, in milliseconds; below every client's own.
 _MIN_PING_INTERVAL_MS = 2_000
+
+#: What the system calls the threads of the pool, of which there are as many as calls were ever under way at once.
+POOL_THREADS = "rpc-pool"
 
 #: Calls of one connection at a time; further ones wait on the client's side. Well above `Limits.calls_per_peer`.
 MAX_STREAMS_PER_CONNECTION = 128
@@ -94,7 +98,7 @@ class Server:
             ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ]
-        self._pool = ThreadPoolExecutor(max_workers=config.num_threads, thread_name_prefix="rpc")
+        self._pool = ThreadPoolExecutor(config.num_threads, POOL_THREADS, initializer=_name_thread)
         self._server = grpc.server(
             self._pool,
             interceptors=[self._guard],
@@ -188,3 +192,9 @@ class Server:
             raise UserError("reflection needs the extra `reflection`: pip install 'hetpipe[reflection]'") from error
         names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
+
+
+def _name_thread() -> None:
+    """Let tools tell the threads of the pool from all others. Before 3.14, Python does not name them for the system."""
+    with suppress(OSError):
+        Path("/proc/thread-self/comm").write_text(POOL_THREADS, encoding="ascii")

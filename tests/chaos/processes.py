@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpipe.rpc.server import POOL_THREADS
+
 #: What may be added between the beginning and the end of a soak.
 GROWTH = 0.02
 
@@ -24,6 +26,7 @@ class Holding:
     """Seconds, monotonic."""
     resident_bytes: int
     threads: int
+    """But those that carry out calls: these stay, and there are as many as calls were ever under way at once."""
     files: int
 
 
@@ -34,8 +37,15 @@ def holding_of(pid: int, *, at: float) -> Holding | None:
         lines = (line.partition(":") for line in (folder / "status").read_text().splitlines())
         status = {name: value.split() for name, _, value in lines}
         files = sum(1 for _ in (folder / "fd").iterdir())
-        return Holding(at, int(status["VmRSS"][0]) * 1024, int(status["Threads"][0]), files)
+        threads = sum(_thread_name(thread) != POOL_THREADS for thread in (folder / "task").iterdir())
+        return Holding(at, int(status["VmRSS"][0]) * 1024, threads, files)
     return None
+
+
+def _thread_name(thread: Path) -> str:
+    with suppress(OSError):
+        return (thread / "comm").read_text().strip()
+    return ""
 
 
 class Ledger:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 import grpc
@@ -33,7 +34,7 @@ from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.channel import join_address, message_options, open_channel, split_address
 from hetpipe.rpc.connection import Target
 from hetpipe.rpc.method import Unary
-from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.server import POOL_THREADS, Server, ServerConfig
 from tests.polling import wait_until
 from tests.rpc.echo import SERVICE, echo_server, repeat, say, serving
 
@@ -326,8 +327,11 @@ class TestLife:
         with serving(server) as caller:
             for _ in range(5):
                 say(caller)
-            pools = [t for t in set(threading.enumerate()) - before if t.name.startswith("rpc")]
+            pools = [t for t in set(threading.enumerate()) - before if t.name.startswith(POOL_THREADS)]
             assert pools
+            for thread in pools:
+                comm = Path(f"/proc/self/task/{thread.native_id}/comm")
+                assert not comm.exists() or comm.read_text().strip() == POOL_THREADS
         wait_until(lambda: not any(thread.is_alive() for thread in pools), timeout_seconds=5.0, what="threads")
 
     @pytest.mark.matrix  # it takes as long as it is about
