@@ -14,7 +14,7 @@ from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.stage_table import StageLife, StageState, StageTable
-from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
 from hetpipe.errors import JobFailed
 from hetpipe.spec.commands import ChildExit, StageKey, StageNews, StopVirtualWorkerCommand
 from hetpipe.spec.events import JobState
@@ -23,9 +23,6 @@ from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import StageDone, StageFailed
 from hetpipe.spec.run_document import LifeSeen, RunDescription
 from hetpipe.sync.segment import STOP
-
-#: States in which all stages are ready.
-_AT_WORK = frozenset({LifeState.READY, LifeState.LEAVING})
 
 #: What people are told.
 ADOPTED = "a new coordinator leads the job, which went on without one"
@@ -116,7 +113,7 @@ def fill(
         life = stages.get(key)
         assert life is not None
         life.exited = worker.state in {LifeState.AWAITING, LifeState.OUT}
-        life.state = StageState.READY if worker.state in _AT_WORK else StageState.STARTING
+        life.state = StageState.READY if worker.state in COMPUTING else StageState.STARTING
 
 
 Found = MemberGone | StageNews | ChildExit

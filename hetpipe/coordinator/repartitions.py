@@ -18,7 +18,7 @@ from hetpipe.coordinator.configs import Assignment
 from hetpipe.coordinator.exchange import Announce, Replan, Replanned, SettleReplan
 from hetpipe.coordinator.replanning import Basis, Recut, can_recut, expected, rate
 from hetpipe.coordinator.stragglers import Expected, Stragglers
-from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
 from hetpipe.coordinator.worker_lives import WorkerLives
 from hetpipe.coordinator.worker_steps import Told
 from hetpipe.spec.commands import StageKey
@@ -32,9 +32,6 @@ _PAUSE = 10
 
 #: A move costs a barrier and the start of processes: it is to save at least so much of the time that is left.
 _LEAST_SAVED_SECONDS = 20.0
-
-#: States of virtual workers whose times count.
-_COMPUTING = frozenset({LifeState.READY, LifeState.LEAVING})
 
 
 @dataclass(slots=True)
@@ -248,7 +245,7 @@ class Repartitions:
         ]
 
     def _judge(self, move: _Move, worker: WorkerLife) -> list[Told]:
-        if worker.incarnation != move.first or worker.state not in _COMPUTING:
+        if worker.incarnation != move.first or worker.state not in COMPUTING:
             # Nobody will ever know.
             self._move = None
             return []

@@ -83,14 +83,7 @@ class SettingOut:
 
     def assignment(self, prepared: Prepared) -> Assignment:
         """Who carries the plan out."""
-        return Assignment(
-            job=prepared.run.job,
-            submission=self.submission,
-            plan=prepared.plan,
-            agents=self.agents,
-            shards=self.shards,
-            emulations=prepared.run.emulations,
-        )
+        return prepared.assignment(self.submission, self.agents, self.shards)
 
     @property
     def eval_samples(self) -> int | None:

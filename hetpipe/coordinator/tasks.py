@@ -15,7 +15,6 @@ from typing import Literal, TypeVar
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.coordinator.configs import (
-    Assignment,
     check_progress,
     data_of,
     fresh_progress,
@@ -65,6 +64,7 @@ from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.spec.wire import to_json
 from hetpipe.sync.division import unused
+from hetpipe.sync.segment import STOP
 
 T = TypeVar("T")
 WorkerTask = TypeVar("WorkerTask", Evict, Admit, Drain)
@@ -80,9 +80,6 @@ _LINKS_ASSUMED = """\
 # The devices that the agents offered. The links are assumed, not measured: correct them and name this file as
 # cluster.file, and runs are planned by it.
 """
-
-#: Reason of the barrier at which a job stops on request.
-STOP_REASON = "stop"
 
 
 #: A stage's certificate: the request as PEM and who the stage is, the certificate as PEM.
@@ -214,14 +211,7 @@ class JobTasks:
         """Write the plan down, and tell every shard of it."""
         run, submission = prepared.run, prepared.submission or self._submission
         write_run_files(submission, prepared, eval_samples)
-        assignment = Assignment(
-            job=run.job,
-            submission=submission,
-            plan=run.plan,
-            agents=agents,
-            shards=shards,
-            emulations=run.emulations,
-        )
+        assignment = prepared.assignment(submission, agents, shards)
         kept = run_document(
             assignment,
             prepared.data,
@@ -243,9 +233,7 @@ class JobTasks:
         return self._store.next_term(above=above)
 
     def _ask_barrier(self, task: AskBarrier) -> None:
-        barrier = self._with_shard(
-            task.clock_shard, lambda port: port.request_barrier(self._job_id, task.term, STOP_REASON)
-        )
+        barrier = self._with_shard(task.clock_shard, lambda port: port.request_barrier(self._job_id, task.term, STOP))
         _log.info("job_stops_at_barrier", job=self._job_id, clock=barrier)
 
     def _asked(self, task: WorkerTask, ask: Callable[[WorkerTask], Input]) -> Input:

@@ -31,7 +31,7 @@ from hetpipe.coordinator.root_cause import Failure
 from hetpipe.coordinator.shard_watch import ShardWatch
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.summary import RunRecord, result_object
-from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
 from hetpipe.coordinator.worker_lives import LivesInput, WorkerLives
 from hetpipe.coordinator.worker_steps import Told
 from hetpipe.spec.commands import StageNews
@@ -204,7 +204,7 @@ class Training:
 def _may_compute(worker: WorkerLife) -> bool:
     """Whether parts of evaluations may come from it. That a first life is ready may be told after its first part."""
     is_first = worker.state is LifeState.STARTING and worker.incarnation == 0
-    return is_first or worker.state in {LifeState.READY, LifeState.LEAVING}
+    return is_first or worker.state in COMPUTING
 
 
 def _if_any(whole: Evaluated | None) -> list[Evaluated]:

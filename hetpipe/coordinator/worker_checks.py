@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.stage_table import StageState, StageTable
-from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
 from hetpipe.errors import DeadlineExceeded, JobFailed
 
 
@@ -25,7 +25,7 @@ def overdue(
         ready_seconds: so long may a later life take to get ready; the first ones have a common limit of their own.
         now: monotonic seconds.
     """
-    if worker.state in {LifeState.READY, LifeState.LEAVING}:
+    if worker.state in COMPUTING:
         for life in stages.of(worker.vw):
             silent = now - life.heard
             if life.state is StageState.READY and not life.exited and silent > stall_seconds:

@@ -88,6 +88,8 @@ TABLE: Mapping[LifeState, Mapping[LifeStep, LifeState]] = {
 #: States in which processes of the newest life count.
 UP = frozenset({LifeState.STARTING, LifeState.READY, LifeState.LEAVING, LifeState.DONE})
 
+#: States in which all its stages are ready and it commits waves.
+COMPUTING = frozenset({LifeState.READY, LifeState.LEAVING})
 
 #: Lives that may end for want of memory: with the same plan the next one will, too.
 _MOST_WANTS = 2

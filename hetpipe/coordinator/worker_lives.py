@@ -41,7 +41,7 @@ from hetpipe.coordinator.stage_table import (
     wants_memory,
 )
 from hetpipe.coordinator.worker_checks import overdue
-from hetpipe.coordinator.worker_life import LifeState, LifeStep, WorkerLife
+from hetpipe.coordinator.worker_life import COMPUTING, LifeState, LifeStep, WorkerLife
 from hetpipe.coordinator.worker_outs import Outs
 from hetpipe.coordinator.worker_steps import Told, WorkerSteps
 from hetpipe.errors import JobFailed, StaleIncarnation
@@ -51,9 +51,6 @@ from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.plan import VirtualWorkerPlan
 from hetpipe.spec.run import StageDone, StageEmulation, StageFailed, StageReady
-
-#: States in which it commits waves.
-_COMPUTING = frozenset({LifeState.READY, LifeState.LEAVING})
 
 ShardAnswer = Evicted | Admitted | Drained | ShardNotAsked
 
@@ -158,16 +155,6 @@ class WorkerLives(WorkerSteps):
         """
         return self.handle(DrainAsked(vw, then), now=now)
 
-    def add(self, vw: VirtualWorkerIndex, now: float) -> list[Told]:
-        """Have a virtual worker come back: from being out at once, else when it has gone.
-
-        Deaths that came before do not count against it any more. Nothing happens when it is there already.
-
-        Returns:
-            What to do, in order.
-        """
-        return self.handle(AddAsked(vw), now=now)
-
     def replan(self, plan: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...]) -> None:
         """From its next life on a virtual worker computes by another plan.
 
@@ -209,7 +196,7 @@ class WorkerLives(WorkerSteps):
                 self._wished(fact, now=now)
             case ClocksTold(clocks=clocks):
                 for worker in self:
-                    if worker.state in _COMPUTING and worker.vw in clocks.local:
+                    if worker.state in COMPUTING and worker.vw in clocks.local:
                         worker.has_clock(clocks.local[worker.vw])
             case KeptOut():
                 self._outs.answered(fact, now=now)

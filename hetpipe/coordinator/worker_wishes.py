@@ -23,6 +23,9 @@ from hetpipe.spec.run import AgentInfo
 
 _log = get_logger(__name__)
 
+#: The way that there is where the number of virtual workers cannot change while the job runs.
+_INSTEAD = "stop the job at a checkpoint and resume it with another `workers.count`"
+
 
 class WorkerWishes:
     """What a coordinator is asked to do with virtual workers. Thread-safe."""
@@ -111,8 +114,7 @@ def check_drain(machine: JobMachine, worker: WorkerLife) -> None:
     """
     if not machine.job.has_shards:
         raise UserError(
-            f"{worker} cannot leave: under `{machine.job.sync.kind}` only the stages hold the weights; stop the job "
-            "at a checkpoint and resume it with another `workers.count`"
+            f"{worker} cannot leave: under `{machine.job.sync.kind}` only the stages hold the weights; {_INSTEAD}"
         )
     others = [other for other in _workers(machine).values() if other is not worker and other.will_train]
     if worker.will_train and not others:
@@ -147,12 +149,12 @@ def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
     if not job.has_shards:
         raise UserError(
             f"job {machine.job_id} gets no more virtual workers: under `{job.sync.kind}` only the stages hold the "
-            "weights; stop the job at a checkpoint and resume it with another `workers.count`"
+            f"weights; {_INSTEAD}"
         )
     if lives.assignment.emulations:
         raise UserError(
             f"job {machine.job_id} gets no more virtual workers: with `cluster.emulate` each device plays one of the "
-            "file; stop the job at a checkpoint and resume it with another `workers.count`"
+            f"file; {_INSTEAD}"
         )
     if lives.is_ending:
         raise UserError(f"the run of job {machine.job_id} is over, or about to be; nobody can join it any more")

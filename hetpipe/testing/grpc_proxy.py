@@ -119,10 +119,6 @@ class GrpcProxy:
         """From now on calls get through again."""
         self._wire.heal()
 
-    def set_rules(self, rules: Sequence[Faults]) -> None:
-        """Have other faults happen to calls to come."""
-        self._rules = tuple(rules)
-
     def settle(self) -> None:
         """Wait until every late repetition has arrived."""
         self._wire.settle()

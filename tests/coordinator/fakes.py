@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.memory_store import MemoryStore
@@ -23,6 +24,7 @@ from hetpipe.spec.commands import (
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
+from hetpipe.spec.events import JobState
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import ClockSnapshot, StageDone, StageReady
@@ -30,7 +32,9 @@ from hetpipe.spec.run_document import RunDescription, RunDocument
 from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.testing.fake_clock import FakeClock
-from tests.coordinator.builders import agent_member, clocks, measured, model, shard_member
+from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, measured, model, shard_member, submission
+
+T = TypeVar("T")
 
 
 class FakeShards:
@@ -258,3 +262,24 @@ class Cluster:
                 self.tell(agent, StageNews(key, StageDone(Clock(6), reason)))
         for agent in ("n0", "n1"):
             self.end_stages(agent, job_id)
+
+
+def submit(
+    cluster: Cluster, *overrides: str, request_id: str = "0123456789abcdef", restore: str | None = None
+) -> JobId:
+    handed_in = submission(job(*overrides), str(cluster.run_dir), request_id=request_id)
+    return cluster.coordinator.submit_job(replace(handed_in, restore=restore))
+
+
+def state(cluster: Cluster, job_id: JobId = JOB_ID) -> JobState:
+    return cluster.coordinator.record(job_id).state
+
+
+def failure(cluster: Cluster, job_id: JobId = JOB_ID) -> str:
+    return cluster.coordinator.record(job_id).failure
+
+
+def events(cluster: Cluster, kind: type[T]) -> list[T]:
+    host = cluster.coordinator.host(JOB_ID)
+    assert host is not None
+    return [numbered.event for numbered in host.events if isinstance(numbered.event, kind)]

@@ -17,7 +17,7 @@ from hetpipe.spec.members import Registration
 from hetpipe.spec.run import StageDone
 from hetpipe.spec.run_document import RunDescription
 from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
-from tests.coordinator.fakes import Cluster
+from tests.coordinator.fakes import Cluster, events
 
 STATES = tuple[tuple[int, str], ...]
 
@@ -51,12 +51,6 @@ def pass_barrier(cluster: Cluster, agent: str = "n1", *, exits: bool = True) -> 
         cluster.tell(agent, StageNews(key, StageDone(Clock(4), "drain")))
     for key in keys if exits else ():
         cluster.tell(agent, ChildExit(key, 1, 0))
-
-
-def events(cluster: Cluster, kind: type) -> list[object]:
-    host = cluster.coordinator.host(JOB_ID)
-    assert host is not None
-    return [numbered.event for numbered in host.events if isinstance(numbered.event, kind)]
 
 
 class TestDrainAndAdd:
