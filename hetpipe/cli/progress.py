@@ -135,7 +135,7 @@ def life_text(event: WorkerEvent) -> str:
         case WorkerLost():
             return f"virtual worker {event.vw} is lost (life {event.incarnation + 1}): {event.sentence}"
         case WorkerRejoined():
-            return f"virtual worker {event.vw} is back (life {event.incarnation + 1}); it joins at the next barrier"
+            return f"virtual worker {event.vw} is ready (life {event.incarnation + 1}); it joins at the next barrier"
         case WorkerLeft(returns=True):
             return f"virtual worker {event.vw} has left (life {event.incarnation + 1}); it comes back as soon as it can"
         case WorkerLeft():

@@ -159,7 +159,7 @@ def test_the_live_table() -> None:
     assert "waiting for 6.0 s: virtual worker 0 waits for virtual worker 1" in terminal.getvalue()
     assert "a remark" in terminal.getvalue()
     assert "virtual worker 1 is lost (life 1): its agent is gone" in terminal.getvalue()
-    assert "virtual worker 1 is back (life 2); it joins at the next barrier" in terminal.getvalue()
+    assert "virtual worker 1 is ready (life 2); it joins at the next barrier" in terminal.getvalue()
     assert "it died too often" in terminal.getvalue()
     assert "THE JOB WENT BACK TO CLOCK 4: what was committed from clock 4 to 9 is lost" in terminal.getvalue()
     view.say("afterwards")

@@ -64,6 +64,14 @@ class Succession:
         self.cluster.coordinator = self.cluster.new_coordinator()
         self.cluster.registrations.clear()
 
+    def die_on_the_way(self) -> None:
+        """The coordinator is replaced just when it has kept that the job is being prepared anew."""
+        kept = self.cluster.store.job(JOB_ID)
+        assert kept is not None
+        self.cluster.store.replace_job(kept.at(JobState.PLANNING, failure=""))
+        self.cluster.executor._queue.clear()
+        self.replace()
+
     def come(
         self, *members: str, lives: tuple[int, int] = (0, 0), have: dict[str, tuple[StageKey, ...]] | None = None
     ) -> None:

@@ -18,6 +18,7 @@ from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged,
 from hetpipe.spec.ids import AgentId, Clock
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.run import StageDone
+from hetpipe.spec.sync import Progress
 from tests.coordinator.builders import JOB_ID, clocks, job, progress, submission
 from tests.coordinator.fakes import Cluster
 from tests.coordinator.succession import Succession, key, seen, stages
@@ -287,6 +288,42 @@ class TestBeforeAndAfterTraining:
         assert succession.coordinator is not coordinator
         assert succession.state() is JobState.RUNNING
         assert succession.cluster.obey() == []
+
+    def test_one_that_is_on_its_way_back_to_a_checkpoint_goes_that_way_again(self, succession: Succession) -> None:
+        cluster, folder = succession.cluster, "/run/checkpoints/clock-00000004"
+        cluster.shards.newest_checkpoint = folder
+        cluster.shards.progress[folder] = Progress(Clock(4), 1, bytes(5), minibatches=8, samples=32)
+        lost = {JOB_ID: "its disk is gone"}
+        cluster.shards.serving["shards.host:7001"].clear()
+        for _ in range(2):
+            cluster.beat("ps1", lost=lost)
+        assert succession.state() is JobState.PLANNING
+        before = len(succession.asked("configure"))
+        succession.die_on_the_way()
+        succession.come("n0", "n1", "ps0", "ps1", have={"n0": (), "n1": ()})
+        for _ in range(2):
+            cluster.beat("ps1", lost=lost)
+        cluster.train()
+        cluster.wait(1.5)
+        cluster.train()
+
+        configs = succession.asked("configure")[before:]
+        assert {(config.term, config.progress.clock) for config in configs} == {(2, 4)}
+        assert succession.state() is JobState.RUNNING
+
+    def test_it_is_not_begun_again_when_nobody_knows_where_it_was(self, succession: Succession) -> None:
+        succession.cluster.beat("ps0", lost={JOB_ID: "its disk is gone"})
+        before = len(succession.asked("configure"))
+        succession.die_on_the_way()
+        succession.cluster.shards.serving.clear()
+        succession.cluster.usual()
+        succession.cluster.train()
+        succession.cluster.wait(90.0)
+
+        assert len(succession.asked("configure")) == before
+        record = succession.coordinator.record(JOB_ID)
+        assert record.state is JobState.FAILED
+        assert "no parameter server tells of it" in record.failure
 
     def test_a_run_that_is_over_ends(self, succession: Succession) -> None:
         over = replace(clocks(6, 6), barrier_reason="end")
