@@ -169,6 +169,54 @@ def test_a_server_that_is_away_is_a_typed_error(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("option", "refusing", "usual", "sentence"),
+    [
+        ("min-replicas-to-write", "1", "0", "Not enough good replicas"),
+        ("maxmemory", "1", "0", "maxmemory"),
+    ],
+)
+def test_a_server_that_takes_no_writes_is_a_typed_error(
+    server: Server, store: Store, option: str, refusing: str, usual: str, sentence: str
+) -> None:
+    before = store.next_term(above=Term(0))
+    store.create_job(record())
+    server.redis.config_set(option, refusing)
+    try:
+        with pytest.raises(StoreUnavailable, match=sentence):
+            store.next_term(above=Term(0))
+        with pytest.raises(StoreUnavailable, match=sentence):
+            store.put_member(agent_member(), FIRST, lease_seconds=5.0)
+        assert store.jobs() == (record(),)
+    finally:
+        server.redis.config_set(option, usual)
+    assert store.members() == ()
+    assert store.next_term(above=Term(0)) == before + 1
+
+
+def test_a_replica_is_a_typed_error(server: Server, store: Store) -> None:
+    server.redis.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(StoreUnavailable, match="read only replica"):
+            store.put_member(agent_member(), FIRST, lease_seconds=5.0)
+    finally:
+        server.redis.replicaof("no", "one")
+
+
+def test_a_server_that_does_not_answer_is_a_typed_error_in_time(
+    server: Server, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "_ANSWER_SECONDS", 0.05)
+    impatient = RedisStore(server.url)
+    impatient.next_term(above=Term(0))
+    server.redis.client_pause(300)
+    with pytest.raises(StoreUnavailable, match="Timeout"):
+        impatient.next_term(above=Term(0))
+    impatient.close()
+
+    assert store.next_term(above=Term(0)) >= 2
+
+
 @pytest.mark.parametrize("url", ["", "mysql://x", "redis://host:port", "unix:/x"])
 def test_an_unusable_url_is_the_users_error(url: str) -> None:
     with pytest.raises(UserError, match="--store"):
