@@ -53,6 +53,18 @@ def write_durably(path: Path, data: bytes, *, points: str = "") -> None:
         file.write(data[len(data) // 2 :])
 
 
+def make_dir(folder: Path) -> None:
+    """Make a folder that may be there already, and those that it lies in, so that they outlive a power cut.
+
+    Raises:
+        OSError: the disk is full or broken, or there is a file of that name.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_dir(path.parent)
+
+
 def sync_dir(folder: Path) -> None:
     """Make renames within `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

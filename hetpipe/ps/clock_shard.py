@@ -75,8 +75,9 @@ class ClockShard:
         #: Shards whose disk fails.
         self._applied: frozenset[ShardIndex] = frozenset()
         self._newest_checkpoint = newest_checkpoint or (lambda: config.progress.clock)
-        #: Events that change nothing when they come again, as they do from those who wait for others.
-        self._known: set[Joined | Initialized] = set()
+        #: The latest events of each stage that change nothing when they come again, as they do from those who wait for
+        #: others.
+        self._known: dict[tuple[type[Event], VirtualWorkerIndex, StageIndex], Event] = {}
         #: Where stages await others.
         self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
         #: What a coordinator that has never heard of the job is told of it.
@@ -320,9 +321,10 @@ class ClockShard:
         if self._journal is None:
             return
         if isinstance(event, Joined | Initialized):
-            if event in self._known:
+            key = (type(event), event.vw, event.stage)
+            if self._known.get(key) == event:
                 return
-            self._known.add(event)
+            self._known[key] = event
         self._journal.keep(event)
 
     def _consider_snapshot(self, *, at_barrier: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import ProtocolViolation, StaleTerm, StateLost, Unavailable, UnknownJob
+from hetpipe.errors import Busy, ProtocolViolation, StaleTerm, StateLost, Unavailable, UnknownJob
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.log import bind_context
 from hetpipe.ps.buffer_exchange import BufferExchange
@@ -87,6 +87,8 @@ class JobShard:
         self._is_behind = state is not None and state.old_pushes is not None
         #: Whether this process has yet to see what the barrier before its time asked for.
         self._is_checkpoint_open = False
+        #: The record that this process has carried out last; None before the first.
+        self._last: Record | None = None
         #: Whether the run's last barrier is passed.
         self._is_over = False
         self._stopped = threading.Event()
@@ -183,6 +185,8 @@ class JobShard:
             log.info("the clock shard is done with this job", sentence=str(error))
         except StateLost as error:
             self._on_lost(error)
+        except ProtocolViolation as error:
+            self._on_lost(self._log_changed(str(error)))
         except Exception:
             if self._stopped.is_set():
                 return  # the connection was closed under it
@@ -228,14 +232,39 @@ class JobShard:
 
     def _carry_out(self, record: Record) -> None:
         self.shard.follow(record)
+        self._last = record
         if isinstance(record, SegmentRecord) and ends_run(record.reasons):
             self._is_over = True
+        if isinstance(record, SegmentRecord) and self._state is not None:
+            self._state.try_again()
         if self._is_behind:
             return  # an earlier process wrote the checkpoints of old barriers; the newest is taken up afterwards
         if self._keeper is not None and isinstance(record, SegmentRecord | EvictRecord):
             self._keeper.follow(record, self.clock_shard.progress())
         assert self._checkpoints is not None, "it was started"
         self._checkpoints.follow(record)
+
+    @property
+    def _asks_again(self) -> bool:
+        """Whether to read the last record that is known once more; without a state on disk the log may forget it."""
+        return self._state is not None and (self._is_behind or self._last is not None)
+
+    def _new(self, records: Sequence[Record]) -> list[Record]:
+        """Those that are not carried out yet.
+
+        Raises:
+            StateLost: the one before them is another than it was.
+        """
+        last = self._last
+        if last is not None and any(record.index == last.index and record != last for record in records):
+            raise self._log_changed(f"record {last.index} was {last}")
+        return [record for record in records if record.index >= self.shard.num_records]
+
+    def _log_changed(self, how: str) -> StateLost:
+        return StateLost(
+            f"shard {self.config.shard} has followed another decision log than the clock shard has now ({how}): "
+            "that one's machine or disk has failed; the job must go back to a checkpoint"
+        )
 
     def _follow_own(self) -> Iterator[Sequence[Record]]:
         """The records of the own log; each batch is acknowledged once it is carried out."""
@@ -253,8 +282,8 @@ class JobShard:
     def _follow_remote(self, transport: ClockTransport, clock: Clock) -> Iterator[Sequence[Record]]:
         """The records of the clock shard's log, however often the connection breaks.
 
-        After a restart the last record that is known is asked for once more: so there is an answer at once, and that
-        holds every record that was there before.
+        The last record that is known is asked for once more. After a restart there is an answer at once, and that holds
+        every record that was there before; after a break it shows whether the log is still the same.
         """
         is_away = False
         while not self._stopped.is_set():
@@ -262,11 +291,11 @@ class JobShard:
             try:
                 transport.acknowledge(self.config.shard, position, self._durable, applied=self._is_applied)
                 is_away = False
-                for records in transport.follow(max(0, position - 1) if self._is_behind else position):
-                    yield [record for record in records if record.index >= self.shard.num_records]
+                for records in transport.follow(max(0, position - 1) if self._asks_again else position):
+                    yield self._new(records)
                     done, durable = self.shard.num_records, self._durable
                     transport.acknowledge(self.config.shard, done, durable, applied=self._is_applied)
-            except Unavailable as error:
+            except (Unavailable, Busy) as error:
                 if not is_away:
                     log.warning("clock shard unreachable, trying again", sentence=str(error))
                 is_away = True

@@ -24,11 +24,11 @@ from typing import TypeVar
 
 import structlog
 
-from hetpipe.durable import write_durably
+from hetpipe.durable import make_dir, write_durably
 from hetpipe.errors import ProtocolViolation, StateLost, UserError
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.ps.frames import DISK, Disk
-from hetpipe.ps.journal import MAX_BYTES, Journal, OldDecisions, old_decisions
+from hetpipe.ps.journal import Journal, OldDecisions, old_decisions
 from hetpipe.ps.kept import Found, Keeping, Kept, read_kept
 from hetpipe.ps.kept_buffers import KeptBuffers
 from hetpipe.ps.push_log import OldPushes, PushLimits, PushLog, old_pushes, push_limits
@@ -124,7 +124,7 @@ def claim(root: Path) -> int:
         UserError: another process uses it, or it cannot be written.
     """
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_dir(root)
         descriptor = os.open(root / _OWNER, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"the state in {root} cannot be kept: {error.strerror}; give another folder") from error
@@ -195,10 +195,21 @@ def read_config(folder: Path) -> ShardConfig:
     return config
 
 
+def forget_job(root: Path, job_id: JobId) -> None:
+    """Delete what is kept of a job that is not served: it cannot be used."""
+    for folder in root.glob("*@*"):
+        if _job(folder) == job_id:
+            delete(folder)
+
+
 def delete(folder: Path) -> None:
-    """Forget the job in `folder`, so that not even half of it can be found."""
-    for name in (_JOB, _LOST):
-        (folder / name).unlink(missing_ok=True)
+    """Forget the job in `folder`, so that not even half of it can be found; a disk that fails keeps it."""
+    try:
+        for name in (_JOB, _LOST):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("state_not_deleted", folder=str(folder), reason=error.strerror or str(error))
+        return
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -221,18 +232,19 @@ class JobState:
         self._lock = threading.Lock()
         #: Logs whose disk fails; with the lock held.
         self._failing: set[Path] = set()
+        #: Whether the folder says truly if what is in it is whole.
+        self._is_told = True
         identity = identity_of(config)
         keeping = Keeping(identity=identity, fsync=options.fsync, disk=options.disk, on_level=self._on_level)
-        limits = options.limits or _limits(config)
         pushes, decisions = self._find(identity)
         #: What an earlier process kept; None: there was none.
         self.old_pushes: OldPushes | None = None if pushes is None else _in_terms(old_pushes, pushes)
         self.old_decisions: OldDecisions | None = None if decisions is None else _in_terms(old_decisions, decisions)
         self._retelling = self._retell(history)
-        kept = Kept(self._folder / _PUSHES, keeping, max_bytes=limits.max_bytes, found=pushes)
         self.pushes = PushLog(
-            kept,
-            limits,
+            Kept(self._folder / _PUSHES, keeping, found=pushes),
+            _limits(config, options.limits),
+            num_members=len(config.membership.members),
             start=config.progress.clock,
             history_position=history.position,
             is_whole=lambda: self.level is Level.DURABLE,
@@ -243,7 +255,7 @@ class JobState:
         self.buffers: KeptBuffers | None = None
         if config.shard == 0:
             self.buffers = KeptBuffers(self._folder / _BUFFERS)
-            self.journal = Journal(Kept(self._folder / _DECISIONS, keeping, max_bytes=MAX_BYTES, found=decisions))
+            self.journal = Journal(Kept(self._folder / _DECISIONS, keeping, found=decisions))
         self.history: HistoryWriter = history if self._retelling is None else self._retelling
         if pushes is None:
             with self._lock:
@@ -253,12 +265,18 @@ class JobState:
     @property
     def level(self) -> Level:
         """What is promised of what is acknowledged now."""
-        return Level.APPLIED if self._failing else Level.DURABLE
+        return Level.DURABLE if self._is_told and not self._failing else Level.APPLIED
 
     def caught_up(self) -> None:
         """Everything that an earlier process did is done again."""
         if self._retelling is not None:
             self._retelling.is_up_to_date()
+
+    def try_again(self) -> None:
+        """Say in the folder what the disk did not take before. At barriers, as `PushLog` and `Journal` do."""
+        if not self._is_told:
+            with self._lock:
+                self._write_down()
 
     def wait_idle(self) -> None:
         """Return when no snapshot is under way."""
@@ -308,6 +326,7 @@ class JobState:
     def _write_down(self) -> None:
         """Say in the folder whether what is in it is whole. With the lock held."""
         job, lost = self._folder / _JOB, self._folder / _LOST
+        was_told, self._is_told = self._is_told, False
         try:
             if self._failing:
                 if job.exists():
@@ -316,8 +335,10 @@ class JobState:
                 lost.replace(job)
             elif not job.exists():
                 write_snapshot(job, 0, wire.to_json(ShardConfig, self._config).encode(), points="")
+            self._is_told = True
         except OSError as error:
-            log.warning("state_not_written", folder=str(self._folder), reason=error.strerror or str(error))
+            if was_told:
+                log.warning("state_not_written", folder=str(self._folder), reason=error.strerror or str(error))
 
     def _delete_other_terms(self, root: Path) -> None:
         for folder in root.glob(f"{self._config.job_id}@*"):
@@ -325,10 +346,10 @@ class JobState:
                 delete(folder)
 
 
-def _limits(config: ShardConfig) -> PushLimits:
-    sizes = [aligned((s.stop - s.start) * DTYPE_BYTES[s.parameter.dtype]) for s in config.slices]
-    num_members = len(config.membership.members)
-    return push_limits(sum(sizes), num_members=num_members, staleness=config.sync.staleness)
+def _limits(config: ShardConfig, given: PushLimits | None) -> Callable[[int], PushLimits]:
+    """By the number of virtual workers."""
+    num_bytes = sum(aligned((s.stop - s.start) * DTYPE_BYTES[s.parameter.dtype]) for s in config.slices)
+    return lambda count: given or push_limits(num_bytes, num_members=count, staleness=config.sync.staleness)
 
 
 def _in_terms(read: Callable[[Found], T], found: Found) -> T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetpipe.ps.decision_events import Event
+from hetpipe.ps.decision_events import Event, RunKept
 from hetpipe.ps.kept import Found, Kept
 from hetpipe.spec import wire
 from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
@@ -19,9 +19,6 @@ from hetpipe.sync.log_state import LogState
 #: events are played again in three seconds.
 _BARRIER_BYTES = 1 << 20
 _WORTH_BYTES = 4 << 20
-
-#: Nobody can be made to wait for decisions; the log is never called full.
-MAX_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +79,16 @@ class Journal:
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
-        self._first_bytes = kept.log.num_bytes
+        #: Bytes of the log that are no reason for a snapshot: one that was to make them superfluous failed. What an
+        #: earlier process left is one, or a log whose process is killed again and again would never be short again.
+        self._first_bytes = 0
 
     def keep(self, event: Event) -> None:
         """Have an event on the disk, as far as that can be had, before this returns."""
-        self._kept.append(wire.to_json(Event, event).encode())
+        if isinstance(event, RunKept):  # what a job file says may be infinite
+            self._kept.append(wire.to_json(Event, event).encode())
+        else:
+            self._kept.append(wire.to_bytes(Event, event))
 
     def wants_snapshot(self, *, at_barrier: bool) -> bool:
         """Whether it is time for one. After the disk failed nothing else makes the log whole again."""
@@ -101,13 +103,14 @@ class Journal:
         if self._kept.log.alarm is not None and not self._kept.log.resume():
             return
         since = self._kept.log.rotate()
+        self._first_bytes = self._kept.log.num_bytes  # should it fail, the next one is tried after as many again
         number = max(num_records, (self._kept.newest or 0) + 1)
 
         def work() -> None:
             content = wire.to_json(ClockState, state)
             if self._kept.snapshot(number, content, (), since=since, history=history):
                 self._kept.log.settle()
-                self._first_bytes = self._kept.log.num_bytes
+                self._first_bytes = 0
 
         self._kept.in_background(work, "snapshot-decisions")
 

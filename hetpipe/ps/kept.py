@@ -76,14 +76,14 @@ class Keeping:
 class Kept:
     """Where one part of a process's state is kept. Thread-safe; `snapshot` is for one thread at a time."""
 
-    def __init__(self, folder: Path, keeping: Keeping, *, max_bytes: int, found: Found | None = None) -> None:
-        """Go on behind what was found, or begin; then the folder holds nothing yet."""
+    def __init__(self, folder: Path, keeping: Keeping, *, found: Found | None = None) -> None:
+        """Go on behind what was found, or begin; then the folder holds nothing yet. The log is never full."""
         self._folder = folder
         self._keeping = keeping
         self.log = WriteAheadLog(
             folder,
             identity=keeping.identity.encode(),
-            limits=LogLimits(max_bytes=max_bytes, fsync=keeping.fsync),
+            limits=LogLimits(fsync=keeping.fsync),
             next_sequence=0 if found is None else found.next_sequence,
             disk=keeping.disk,
             on_level=lambda level: keeping.on_level(folder, level),

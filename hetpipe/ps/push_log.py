@@ -133,8 +133,9 @@ class PushLog:
     def __init__(
         self,
         kept: Kept,
-        limits: PushLimits,
+        limits: Callable[[int], PushLimits],
         *,
+        num_members: int,
         start: Clock,
         history_position: Callable[[], int],
         is_whole: Callable[[], bool],
@@ -143,26 +144,26 @@ class PushLog:
 
         Args:
             kept: where.
-            limits: how much.
+            limits: how much, by the number of virtual workers.
+            num_members: virtual workers that found the run.
             start: the run's first clock.
             history_position: where the history of this process stands.
             is_whole: whether a restart would find all that is kept of the job.
         """
         self._kept = kept
-        self._limits = limits
+        self._limits_for = limits
+        self.divided_among(num_members)
         self._start = start
         self._history_position = history_position
         self._is_whole = is_whole
         #: Guards what follows; never held while the disk is waited for.
         self._lock = threading.Lock()
+        #: Those that the oldest weights lack; the others are only counted, since the newest snapshot was begun.
         self._waves: dict[int, _LoggedWave] = {}
-        #: clock → where the history stood when its weights were complete.
+        self._num_behind = 0
+        self._bytes_behind = 0
+        #: clock → where the history stood when its weights were complete; of those that are alive.
         self._completed_at: dict[Clock, int] = {}
-        #: Waves below it may be missing from the log, after its disk failed.
-        self._gap = start - 1
-        self._newest_wave = start - 1
-        #: Whether pushes are logged again since.
-        self._has_resumed = False
         #: Records of the decision log that the newest snapshot makes superfluous.
         self.durable_records = 0
 
@@ -175,6 +176,11 @@ class PushLog:
             self.durable_records = _superfluous(old.closed)
             self._completed_at[old.closed.built] = old.history
 
+    def divided_among(self, num_members: int) -> None:
+        """So many virtual workers push from now on."""
+        self._limits = self._limits_for(num_members)
+        self._kept.log.max_bytes = self._limits.max_bytes
+
     # -- pushes ------------------------------------------------------------------------------------------------------
 
     def keep(self, push: LoggedPush, stream: Sequence[Bytes], *, sums: Sequence[bytes] | None) -> None:
@@ -186,17 +192,13 @@ class PushLog:
             sums: their checksums where they are known; None: to be computed.
         """
         wave = self._wave(push.wave)
-        header = wire.to_json(LoggedPush, push).encode()
-        history = self._history_position()
+        header = wire.to_bytes(LoggedPush, push)
+        num_bytes = sum(memoryview(piece).nbytes for piece in stream)
         with self._lock:
+            history = 0 if wave in self._waves else self._history_position()
             # Before it is written: a snapshot that is taken meanwhile must not make the log forget it.
-            num_bytes = sum(memoryview(piece).nbytes for piece in stream)
             self._note(self._kept.log.next_sequence, wave, num_bytes, history)
-        sequence = self._kept.log.append(header, stream, sums=sums)
-        if sequence is None:
-            with self._lock:
-                self._gap = self._newest_wave
-        self._kept.log.sync(sequence)
+        self._kept.log.sync(self._kept.log.append(header, stream, sums=sums))
 
     def completed(self, clock: Clock) -> None:
         """The weights of `clock` are complete; nothing of the next one is in the history yet."""
@@ -220,6 +222,11 @@ class PushLog:
         return staged if self._is_whole() else self._start
 
     @property
+    def max_bytes(self) -> int:
+        """With more, the log is full."""
+        return self._limits.max_bytes
+
+    @property
     def num_bytes(self) -> int:
         """Of the log."""
         return self._kept.log.num_bytes
@@ -239,11 +246,13 @@ class PushLog:
         """
         if self._kept.is_busy:
             return
+        self._go_past(oldest)
         if at_barrier and self._kept.log.alarm is not None:
-            self._try_again()
+            self._kept.log.resume()
         newest = self._kept.newest
         if (newest is not None and oldest <= newest) or not self._is_worth_while(oldest, at_barrier=at_barrier):
             return
+        self._num_behind = self._bytes_behind = 0  # should it fail, the next one is tried after as many again
         closed, weights = hold()
 
         def work() -> None:
@@ -270,41 +279,40 @@ class PushLog:
 
     def _note(self, sequence: int, wave: int, num_bytes: int, history: int) -> None:
         """A push has this number in the log, or a larger one. With the lock held."""
-        self._newest_wave = max(self._newest_wave, wave)
         logged = self._waves.setdefault(wave, _LoggedWave(sequence, history))
         logged.num_bytes += num_bytes
 
-    def _try_again(self) -> None:
-        """The disk failed: log again, and remember which waves are in doubt."""
+    def _go_past(self, oldest: Clock) -> None:
+        """What is older than the oldest weights that are alive is of interest no more, however long the disk fails."""
         with self._lock:
-            if not self._has_resumed:
-                self._gap = self._newest_wave
-            self._has_resumed = self._kept.log.resume()
+            for wave in [wave for wave in self._waves if wave < oldest]:
+                self._num_behind += 1
+                self._bytes_behind += self._waves.pop(wave).num_bytes
+            for clock in [clock for clock in self._completed_at if clock < oldest]:
+                del self._completed_at[clock]
 
     def _is_worth_while(self, oldest: Clock, *, at_barrier: bool) -> bool:
         if self._kept.log.alarm is not None:
-            return self._has_resumed and oldest > self._gap
-        with self._lock:
-            behind = [logged.num_bytes for wave, logged in self._waves.items() if wave < oldest]
+            return self._kept.log.is_whole(self._first_needed(oldest))
         worth = self._limits.barrier_bytes if at_barrier else self._limits.worth_bytes
-        return sum(behind) > worth or len(behind) > _WORTH_WAVES
+        return self._bytes_behind > worth or self._num_behind > _WORTH_WAVES
 
-    def _snapshot(self, closed: ClosedState, weights: FlatBuffer) -> None:
+    def _first_needed(self, clock: Clock) -> int:
+        """The first record that whoever begins with the weights of `clock`, the oldest ones, needs."""
         with self._lock:
-            needed = [logged for wave, logged in self._waves.items() if wave >= closed.built]
             # The newest record that is there; one that was noted may never come.
             newest = self._kept.log.next_sequence - 1
-            since = min([newest, *(logged.sequence for logged in needed)])
-            history = min([self._completed_at[closed.built], *(logged.history for logged in needed)])
+            return min([newest, *(logged.sequence for wave, logged in self._waves.items() if wave >= clock)])
+
+    def _snapshot(self, closed: ClosedState, weights: FlatBuffer) -> None:
+        since = self._first_needed(closed.built)
+        with self._lock:
+            needed = [logged.history for wave, logged in self._waves.items() if wave >= closed.built]
+            history = min([self._completed_at[closed.built], *needed])
         content = wire.to_json(ClosedState, closed)
         if not self._kept.snapshot(closed.built, content, [weights.memory()], since=since, history=history):
             return
-        with self._lock:
-            self._waves = {wave: logged for wave, logged in self._waves.items() if wave >= closed.built}
-            self._completed_at = {c: place for c, place in self._completed_at.items() if c >= closed.built}
-            is_whole = self._has_resumed and closed.built > self._gap
-            self._has_resumed = self._has_resumed and not is_whole
-        if is_whole:
+        if self._kept.log.is_whole(since):
             self._kept.log.settle()
         self._kept.log.rotate()
         self.durable_records = _superfluous(closed)

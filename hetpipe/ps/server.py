@@ -23,7 +23,7 @@ from hetpipe.ps.config_check import check_config, check_life, check_run
 from hetpipe.ps.followers import Followers
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
-from hetpipe.ps.job_state import JobState, StateOptions, claim, disclaim, kept_fences, old_jobs
+from hetpipe.ps.job_state import JobState, StateOptions, claim, disclaim, forget_job, kept_fences, old_jobs
 from hetpipe.ps.run_history import HistoryFactory
 from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.fencing import FenceGuard
@@ -156,8 +156,9 @@ class ShardServer:
                     return
                 del self._jobs[config.job_id]
         if present is not None:
-            # First of all, as its tensors and its files make room for those of the new term.
-            present.end()
+            # First of all, as its tensors and its files make room for those of the new term: nobody goes back to it.
+            present.end_streams()
+            present.shard.forget()
         with self._lock:
             job = _Job(self._job_shard(config), self._clock)
             self._jobs[config.job_id] = job
@@ -178,6 +179,8 @@ class ShardServer:
         if job is not None:
             job.end_streams()
             job.shard.forget()
+        elif self._state is not None and self._state.root is not None:
+            forget_job(self._state.root, job_id)
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
         """Set an unplanned barrier.

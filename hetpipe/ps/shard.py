@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -108,6 +108,8 @@ class Shard:
             weights = self._pool.take()
             old.weights.read_into(weights.memory())
             self._versions[old.closed.built] = weights
+            if self._pushes is not None:
+                self._pushes.divided_among(old.closed.num_members)
         self._restage()
         for instruction in self._state.resume():
             self._carry_out(instruction)
@@ -278,20 +280,23 @@ class Shard:
         """Carry out the next record of the decision log. Called by one thread, in order.
 
         Raises:
-            StateLost: what an earlier process had kept of a push cannot be read any more.
+            StateLost: what an earlier process had kept of a push is gone, or cannot be read any more.
         """
         with self._lock:
             instructions = self._state.follow(record)
         for instruction in instructions:
             self._carry_out(instruction)
         self._restage()
+        if self._pushes is not None and isinstance(record, SegmentRecord):
+            self._pushes.divided_among(len(record.members))
         if self._pushes is not None and isinstance(record, PublishRecord | SegmentRecord):
             oldest, at_barrier = min(self._state.alive), isinstance(record, SegmentRecord)
             self._pushes.consider_snapshot(oldest, self._hold_oldest, self._pool.release, at_barrier=at_barrier)
         if isinstance(record, CommitRecord):
             failpoints.reach("commit.after_some_shards")
         if isinstance(record, EvictRecord):
-            self._end_pushes_of(record)
+            # What an evicted virtual worker began to push and did not finish: nothing else will drop it.
+            self._end_pushes(lambda key: key[:2] == (record.vw, record.incarnation))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -327,6 +332,8 @@ class Shard:
             case Initialize(clock, key):
                 with self._lock:
                     self._versions[clock] = self._staging.pop(key) if key in self._staging else self._pool.take()
+                # Whoever else had begun to push them may have died; no record says so of who is no member yet.
+                self._end_pushes(lambda key: key[2] is None)
                 self._completed(clock)
             case Apply():
                 self._apply(instruction)
@@ -365,10 +372,10 @@ class Shard:
         if self._pushes is not None:
             self._pushes.completed(clock)
 
-    def _end_pushes_of(self, record: EvictRecord) -> None:
-        """Drop what an evicted virtual worker began to push and did not finish: nothing else will."""
+    def _end_pushes(self, concerns: Callable[[StageKey], bool]) -> None:
+        """Drop what was begun to be pushed and is not finished."""
         with self._lock:
-            keys = {key for key, _ in self._sessions if key[:2] == (record.vw, record.incarnation)}
+            keys = {key for key, _ in self._sessions if concerns(key)}
         for key in keys:
             self._drop(key)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.errors import CheckpointError, CheckpointNotWritten, ClockFreed, HetpipeError, Unavailable
+from hetpipe.errors import Busy, CheckpointError, CheckpointNotWritten, ClockFreed, HetpipeError, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.pipeline.checkpoint import save_slices
 from hetpipe.ps.checkpoint_keeper import MAX_SETS
@@ -143,7 +143,7 @@ class ShardCheckpoints:
         while not self._stopped.is_set():
             try:
                 self._report(self._shard.config.shard, clock, files, failure=failure)
-            except Unavailable as error:
+            except (Unavailable, Busy) as error:
                 _log.warning("checkpoint_report_waits", clock=clock, reason=str(error))
                 self._clock.sleep(_RETRY_SECONDS)
             else:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from hetpipe.durable import sync_dir
+from hetpipe.durable import make_dir, sync_dir
 from hetpipe.errors import Busy, DurabilityLost, PeerUnreachable
 from hetpipe.ps.checksum import Bytes
 from hetpipe.ps.frames import DISK, Disk, NewFrame, write_frame
@@ -45,7 +45,7 @@ class Level(StrEnum):
 class LogLimits:
     """How a log is kept."""
 
-    max_bytes: int
+    max_bytes: int = 1 << 62
     """Of all its files; the log says when it is full, and takes more all the same."""
     file_bytes: int = _FILE_BYTES
     """A file that is larger is followed by another one."""
@@ -98,22 +98,25 @@ class WriteAheadLog:
         self._on_level = on_level
         self._identity = identity
         self._limits = limits
+        #: See `LogLimits`; may be changed.
+        self.max_bytes = limits.max_bytes
         self._disk = disk
         #: Guards what follows; held while a record is written.
         self._lock = threading.Lock()
         self._next = next_sequence
         self._is_closed = False
         self._file: _File | None = None
-        #: Closed to `append`, but not yet synced.
-        self._unsynced: list[_File] = []
+        #: Records with lower numbers may be missing: a disk failed since.
+        self._whole_from = 0
         self._sizes = {first_of(path): path.stat().st_size for path in log_files(folder)}
         self._num_bytes = sum(self._sizes.values())
         self._alarm: DurabilityLost | None = None
         self._is_told_full = False
-        #: Held while the disk is waited for: who comes meanwhile is served by the next wait. Taken before `_lock`.
+        #: Held while the disk is waited for: who comes meanwhile is served by the next wait. Taken before `_lock`, and
+        #: with it where a file is followed by another one.
         self._sync_lock = threading.Lock()
         self._synced = next_sequence
-        with self._lock:
+        with self._sync_lock, self._lock:
             self._try(self._open)
 
     # -- appending ---------------------------------------------------------------------------------------------------
@@ -137,19 +140,19 @@ class WriteAheadLog:
             if self._file is None:
                 return None
             file = self._file
-
-            new = NewFrame(self._next, self._settled, header, payload, sums)
-
-            def write() -> None:
-                file.num_bytes += write_frame(file.descriptor, new, disk=self._disk)
-
-            if not self._try(write):
+            number = self._next
+            new = NewFrame(number, self._settled, header, payload, sums)
+            try:
+                num_bytes = write_frame(file.descriptor, new, disk=self._disk)
+            except OSError as error:
+                self._fail(error)
                 return None
-            self._count(file)
+            self._count(file, num_bytes)
             self._next += 1
-            if file.num_bytes > self._limits.file_bytes:
-                self._try(self._open)
-            return self._next - 1
+            is_long = file.num_bytes > self._limits.file_bytes
+        if is_long:
+            self._begin_after(file)
+        return number
 
     def sync(self, sequence: int | None) -> None:
         """With `fsync`: return when the record of that number is on the disk. Waiting threads share one wait."""
@@ -160,20 +163,14 @@ class WriteAheadLog:
                 return
             with self._lock:
                 target, current = self._next, self._file
-                old, self._unsynced = self._unsynced, []
+            if current is None:
+                return
             try:
-                for file in [*old, *([] if current is None else [current])]:
-                    if file.is_new:
-                        sync_dir(self._folder)
-                        file.is_new = False
-                    self._disk.sync(file.descriptor)
+                self._sync_file(current)
                 self._synced = target
             except OSError as error:
                 with self._lock:
                     self._fail(error)
-            finally:
-                for file in old:
-                    file.close()
 
     # -- behind a snapshot -------------------------------------------------------------------------------------------
 
@@ -184,23 +181,28 @@ class WriteAheadLog:
 
     def rotate(self) -> int:
         """Begin another file; returns the number of its first record, which is what a snapshot needs from here on."""
-        with self._lock:
+        with self._sync_lock, self._lock:
             if self._file is not None:
                 self._try(self._open)
             return self._next - 1
 
     def forget(self, sequence: int) -> None:
-        """Delete the files all of whose records are below `sequence`."""
+        """Delete the files all of whose records are below `sequence`; those that the disk does not let go come next.
+
+        Raises:
+            OSError: it does not.
+        """
         with self._lock:
             firsts = sorted(self._sizes)
-            gone = [first for first, following in pairwise(firsts) if following <= sequence]
-            for first in gone:
-                del self._sizes[first]
-            self._num_bytes = sum(self._sizes.values())
-            if self.num_bytes < self._limits.max_bytes:
-                self._is_told_full = False
-        for first in gone:
+        for first, following in pairwise(firsts):
+            if following > sequence:
+                break
             log_path(self._folder, first).unlink(missing_ok=True)
+            with self._lock:
+                self._num_bytes -= self._sizes.pop(first)
+        with self._lock:
+            if self._num_bytes < self.max_bytes:
+                self._is_told_full = False
 
     # -- when the disk fails -----------------------------------------------------------------------------------------
 
@@ -216,11 +218,17 @@ class WriteAheadLog:
 
     def resume(self) -> bool:
         """Try the disk again after an alarm, which stays until `settle`; whether records are appended again."""
-        with self._lock:
+        with self._sync_lock, self._lock:
             if self._file is None:
                 self._next += 1
+                self._whole_from = self._next
                 self._try(self._open)
             return self._file is not None
+
+    def is_whole(self, sequence: int) -> bool:
+        """Whether a restart would find every record from this one on."""
+        with self._lock:
+            return self._file is not None and sequence >= self._whole_from
 
     def settle(self) -> None:
         """What is missing lies behind a snapshot: the log is whole again, unless the disk failed once more."""
@@ -243,10 +251,10 @@ class WriteAheadLog:
         Raises:
             Busy: it is; the first time it is also logged.
         """
-        if self.num_bytes < self._limits.max_bytes or self._alarm is not None:
+        if self.num_bytes < self.max_bytes or self._alarm is not None:
             return
         sentence = (
-            f"the write-ahead log in {self._folder} has {self.num_bytes} bytes, its limit is {self._limits.max_bytes}; "
+            f"the write-ahead log in {self._folder} has {self.num_bytes} bytes, its limit is {self.max_bytes}; "
             "it shrinks when slower virtual workers have committed their waves"
         )
         with self._lock:
@@ -259,9 +267,9 @@ class WriteAheadLog:
         """Close the files; nothing more is appended."""
         with self._sync_lock, self._lock:
             self._is_closed = True
-            for file in [*self._unsynced, *([] if self._file is None else [self._file])]:
-                file.close()
-            self._file, self._unsynced = None, []
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     # -- inside, with the lock held ----------------------------------------------------------------------------------
 
@@ -270,36 +278,48 @@ class WriteAheadLog:
         """Records with lower numbers are as durable as was promised."""
         return self._synced if self._limits.fsync else self._next
 
+    def _begin_after(self, long: _File) -> None:
+        """Begin another file after one that is too long, unless somebody else has."""
+        with self._sync_lock, self._lock:
+            if self._file is long:
+                self._try(self._open)
+
     def _open(self) -> None:
-        """Begin a file in place of the present one."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Begin a file in place of the present one. With both locks held.
+
+        What is in that one is on the disk first: or a power cut could leave the new file, and of the old one not all.
+        """
+        if self._file is not None and self._limits.fsync:
+            self._sync_file(self._file)
+            self._synced = self._next
+        make_dir(self._folder)
         path = log_path(self._folder, self._next)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         file = _File(self._next, descriptor)
         try:
             opening = NewFrame(self._next, self._settled, self._identity)
-            file.num_bytes = write_frame(descriptor, opening, disk=self._disk)
+            num_bytes = write_frame(descriptor, opening, disk=self._disk)
         except OSError:
             file.close()
             path.unlink(missing_ok=True)
             raise
-        self._put_by()
+        if self._file is not None:
+            self._file.close()
         self._file = file
-        self._count(file)
+        self._num_bytes -= self._sizes.pop(file.first, 0)
+        self._count(file, num_bytes)
         self._next += 1
 
-    def _count(self, file: _File) -> None:
-        self._sizes[file.first] = file.num_bytes
-        self._num_bytes = sum(self._sizes.values())
+    def _sync_file(self, file: _File) -> None:
+        if file.is_new:
+            sync_dir(self._folder)
+            file.is_new = False
+        self._disk.sync(file.descriptor)
 
-    def _put_by(self) -> None:
-        """Take the present file out of use."""
-        if self._file is not None:
-            if self._limits.fsync:
-                self._unsynced.append(self._file)
-            else:
-                self._file.close()
-            self._file = None
+    def _count(self, file: _File, num_bytes: int) -> None:
+        file.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        self._sizes[file.first] = file.num_bytes
 
     def _try(self, work: Callable[[], None]) -> bool:
         try:

@@ -83,6 +83,11 @@ def to_json(kind: Any, value: object) -> str:
     return json.dumps(plain(kind, value))  # unlike pydantic's own, this keeps NaN a number
 
 
+def to_bytes(kind: Any, value: object) -> bytes:
+    """As `to_json`, in a third of its time, for what holds no NaN or infinity: they would come back as nothing."""
+    return _codec(kind).adapter.dump_json(value)
+
+
 def from_json(kind: type[T] | Any, text: str | bytes) -> T:
     """The inverse of `to_json`.
 

@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from hetpipe.errors import ClockFreed, ClockNotPublished, SliceMismatch, StaleIncarnation, StaleTerm, WaveOutOfOrder
+from hetpipe.errors import (
+    ClockFreed,
+    ClockNotPublished,
+    SliceMismatch,
+    StaleIncarnation,
+    StaleTerm,
+    StateLost,
+    WaveOutOfOrder,
+)
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.plan import SlicePlan
 from hetpipe.spec.requests import PushHeader, Requester, SliceHeader
@@ -273,7 +281,11 @@ class ShardState:
             raise ClockFreed(f"clock {clock} was freed; this shard holds {sorted(self.alive)}")
 
     def follow(self, record: Record) -> list[Instruction]:
-        """Take the next record of the decision log; returns what to do with the tensors, in order."""
+        """Take the next record of the decision log; returns what to do with the tensors, in order.
+
+        Raises:
+            StateLost: it commits what this shard had acknowledged and has no more.
+        """
         assert record.index == self.followed, f"record {record.index} after {self.followed - 1}"
         self.followed += 1
         instructions: list[Instruction] = []
@@ -409,7 +421,7 @@ class ShardState:
 
     def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
         staged = self.staged.pop(key, _Staged())
-        self._assert_complete(staged, f"first weights for clock {clock}")
+        self._check_complete(staged, f"the first weights for clock {clock}")
         self._complete(clock)
         return [Initialize(clock, key), *self._drop([k for k in self.staged if k[2] is None])]
 
@@ -436,15 +448,20 @@ class ShardState:
         key: StageKey = (record.vw, record.incarnation, record.wave)
         staged = self.staged.pop(key, None)
         if staged is not None or record.samples:
-            self._assert_complete(staged or _Staged(), f"wave {record.wave} of virtual worker {record.vw}")
+            self._check_complete(staged or _Staged(), f"wave {record.wave} of virtual worker {record.vw}")
         self._workers[record.vw].committed = Clock(record.wave + 1)
         self._committed[key] = staged is None
         return self._add_what_is_due()
 
-    def _assert_complete(self, staged: _Staged, what: str) -> None:
-        have = set().union(*staged.by_stage.values()) if staged.by_stage else set()
-        missing = sorted(set(range(len(self.slices))) - have)
-        assert not missing, f"{what}: committed without slices {[self.slices[i].parameter.name for i in missing]}"
+    def _check_complete(self, staged: _Staged, what: str) -> None:
+        """Nothing is committed that was not acknowledged, so what is missing was here, and died with a machine."""
+        missing = sorted(set(range(len(self.slices))).difference(*staged.by_stage.values()))
+        if missing:
+            names = ", ".join(self.slices[index].parameter.name for index in missing[:3])
+            raise StateLost(
+                f"{what} counts, but {len(missing)} slices of it that this shard had acknowledged are gone ({names}): "
+                "its machine or its disk has failed; the job must go back to a checkpoint"
+            )
 
     def _add_what_is_due(self) -> list[Instruction]:
         instructions: list[Instruction] = []

@@ -54,7 +54,7 @@ class Cluster:
         folder: Path,
         *,
         num_shards: int = 2,
-        limits: PushLimits = EAGER,
+        limits: PushLimits | None = EAGER,
         history: MemoryHistory | None = None,
         **options: object,
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from hetpipe.errors import Busy, StateLost
 from hetpipe.observe.history import MemoryHistory
+from hetpipe.ps import journal
 from hetpipe.ps.job_state import JobState, StateOptions
 from hetpipe.ps.push_log import LoggedPush, PushLimits, push_limits
 from hetpipe.ps.shard import shard_layout
@@ -40,6 +42,21 @@ class TestWhatIsKept:
 
         assert len(list(pushes.glob("snapshot-*"))) == 1
         assert len(list(pushes.glob("*.log"))) <= 4
+
+    def test_events_that_earlier_processes_left_are_a_reason_for_a_snapshot(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Killed again and again before it has many of its own, the log would grow for ever."""
+        monkeypatch.setattr(journal, "_WORTH_BYTES", 3_000)
+        cluster = Cluster(tmp_path, num_shards=1).begin()
+        sizes = []
+        for _ in range(12):
+            waves(cluster, 1)
+            cluster.crash(0)
+            cluster.processes[0].state.wait_idle()
+            sizes.append(sum(path.stat().st_size for path in (tmp_path / "shard-0/job@1/decisions").glob("*.log")))
+
+        assert max(sizes) < 2 * 3_000
 
     def test_a_snapshot_that_is_torn_is_lost_state(self, tmp_path: Path) -> None:
         cluster = train(Cluster(tmp_path, staleness=2), {})
@@ -149,6 +166,78 @@ class TestFailingDisk:
 
         assert levels == [Level.APPLIED] * 3 + [Level.DURABLE] * 3, "wave 2 is missing, and part of clock 3"
 
+    def test_a_job_that_could_not_be_written_down_is_not_promised_to_be_found_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The disk had room for the beginnings of the logs, but not for this."""
+        config, options = shard_config(slices_of((4,))), StateOptions(root=tmp_path)
+
+        def full(*_: object, **__: object) -> NoReturn:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("hetpipe.ps.job_state.write_snapshot", full)
+            state = JobState(config, options, MemoryHistory())
+            state.try_again()
+        levels = [state.level]
+        state.try_again()
+        levels.append(state.level)
+        state.close()
+
+        assert levels == [Level.APPLIED, Level.DURABLE]
+        assert JobState(config, options, MemoryHistory()).old_pushes is not None
+
+    def test_a_disk_that_fails_again_before_it_is_durable_is_not_taken_for_whole(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With `fsync`: what was written in between could not be forced to disk, and has a gap behind it."""
+        monkeypatch.setattr(threading, "Thread", AtOnce)
+        config, disk = shard_config(slices_of((4,))), FakeDisk()
+        options = StateOptions(root=tmp_path, disk=disk, limits=EAGER, fsync=True)
+        state = JobState(config, options, MemoryHistory())
+        weights = BufferPool(shard_layout(config), torch.device("cpu")).take()
+
+        def step(clock: int, *, syncs: bool) -> Level:
+            state.pushes.completed(Clock(clock))
+            disk.syncs = syncs
+            push = LoggedPush(VirtualWorkerIndex(0), Incarnation(0), StageIndex(0), Wave(clock), clock, (0,))
+            state.pushes.keep(push, [b"bytes"], sums=None)
+            disk.syncs = True
+            oldest = closed(clock), weights
+            state.pushes.consider_snapshot(Clock(clock), lambda: oldest, lambda _: None, at_barrier=True)
+            return state.level
+
+        levels = [step(clock, syncs=clock not in {0, 1}) for clock in range(4)]
+        assert levels == [Level.APPLIED, Level.APPLIED, Level.DURABLE, Level.DURABLE]
+        state.close()
+
+        assert JobState(config, options, MemoryHistory()).old_pushes is not None
+
+    def test_a_disk_that_lets_nothing_go_does_not_keep_the_next_term_from_beginning(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a file system that is read-only after an error; what cannot be written is no promise then."""
+        Cluster(tmp_path, num_shards=1).begin()
+
+        def fail(path: Path, **_: object) -> NoReturn:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", fail)
+            later = Cluster(tmp_path, num_shards=1, term=2)
+
+        assert later.processes[0].state.old_pushes is None
+
+    def test_while_it_fails_nothing_is_remembered_for_ever(self, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path, num_shards=1)
+        cluster.disks[0].room = 1000
+        cluster.begin()
+        waves(cluster, 20)
+        pushes = cluster.processes[0].state.pushes
+
+        assert cluster.levels == [Level.APPLIED]
+        assert (len(pushes._waves), len(pushes._completed_at)) <= (2, 2)
+
 
 def closed(clock: int) -> ClosedState:
     return ClosedState(
@@ -188,6 +277,22 @@ class TestBusy:
         cluster.settle()
 
         cluster.pull(8, 1)
+
+    def test_the_room_follows_the_virtual_workers(self, tmp_path: Path) -> None:
+        """Also after a restart: who was added later may be as far ahead as the others."""
+        cluster = Cluster(tmp_path, num_shards=1, staleness=2, limits=None).begin()
+        newcomer = requester(2)
+        rooms = [cluster.processes[0].state.pushes.max_bytes]
+        cluster.clock.admit(newcomer.vw, newcomer.incarnation, 1)
+        cluster.clock.join(newcomer)
+        waves(cluster, 5)
+        rooms.append(cluster.processes[0].state.pushes.max_bytes)
+        cluster.crash(0)
+        rooms.append(cluster.processes[0].state.pushes.max_bytes)
+        num_bytes = cluster.processes[0].shard.layout.num_bytes
+        limits = [push_limits(num_bytes, num_members=count, staleness=2) for count in (2, 3, 3)]
+
+        assert rooms == [each.max_bytes for each in limits]
 
     def test_there_is_room_for_all_that_may_be_staged(self) -> None:
         limits = push_limits(1000, num_members=4, staleness=2, floor=0)

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from hetpipe.errors import StaleIncarnation
+from hetpipe.errors import ClockFreed, ClockNotPublished, StaleIncarnation
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.synchroniser import Listener
@@ -121,6 +121,21 @@ class Refusing:
         """See `ShardTransport.close`."""
 
 
+class Behind:
+    """A shard that has yet to read what the clock shard told others, and then was away for a minute."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def pull(self, _: PullHeader) -> Iterator[bytes]:
+        if self._clock.monotonic() < 60.0:
+            raise ClockNotPublished("the newest is 2")
+        raise ClockFreed("it was published, and is gone")
+
+    def close(self) -> None:
+        """See `ShardTransport.close`."""
+
+
 class Heard:
     """A listener."""
 
@@ -134,19 +149,32 @@ class Heard:
         self.news.put(error)
 
 
-def test_what_a_leaver_had_only_guessed_that_it_would_need_is_no_loss() -> None:
-    """It may ask when its barrier is passed already."""
-    slices, heard = slices_of([4]), Heard()
-    client = ShardClient(
+def client_of(shard: object, heard: Heard, clock: FakeClock) -> ShardClient:
+    slices = slices_of([4])
+    return ShardClient(
         requester(1),
         slices,
         BufferPool(FlatLayout([(slices[0].parameter.name, (4,), "float32")]), torch.device("cpu")),
-        shards=(cast("ShardTransport", Refusing()),),
+        shards=(cast("ShardTransport", shard),),
         clock_shard=cast("ClockTransport", None),
         listener=cast("Listener", heard),
-        clock=FakeClock(auto_advance=True),
+        clock=clock,
         timeline=NullTimeline(),
     )
+
+
+def test_a_shard_that_hears_nothing_of_the_clock_shard_is_waited_for() -> None:
+    heard, clock = Heard(), FakeClock(auto_advance=True)
+    client = client_of(Behind(clock), heard, clock)
+    client.fetch(Clock(3), ahead=True)
+    assert heard.news.get(timeout=SECONDS) == (3, None)
+    client.close()
+
+
+def test_what_a_leaver_had_only_guessed_that_it_would_need_is_no_loss() -> None:
+    """It may ask when its barrier is passed already."""
+    heard = Heard()
+    client = client_of(Refusing(), heard, FakeClock(auto_advance=True))
     client.fetch(Clock(3), ahead=True)
     assert heard.news.get(timeout=SECONDS) == (3, None)
     client.fetch(Clock(3), ahead=False)

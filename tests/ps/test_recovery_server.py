@@ -205,6 +205,17 @@ def test_without_a_folder_of_its_own_it_goes_on_when_it_is_configured_again(tmp_
     assert (tmp_path / "state" / "shard-0" / "job@1" / "job").exists()
 
 
+def test_a_later_term_in_another_folder_leaves_nothing_of_the_one_before(tmp_path: Path) -> None:
+    """As after a rewind, when the state is in the folders of the runs."""
+    server = ShardServer(lambda _config: MemoryHistory(), state=StateOptions())
+    for term in (1, 2):
+        server.configure(shard_config(slices_of([4]), stages=(1,), run_dir=str(tmp_path / f"run-{term}"), term=term))
+    server.stop()
+
+    assert not (tmp_path / "run-1" / "state").exists()
+    assert (tmp_path / "run-2" / "state" / "shard-0" / "job@2" / "job").exists()
+
+
 def test_lost_state_is_told_and_the_job_is_not_served(processes: Processes, tmp_path: Path) -> None:
     processes.push(0, 0)
     processes.kill(1, restart=False)
@@ -219,6 +230,32 @@ def test_lost_state_is_told_and_the_job_is_not_served(processes: Processes, tmp_
     assert "is damaged at byte" in processes.handlers[1].lost_jobs()[JOB]
     with pytest.raises(StateLost):
         processes.handlers[1].configure(processes.handlers[0].job_shards()[0].config)
+
+
+@pytest.mark.parametrize(("victim", "part"), [(1, "pushes"), (0, "decisions")])
+def test_a_machine_that_forgot_what_it_had_acknowledged_sends_the_job_back(
+    processes: Processes, tmp_path: Path, victim: int, part: str
+) -> None:
+    """Without `fsync` a power cut takes the end of a log, and what is left of it is whole."""
+    (log,) = (tmp_path / f"shard-{victim}" / "job@1" / part).glob("*.log")
+    before = log.stat().st_size
+    for vw in range(2):
+        processes.push(vw, 0)
+    processes.commit(0, 0)
+    own, other = (handler.job_shards()[0] for handler in processes.handlers)
+    num_records = own.clock_shard.num_records
+    wait_until(lambda: other.shard.num_records == num_records, timeout_seconds=SECONDS, what="commit on shard 1")
+    processes.kill(victim, restart=False)
+    os.truncate(log, before)
+    port = int(processes.servers[victim].address.rpartition(":")[2])
+    processes.handlers[victim], processes.servers[victim] = processes.start(victim, port)
+    if victim == 1:
+        processes.commit(1, 0)
+
+    wait_until(lambda: processes.handlers[1].lost_jobs() != {}, timeout_seconds=SECONDS, what="loss")
+    assert "must go back to a checkpoint" in processes.handlers[1].lost_jobs()[JOB]
+    with pytest.raises(StateLost):
+        processes.push(0, 1)
 
 
 @pytest.mark.parametrize("how", ["damaged", "removed", "whole"])
@@ -256,6 +293,7 @@ def test_a_job_that_has_ended_is_not_told_as_lost_for_ever(processes: Processes,
     processes.handlers[1], processes.servers[1] = processes.start(1, port)
     processes.handlers[1].release(JOB)
 
+    assert [path.name for path in (tmp_path / "shard-1").iterdir()] == ["owner"]
     assert processes.handlers[1].lost_jobs() == {}
     with pytest.raises(UnknownJob):
         processes.push(0, 0)

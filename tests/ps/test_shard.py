@@ -384,6 +384,23 @@ class TestEviction:
 
         assert one.buffers[0] == 1
 
+    def test_unfinished_first_weights_of_a_life_that_ended_keep_no_buffer(self) -> None:
+        """No record tells of the end of who was no member yet."""
+        one = OneShard(shard_config(slices_of(SIZES)))
+        unfinished = one.shard.begin_push(push_header(requester(), None, one.headers))
+        assert isinstance(unfinished, PushSession)
+        later = requester(incarnation=1)
+        one.clock.admit(later.vw, later.incarnation, 1)
+        for who in (later, requester(1)):
+            one.clock.join(who)
+        one.push(later, None, ones())
+        one.clock.initialized(later)
+        one.settle()
+        with pytest.raises(MalformedChunk, match="given up"):
+            unfinished.write(encode(ones())[0])
+
+        assert one.buffers[0] == 1
+
     def test_a_later_life_may_have_more_stages(self) -> None:
         one = small()
         one.clock.evict(requester(1).vw, Incarnation(0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetpipe.errors import CheckpointNotWritten, PeerUnreachable
+from hetpipe.errors import Busy, CheckpointNotWritten, PeerUnreachable
 from hetpipe.pipeline.checkpoint import CheckpointReader
 from hetpipe.ps.manifest import MANIFEST, checkpoint_dir, file_digest
 from hetpipe.ps.shard_checkpoints import ShardCheckpoints
@@ -151,7 +151,7 @@ def test_a_disk_that_cannot_be_written_to_is_told(rig: Rig) -> None:
 
 
 def test_it_is_told_until_the_clock_shard_hears(rig: Rig) -> None:
-    absences = [PeerUnreachable("away"), PeerUnreachable("still away")]
+    absences = [PeerUnreachable("away"), Busy("back, and asked by everybody")]
 
     def be_away() -> None:
         if absences:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -44,6 +45,20 @@ class FakeDisk(Disk):
         self.num_syncs += 1
         if not self.syncs:
             raise OSError(errno.EIO, "Input/output error")
+
+
+class Unplugged(Disk):
+    """A disk that on `cut_power` keeps the names of all files, but only the bytes that were synced."""
+
+    def __init__(self) -> None:
+        self.synced: dict[Path, int] = {}
+
+    def sync(self, descriptor: int) -> None:
+        self.synced[Path(f"/proc/self/fd/{descriptor}").readlink()] = os.fstat(descriptor).st_size
+
+    def cut_power(self, folder: Path) -> None:
+        for path in folder.iterdir():
+            os.truncate(path, self.synced.get(path, 0))
 
 
 def new_log(folder: Path, disk: Disk = DISK, limits: LogLimits = ROOMY, following: int = 0) -> WriteAheadLog:
@@ -133,6 +148,24 @@ class TestLog:
         log.forget(second)
 
         assert [frame.header for frame in read(tmp_path, second).records] == [b"b"]
+
+    def test_what_the_disk_did_not_delete_is_deleted_the_next_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = new_log(tmp_path)
+        first, second = log.rotate(), log.rotate()
+
+        def fail(path: Path, **_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", fail)
+            with pytest.raises(OSError, match="Input/output error"):
+                log.forget(first)
+        log.forget(second)
+
+        assert [path.name for path in tmp_path.iterdir()] == [log_path(tmp_path, second).name]
+        assert log.num_bytes == log_path(tmp_path, second).stat().st_size
 
     def test_a_missing_file_is_lost_state(self, tmp_path: Path) -> None:
         log = new_log(tmp_path)
@@ -415,10 +448,28 @@ class TestLimits:
             log.append(b"too late")
         assert contents(read(tmp_path)) == []
 
-    def test_a_file_that_is_followed_by_another_is_synced_too(self, tmp_path: Path) -> None:
-        disk = FakeDisk()
-        log = new_log(tmp_path, disk, LogLimits(max_bytes=1 << 30, file_bytes=50, fsync=True))
-        log.sync(log.append(b"x" * 60))
-        log.close()
+    def test_every_folder_that_was_made_is_synced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Or a power cut could take the whole folder."""
+        synced: list[Path] = []
+        monkeypatch.setattr(
+            os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        )
+        log = new_log(tmp_path / "job" / "pushes", limits=LogLimits(fsync=True))
+        log.sync(log.append(b"a"))
 
-        assert disk.num_syncs == 2
+        assert {tmp_path, tmp_path / "job", tmp_path / "job" / "pushes"} < set(synced)
+
+    @pytest.mark.parametrize("file_bytes", [1 << 20, 50])
+    def test_a_power_cut_behind_the_beginning_of_a_file_costs_nothing_that_was_told(
+        self, tmp_path: Path, file_bytes: int
+    ) -> None:
+        """A new file may be on the disk before the end of the old one, unless that was waited for."""
+        disk = Unplugged()
+        log = new_log(tmp_path, disk, LogLimits(max_bytes=1 << 30, file_bytes=file_bytes, fsync=True))
+        log.sync(log.append(b"told" * 9))
+        log.append(b"on its way")
+        log.rotate()
+        log.append(b"too late")
+        disk.cut_power(tmp_path)
+
+        assert [frame.header for frame in read(tmp_path).records][:1] == [b"told" * 9]
