@@ -91,7 +91,8 @@ def _state_of(seen: LifeSeen, *, stays_out: bool) -> LifeState:
 
 def _gone(vw: VirtualWorkerIndex, incarnation: Incarnation, *, now: float) -> WorkerLife:
     """The log counts its newest life no more; what is left of its processes is to be ended."""
-    cause = Failure(Rank.GONE, JobFailed.__name__, "it was lost while an earlier coordinator led", now)
+    sentence = f"virtual worker {vw} was lost while an earlier coordinator led"
+    cause = Failure(Rank.GONE, JobFailed.__name__, sentence, now)
     return WorkerLife(
         vw, now, LifeState.ENDING, incarnation, deaths=incarnation + 1, failures=[cause], cause=cause, evicted=True
     )
@@ -114,6 +115,12 @@ def fill(
         assert life is not None
         life.exited = worker.state in {LifeState.AWAITING, LifeState.OUT}
         life.state = StageState.READY if worker.state in COMPUTING else StageState.STARTING
+
+
+def not_registered(assignment: Assignment) -> dict[MemberId, MemberGone]:
+    """What to say of each member of a job that has not registered with a new coordinator, by name."""
+    members = [shard.id for shard in assignment.shards] + [MemberId(agent.agent) for agent in assignment.agents]
+    return {member: MemberGone(member, f"{member} did not register with the new coordinator") for member in members}
 
 
 Found = MemberGone | StageNews | ChildExit
@@ -146,8 +153,7 @@ class Returning:
         self._over = description.clocks if description.is_over else None
         self._return_at = now + patience.echo_seconds
         self._settle_seconds = patience.settle_seconds
-        self._awaited: set[MemberId] = {shard.id for shard in assignment.shards}
-        self._awaited |= {MemberId(agent.agent) for agent in assignment.agents}
+        self._awaited = not_registered(assignment)
         #: Processes that their agents have not, and until when these may tell what became of them.
         self._missing: dict[StageKey, float] = {}
 
@@ -155,7 +161,7 @@ class Returning:
         """A process has registered; what to tell it. Only its first registration counts."""
         if info.id not in self._awaited:
             return []
-        self._awaited.discard(info.id)
+        del self._awaited[info.id]
         if info.role is not MemberRole.AGENT:
             return []
         agent = AgentId(info.id)
@@ -177,9 +183,8 @@ class Returning:
                 if life is not None and not life.exited:
                     yield from self._end_of(life)
         if self._awaited and now >= self._return_at:
-            for member in sorted(self._awaited):
-                yield MemberGone(member, f"{member} did not register with the new coordinator")
-            self._awaited.clear()
+            missing, self._awaited = self._awaited, {}
+            yield from missing.values()
 
     def _is_older(self, key: StageKey) -> bool:
         newest = next((life.key.incarnation for life in self._stages.of(key.vw)), key.incarnation)

@@ -52,6 +52,8 @@ _log = get_logger(__name__)
 _REQUEST_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 _ID_CHARACTERS = 12
 
+_NO_JOB = "no job was submitted yet; hand one in with `hetpipe submit`"
+
 
 class Coordinator(Adopting):
     """The logic of one coordinator. Thread-safe; `servicer` puts it on the network."""
@@ -316,7 +318,7 @@ class Coordinator(Adopting):
                 return host.record
         kept = self._store.job(job_id) if job_id is not None else next(reversed(self._store.jobs()), None)
         if kept is None:
-            raise UnknownJob(f"job {job_id!r:.80} is not known here" if job_id else "no job was submitted yet")
+            raise UnknownJob(f"job {job_id!r:.80} is not known here" if job_id else _NO_JOB)
         return kept
 
     def kept_events(self, job_id: JobId, *, after: int) -> tuple[NumberedEvent, ...]:

@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
 from hetpipe.errors import VersionConflict
-from hetpipe.spec.events import JobEvent, NumberedEvent, ProgressTable, StopMode
+from hetpipe.observe.log import get_logger
+from hetpipe.spec.events import (
+    JobEvent,
+    NumberedEvent,
+    ProgressTable,
+    ReplanJudged,
+    Rewound,
+    StopMode,
+    WorkerLeft,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+    WorkerReplanned,
+)
 from hetpipe.spec.ids import JobId
+
+_log = get_logger(__name__)
 
 
 class JobHost:
@@ -68,6 +83,18 @@ class JobHost:
         self.events.append(numbered)
         self.event_counts[event.kind] += 1
         self._unsaved.append(numbered)
+        self._note(event)
+
+    def _note(self, event: JobEvent) -> None:
+        """Write down what became of virtual workers, for whoever was not there to see it."""
+        told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
+        match event:
+            case WorkerLost() | WorkerQuarantined() | Rewound():
+                _log.warning(event.kind, job=self.job_id, **told)
+            case WorkerLeft() | WorkerRejoined() | WorkerReplanned() | ReplanJudged():
+                _log.info(event.kind, job=self.job_id, **told)
+            case _:
+                """It is of the run as usual."""
 
     def note_state(self) -> None:
         """Bring the record up to the machine's state."""

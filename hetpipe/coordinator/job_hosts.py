@@ -29,10 +29,10 @@ from hetpipe.coordinator.mailboxes import Mailboxes
 from hetpipe.coordinator.orphans import Orphans
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.registry import Registry
-from hetpipe.coordinator.requirements import ClusterView
+from hetpipe.coordinator.requirements import ClusterView, untold
 from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.tasks import JobTasks, Tools
-from hetpipe.errors import HetpipeError, ResourceExhausted
+from hetpipe.errors import HetpipeError, ResourceExhausted, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.spec.events import JobEnded, JobState
 from hetpipe.spec.ids import JobId
@@ -111,9 +111,16 @@ class JobHosts:
             self._feed(host, fact)
 
     def free_devices(self) -> tuple[AgentInfo, ...]:
-        """The agents in order of registration, with the devices that no job uses."""
+        """The agents in order of registration, with the devices that no job uses.
+
+        Raises:
+            Unavailable: that is not known yet.
+        """
         with self.condition:
-            return self._cluster().agents
+            cluster = self._cluster()
+        if cluster.unled:
+            raise Unavailable(f"the coordinator waits for {untold(cluster.unled[0])}; ask again in a few seconds")
+        return cluster.agents
 
     # -- for subclasses, under the lock ------------------------------------------------------------------------------
 
@@ -220,8 +227,8 @@ class JobHosts:
     def _cluster(self) -> ClusterView:
         """What is free now.
 
-        A parameter server may serve a job that is under way: it is looked at once it has told of its jobs. So may an
-        agent have processes of a job that nobody leads yet.
+        A parameter server may serve a job that is under way: it is looked at once it has told of its jobs. What a job
+        uses that nobody leads yet is not known.
         """
         now = self._clock.monotonic()
         busy = {
@@ -232,16 +239,13 @@ class JobHosts:
             for device in agent.devices
         }
         members = self._registry.of_role(MemberRole.AGENT)
-        agents = [
-            member.agent_info
-            for member in members
-            if not self._registry.departs(member.id) and not any(key.job_id in self._orphans for key in member.stages)
-        ]
+        agents = [member.agent_info for member in members if not self._registry.departs(member.id)]
         shards = self._registry.of_role(MemberRole.PARAMETER_SERVER)
         return ClusterView(
             agents=tuple(_without(agent, busy) for agent in agents),
             busy_devices=sum(device.device in busy for agent in agents for device in agent.devices),
             shards=tuple(shard for shard in shards if self._registry.has_told(shard.id)),
+            unled=tuple(orphan.job_id for orphan in self._orphans),
         )
 
 

@@ -80,6 +80,8 @@ class JobMachine(JobCourse):
         self._announce(StateChanged(state, adoption.ADOPTED))
         self._prepared = adoption.prepared_of(assignment, description)
         self._rewinds.prepared(self._prepared, now=now)
+        for absent in adoption.not_registered(assignment).values():
+            self._rewinds.gone(absent)
         self._training = Training(
             assignment,
             self._prepared,
@@ -135,7 +137,8 @@ class JobMachine(JobCourse):
 
     def _set_out(self, fact: WayInput, *, now: float) -> None:
         """Go on towards training."""
-        if self.state is JobState.INSPECTING:
+        is_too_early = isinstance(fact, ClusterSeen) and bool(fact.cluster.unled)
+        if self.state is JobState.INSPECTING or is_too_early:
             self._heard = now
         for taken in self._way.handle(fact, state=self.state, now=now):
             match taken:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import HetpipeError, MemberReplaced, StaleTerm, Unavailable, UnknownMember
+from hetpipe.errors import Busy, HetpipeError, MemberReplaced, StaleTerm, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.fencing import FenceGuard
@@ -139,7 +139,7 @@ class Membership:
             try:
                 lease = self._register()
                 break
-            except (Unavailable, StaleTerm):
+            except (Unavailable, Busy, StaleTerm):
                 if self._cancelled.is_set() or self._clock.monotonic() >= deadline:
                     raise
                 self._clock.sleep(_START_PAUSE_SECONDS)

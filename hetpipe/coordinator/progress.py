@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hetpipe.coordinator.worker_life import COMPUTING, UP, LifeState
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import ProgressTable, StageRow, VirtualWorkerRow
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
@@ -21,6 +22,9 @@ STALE_SECONDS = 3.0
 
 #: Who waits for this share of its time is held up.
 HELD_UP_SHARE = 0.5
+
+#: Who does not stand so does nothing, whatever it did a moment ago.
+_WORKING = COMPUTING | {LifeState.DONE}
 
 StagePlace = tuple[VirtualWorkerIndex, StageIndex]
 """A stage, whatever its life."""
@@ -149,12 +153,21 @@ class ProgressBoard:
         first = self.reports.get((vw, StageIndex(0)))
         return self._start.clock if first is None else first.clock
 
-    def table(self, clocks: ClockSnapshot | None, *, up: Collection[VirtualWorkerIndex], now: float) -> ProgressTable:
-        """The picture at `now`, when the virtual workers in `up` are there; distances are from the slowest of them."""
+    def table(
+        self, clocks: ClockSnapshot | None, *, states: Mapping[VirtualWorkerIndex, LifeState], now: float
+    ) -> ProgressTable:
+        """The picture at `now`, when the virtual workers stand in `states`.
+
+        Distances are from the slowest of those that count: who begins its next life is no member yet.
+        """
         locals_ = {vw.index: self.local_clock(vw.index, clocks) for vw in self.plan.virtual_workers}
-        counting = {vw: clock for vw, clock in locals_.items() if vw in up} or locals_
+        up = {vw: clock for vw, clock in locals_.items() if states[vw] in UP}
+        members = {vw: clock for vw, clock in up.items() if clocks is None or vw in clocks.local}
+        counting = members or up or locals_
         slowest = min(counting.values())
-        rows = tuple(self._row(vw, locals_[vw.index], slowest, now=now) for vw in self.plan.virtual_workers)
+        rows = tuple(
+            self._row(vw, locals_[vw.index], slowest, states[vw.index], now=now) for vw in self.plan.virtual_workers
+        )
         rate = sum(row.samples_per_second for row in rows)
         samples = self._start.samples if clocks is None else clocks.samples
         total = total_samples(self._data)
@@ -178,7 +191,9 @@ class ProgressBoard:
         others = [share for vw, share in waits.items() if vw != last]
         return last if others and min(others) >= HELD_UP_SHARE > 2 * waits[last] else None
 
-    def _row(self, vw: VirtualWorkerPlan, clock: Clock, slowest: Clock, *, now: float) -> VirtualWorkerRow:
+    def _row(
+        self, vw: VirtualWorkerPlan, clock: Clock, slowest: Clock, state: LifeState, *, now: float
+    ) -> VirtualWorkerRow:
         first = self.reports.get((vw.index, StageIndex(0)))
         last = self.reports.get((vw.index, StageIndex(len(vw.stages) - 1)))
         running = self.running_seconds(now=now)
@@ -188,8 +203,9 @@ class ProgressBoard:
             stages=tuple(StageRow(stage.first_layer, stage.last_layer, stage.device) for stage in vw.stages),
             clock=clock,
             distance=max(0, clock - slowest),
-            samples_per_second=self._rates[vw.index].per_second(now),
+            samples_per_second=self._rates[vw.index].per_second(now) if state in _WORKING else 0.0,
             loss=None if last is None else last.loss,
             waiting_share=0.0 if first is None or running <= 0.0 else min(1.0, first.waiting_seconds / running),
             memory_bytes=sum(report.weight_bytes + report.activation_bytes for report in reports),
+            state=state.value,
         )

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import get_args
 
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.job_host import JobHost
 from hetpipe.observe.readings import Reading
-from hetpipe.spec.events import JobState, ProgressTable
+from hetpipe.spec.events import JobEvent, JobState, ProgressTable
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberRole
 from hetpipe.spec.run import ClockSnapshot
+
+#: Of the events that are counted. Each is told from the start, at 0: the first one of a kind would show no increase.
+_KINDS = tuple(
+    str(field.default)
+    for event in get_args(JobEvent)
+    if event is not ProgressTable
+    for field in fields(event)
+    if field.name == "kind"
+)
 
 
 def readings(coordinator: Coordinator) -> Iterator[Reading]:
@@ -42,8 +53,8 @@ def _of_members(coordinator: Coordinator) -> Iterator[Reading]:
 def _of_job(host: JobHost) -> Iterator[Reading]:
     """One job; of an ended one only its events, so that nobody takes its clocks for stalled ones."""
     job_id = host.job_id
-    for kind, number in host.event_counts.items():
-        yield Reading("hetpipe_job_events_total", number, (job_id, kind))
+    for kind in _KINDS:
+        yield Reading("hetpipe_job_events_total", host.event_counts[kind], (job_id, kind))
     if host.machine.ended is not None:
         return
     if host.machine.clocks is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetpipe.coordinator.planning import num_devices_wanted
+from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.run import AgentInfo
@@ -21,10 +22,14 @@ class ClusterView:
     """Devices that other jobs use."""
     shards: tuple[MemberInfo, ...]
     """Parameter servers, by wanted index, then in order of registration."""
+    unled: tuple[JobId, ...] = ()
+    """Jobs that are under way and that nobody leads yet: what they use is not known, and may be any of this."""
 
 
 def missing(job: Job, cluster: ClusterView) -> str:
     """What the job still needs, as the end of a sentence; empty when everything is there."""
+    if cluster.unled:
+        return untold(cluster.unled[0])
     needs = []
     free = sum(len(agent.devices) for agent in cluster.agents)
     wanted = num_devices_wanted(job)
@@ -39,6 +44,11 @@ def missing(job: Job, cluster: ClusterView) -> str:
         lack = _count(wanted_shards - len(cluster.shards), "more parameter server")
         needs.append(f"{lack} (it needs {wanted_shards}; {len(cluster.shards)} registered)")
     return " and ".join(needs)
+
+
+def untold(job_id: JobId) -> str:
+    """What somebody waits for who wants to know what is free, while nobody leads a job that is under way."""
+    return f"the parameter servers to tell what job {job_id} uses, which goes on without a coordinator"
 
 
 def claim_devices(num_devices: int | None, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:

@@ -17,7 +17,6 @@ from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.setting_out import SettingOut
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.training import Training
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.coordinator.worker_lives import LivesInput
 from hetpipe.errors import JobFailed, Unavailable
 from hetpipe.spec.commands import ChildExit
@@ -105,7 +104,7 @@ class Rewinds:
         pause = 2.0 ** (self._fruitless - 1) if self._fruitless else 0.0
         ready_at = now + min(pause, self._survive.backoff.total_seconds())
         self._way = _WayBack(cause, max(clock, self._began_at or clock), now, ready_at)
-        self._out = tuple(life.vw for life in training.lives if life.state is LifeState.OUT and life.stays_out)
+        self._out = tuple(life.vw for life in training.lives if life.stays_out)
 
     def check(
         self, stages: StageTable, members: SettingOut, before: Prepared, *, now: float
@@ -134,8 +133,8 @@ class Rewinds:
             return None
         way.is_preparing = True
         self._number += 1
-        shards = tuple(self._known.get(shard.id, shard) for shard in members.shards)
-        return Rewind(self._number, before, members.agents, shards, members.eval_samples)
+        members.renew(self._known)
+        return Rewind(self._number, before, members.agents, members.shards, members.eval_samples)
 
     def puts_up_with(self, failed: TaskFailed, *, now: float) -> bool:
         """Whether a failure to prepare the job anew is one to wait out."""

@@ -5,7 +5,8 @@ The part of `job_machine` before there are processes; facts in, instructions and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetpipe.coordinator.configs import Assignment, with_agents
 from hetpipe.coordinator.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
@@ -69,6 +70,12 @@ class SettingOut:
     def enlarge(self, agents: Sequence[AgentInfo]) -> None:
         """More devices are claimed while the job runs."""
         self.agents = with_agents(self.agents, agents)
+
+    def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
+        """Be told of the newest registration of members, by name: they may be elsewhere now."""
+        self.shards = tuple(known.get(shard.id, shard) for shard in self.shards)
+        agents = [(agent, known.get(MemberId(agent.agent))) for agent in self.agents]
+        self.agents = tuple(replace(old, host=new.host, pid=new.pid) if new else old for old, new in agents)
 
     @property
     def members(self) -> tuple[MemberId, ...]:

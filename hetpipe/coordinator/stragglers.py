@@ -41,11 +41,12 @@ class _Watched:
     expected: Expected
     #: (seconds, minibatches) of the latest windows.
     windows: deque[tuple[float, int]]
+    #: How far each of them is off.
+    factors: deque[float]
     incarnation: Incarnation = Incarnation(0)
     #: The report that ended the latest window; None before the first one of this life, which counts nothing.
     last: StageProgress | None = None
-    #: How far the latest window is off; windows off in a row, to either side; windows in a row that are well.
-    factor: float = 1.0
+    #: Windows off in a row, to either side; windows in a row that are well.
     off: int = 0
     calm: int = 0
     straggles: bool = False
@@ -77,7 +78,7 @@ class Stragglers:
         for place in [place for place in self._stages if place[0] == vw]:
             del self._stages[place]
         for index, one in enumerate(stages):
-            self._stages[vw, StageIndex(index)] = _Watched(one, deque(maxlen=self._patience))
+            self._stages[vw, StageIndex(index)] = self._watched(one, Incarnation(0))
 
     def add(self, key: StageKey, report: StageProgress) -> bool:
         """Take a report; whether it closed a window."""
@@ -86,8 +87,7 @@ class Stragglers:
             return False
         if key.incarnation > stage.incarnation:
             # Another process: what it says is counted from its own start.
-            fresh = _Watched(stage.expected, deque(maxlen=self._patience), key.incarnation)
-            stage = self._stages[key.vw, key.stage] = fresh
+            stage = self._stages[key.vw, key.stage] = self._watched(stage.expected, key.incarnation)
         last = stage.last
         if last is None and report.minibatches:
             # What it did so far is its start, in which everything is slow.
@@ -102,8 +102,12 @@ class Stragglers:
 
     @property
     def straggling(self) -> tuple[Straggling, ...]:
-        """Those that are named, in order."""
-        return tuple(Straggling(*place, stage.factor) for place, stage in self._stages.items() if stage.straggles)
+        """Those that are named, in order, with how far the worst of their latest windows was off.
+
+        One of these was not well, else they were named no more; the latest alone may have been.
+        """
+        named = {place: stage for place, stage in self._stages.items() if stage.straggles}
+        return tuple(Straggling(*place, max(stage.factors)) for place, stage in named.items())
 
     def is_off(self, vw: VirtualWorkerIndex) -> bool:
         """Whether a stage of it has left the plan, to either side, for as long as patience says."""
@@ -124,15 +128,19 @@ class Stragglers:
         found = [self._foreseen(stage) for place, stage in self._stages.items() if place[0] == vw]
         return None if None in found else tuple(one for one in found if one is not None)
 
+    def _watched(self, expected: Expected, incarnation: Incarnation) -> _Watched:
+        return _Watched(expected, deque(maxlen=self._patience), deque(maxlen=self._patience), incarnation)
+
     def _judge(self, stage: _Watched) -> None:
         seconds, minibatches = stage.windows[-1]
         alike = stage.expected.alike
         self._fastest[alike] = min(seconds / minibatches, self._fastest.get(alike, seconds / minibatches))
-        stage.factor = self._relative(stage)
-        is_slow = stage.factor >= self._factor
-        stage.off = stage.off + 1 if is_slow or stage.factor <= 1.0 / self._factor else 0
+        factor = self._relative(stage)
+        stage.factors.append(factor)
+        is_slow = factor >= self._factor
+        stage.off = stage.off + 1 if is_slow or factor <= 1.0 / self._factor else 0
         # Half way back, so that noise around the factor names nobody on and off.
-        stage.calm = stage.calm + 1 if stage.factor < (1.0 + self._factor) / 2.0 else 0
+        stage.calm = stage.calm + 1 if factor < (1.0 + self._factor) / 2.0 else 0
         if is_slow and stage.off >= self._patience:
             stage.straggles = True
         elif stage.calm >= self._patience:

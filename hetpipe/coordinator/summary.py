@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetpipe.spec.events import Evaluated
-from hetpipe.spec.ids import StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.run import ClockSnapshot, StageProgress
 from hetpipe.spec.sync import Progress
@@ -77,7 +77,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
             "max_clock_distance": clocks.max_distance,
             "violations": None,
         },
-        "clocks": {str(vw): clocks.local.get(vw, start.clock) for vw in members},
+        "clocks": {str(vw): clocks.local.get(vw, _last_clock(record, vw)) for vw in members},
         "global_clock": clocks.global_clock,
         "bytes": {
             "pushed": sum(report.pushed_bytes for report in record.reports.values()),
@@ -112,6 +112,12 @@ def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[St
 def _report(record: RunRecord, vw: VirtualWorkerIndex, stage: int) -> StageProgress | None:
     num_stages = len(record.plan.virtual_workers[vw].stages)
     return record.reports.get((vw, StageIndex(stage % num_stages)))
+
+
+def _last_clock(record: RunRecord, vw: VirtualWorkerIndex) -> Clock:
+    """Where one came to that is no member at the end."""
+    report = _report(record, vw, 0)
+    return record.start.clock if report is None else report.clock
 
 
 def _waiting_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:

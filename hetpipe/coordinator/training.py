@@ -195,7 +195,7 @@ class Training:
         if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
             self._pictured = now
             self._board.follow(self._lives.assignment.plan, now=now)
-            table = self._board.table(self.clocks, up=self._lives.up, now=now)
+            table = self._board.table(self.clocks, states=self._lives.states, now=now)
             out.append(Announce(replace(table, slow=self._repartitions.slow)))
             out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)
         return out

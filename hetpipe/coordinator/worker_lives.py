@@ -112,9 +112,9 @@ class WorkerLives(WorkerSteps):
         return tuple(worker.status for worker in self)
 
     @property
-    def up(self) -> frozenset[VirtualWorkerIndex]:
-        """Those that are not lost."""
-        return frozenset(worker.vw for worker in self if worker.is_up)
+    def states(self) -> dict[VirtualWorkerIndex, LifeState]:
+        """Where each stands."""
+        return {worker.vw: worker.state for worker in self}
 
     @property
     def can_run(self) -> bool:
@@ -365,7 +365,7 @@ class WorkerLives(WorkerSteps):
     def _check_agents(self, *, now: float) -> None:
         """With nobody to train, agents are not waited for for ever."""
         waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._away_of(worker)]
-        if self.up or not waits:
+        if any(worker.is_up for worker in self) or not waits:
             self._alone_since = None
             return
         if self._alone_since is None:

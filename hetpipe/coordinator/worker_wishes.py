@@ -54,6 +54,7 @@ class WorkerWishes:
         Raises:
             UnknownJob: there is no such job.
             UserError: it does not run, has no such virtual worker, or none is out and there is no room for another.
+            Unavailable: this coordinator does not know enough yet.
         """
         with self._coordinator.condition:
             host = self._host(job_id)
@@ -66,7 +67,12 @@ class WorkerWishes:
             return tuple(worker.status for worker in workers)
 
     def _enlarge(self, host: JobHost) -> WorkerStatus:
-        """Have a virtual worker join that the run has not had yet."""
+        """Have a virtual worker join that the run has not had yet.
+
+        Raises:
+            UserError: there is no room for another.
+            Unavailable: what is free is not known yet.
+        """
         new = another(host.machine, self._coordinator.free_devices())
         devices = [stage.device for stage in new.plan.stages]
         _log.info("new_worker_asked", job=host.job_id, vw=new.plan.index, devices=devices)

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from hetpipe.coordinator.adoption import ADOPTED
+from hetpipe.errors import Unavailable
 from hetpipe.spec.commands import (
     ChildExit,
     StageNews,
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
-from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode, WorkerLost
+from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode, Waiting, WorkerLost
 from hetpipe.spec.ids import AgentId, Clock
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.run import StageDone
 from hetpipe.spec.sync import Progress
-from tests.coordinator.builders import JOB_ID, clocks, job, progress, submission
+from tests.coordinator.builders import JOB_ID, agent_info, clocks, job, progress, submission
 from tests.coordinator.fakes import Cluster
 from tests.coordinator.succession import Succession, key, seen, stages
 
@@ -100,6 +101,31 @@ class TestAsIfNothingHadBeen:
         other = succession.coordinator.host(None)
         assert other is not None
         assert other.machine.state is JobState.SUBMITTED
+
+    def test_it_gets_nothing_while_nobody_knows_what_is(self, succession: Succession) -> None:
+        """The agents have no processes of the job, and its clock shard is away: it may use any device."""
+        succession.replace(wiped=True)
+        succession.come("n0", "n1", "ps1", have={"n0": (), "n1": ()})
+        other = succession.coordinator.submit_job(
+            submission(job("parameter_servers.count=1"), "/nowhere/other", request_id="another-request")
+        )
+        succession.cluster.wait(40.0)
+        host = succession.coordinator.host(other)
+        assert host is not None
+        assert host.machine.state is JobState.SUBMITTED
+        told = [event.event.sentence for event in host.events if isinstance(event.event, Waiting)]
+        assert told[-1] == (
+            f"the coordinator waits for the parameter servers to tell what job {JOB_ID} uses, which goes on without a "
+            f"coordinator (job {other})"
+        )
+        with pytest.raises(Unavailable, match="ask again in a few seconds"):
+            succession.coordinator.free_devices()
+
+        succession.come("ps0")
+        succession.cluster.wait(1.0)
+        assert succession.machine.state is JobState.RUNNING
+        assert host.machine.state is JobState.SUBMITTED
+        assert succession.coordinator.free_devices() == tuple(agent_info(name, devices=0) for name in ("n0", "n1"))
 
 
 class TestLives:
@@ -310,6 +336,28 @@ class TestBeforeAndAfterTraining:
         configs = succession.asked("configure")[before:]
         assert {(config.term, config.progress.clock) for config in configs} == {(2, 4)}
         assert succession.state() is JobState.RUNNING
+
+    def test_one_that_goes_back_waits_for_whom_this_coordinator_has_never_seen(self, succession: Succession) -> None:
+        """An agent was gone before this coordinator began, and comes when the job is on its way again."""
+        succession.replace()
+        succession.come("n1", "ps0", "ps1")
+        cluster = succession.cluster
+        cluster.shards.serving["shards.host:7001"].clear()
+        for _ in range(2):
+            cluster.beat("ps1")
+        cluster.obey()
+        cluster.wait(5.0)
+        assert succession.state() is JobState.STARTING
+        cluster.train()
+
+        succession.come("n0", have={"n0": ()})
+        cluster.train()
+        cluster.wait(1.0)
+        cluster.train()
+        assert succession.state() is JobState.RUNNING
+        assert [worker.state for worker in succession.machine.workers] == ["ready", "ready"]
+        lost = succession.events(WorkerLost)
+        assert [(event.vw, event.sentence) for event in lost] == [(0, "n0 did not register with the new coordinator")]
 
     def test_it_is_not_begun_again_when_nobody_knows_where_it_was(self, succession: Succession) -> None:
         succession.cluster.beat("ps0", lost={JOB_ID: "its disk is gone"})

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from hetpipe.errors import StaleIncarnation
 from hetpipe.spec.commands import ChildExit, StartStageCommand
@@ -46,6 +47,18 @@ class TestLives:
         assert {c.restore for c in configs} == {"/run/checkpoints/clock-00000004"}
         assert [event.incarnation for event in events(cluster, WorkerRejoined)] == [1]
         assert state(cluster) is JobState.RUNNING
+
+    def test_the_log_says_what_became_of_it_and_why(self, cluster: Cluster) -> None:
+        with capture_logs() as logs:
+            self.kill(cluster)
+            cluster.train()
+
+        told = {line["event"]: line for line in logs if line["event"].startswith("worker_")}
+        assert list(told) == ["worker_lost", "worker_rejoined"]
+        (event,) = events(cluster, WorkerLost)
+        lost = told["worker_lost"]
+        assert (lost["log_level"], lost["job"], lost["vw"], lost["incarnation"]) == ("warning", JOB_ID, 1, 0)
+        assert lost["sentence"] == event.sentence
 
     def test_a_clock_shard_that_is_away_is_asked_until_it_answers(self, cluster: Cluster) -> None:
         cluster.shards.dead.add("shards.host:7000")

@@ -11,6 +11,7 @@ import pytest
 from hetpipe.coordinator.configs import data_of, fresh_progress
 from hetpipe.coordinator.progress import ProgressBoard
 from hetpipe.coordinator.summary import RunRecord, clocks_from_reports, result_object
+from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.planner.partition import plan_job
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import Evaluated
@@ -23,7 +24,7 @@ PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
 START = fresh_progress(40)
 
 
-BOTH = {Vw(0), Vw(1)}
+BOTH = {Vw(0): LifeState.READY, Vw(1): LifeState.READY}
 
 
 def key(vw: int, stage: int, life: int = 0) -> StageKey:
@@ -37,7 +38,7 @@ def board() -> ProgressBoard:
 
 class TestProgressBoard:
     def test_an_empty_table_has_all_rows(self, board: ProgressBoard) -> None:
-        table = board.table(None, up=BOTH, now=100.0)
+        table = board.table(None, states=BOTH, now=100.0)
 
         assert [row.vw for row in table.rows] == [0, 1]
         assert [(s.first_layer, s.last_layer, s.device) for s in table.rows[1].stages] == [
@@ -49,7 +50,7 @@ class TestProgressBoard:
         assert table.staleness == 1
 
     def test_clocks_come_from_the_clock_shard(self, board: ProgressBoard) -> None:
-        table = board.table(clocks(5, 3, samples=16), up=BOTH, now=101.0)
+        table = board.table(clocks(5, 3, samples=16), states=BOTH, now=101.0)
 
         assert [(row.clock, row.distance) for row in table.rows] == [(5, 2), (3, 0)]
         assert (table.global_clock, table.samples) == (3, 16)
@@ -57,7 +58,7 @@ class TestProgressBoard:
     def test_without_it_from_the_first_stages(self, board: ProgressBoard) -> None:
         board.add(key(0, 0), progress(clock=4), now=101.0)
 
-        assert [row.clock for row in board.table(None, up=BOTH, now=101.0).rows] == [4, 0]
+        assert [row.clock for row in board.table(None, states=BOTH, now=101.0).rows] == [4, 0]
 
     def test_rates_come_from_the_last_stage_over_the_last_seconds(self, board: ProgressBoard) -> None:
         for second in range(1, 31):
@@ -65,7 +66,7 @@ class TestProgressBoard:
             board.add(key(0, 1), progress(samples=samples, loss=0.5), now=100.0 + second)
             board.add(key(0, 0), progress(samples=9_999), now=100.0 + second)
 
-        row = board.table(clocks(1, 1, samples=40), up=BOTH, now=130.0).rows[0]
+        row = board.table(clocks(1, 1, samples=40), states=BOTH, now=130.0).rows[0]
 
         assert row.samples_per_second == pytest.approx(20.0)
         assert row.loss == 0.5
@@ -73,7 +74,9 @@ class TestProgressBoard:
     def test_a_rate_falls_when_nothing_is_heard(self, board: ProgressBoard) -> None:
         board.add(key(0, 1), progress(samples=40), now=102.0)
 
-        rates = [board.table(None, up=BOTH, now=now).rows[0].samples_per_second for now in (102.0, 105.0, 110.0, 140.0)]
+        rates = [
+            board.table(None, states=BOTH, now=now).rows[0].samples_per_second for now in (102.0, 105.0, 110.0, 140.0)
+        ]
 
         assert rates == [20.0, 20.0, 4.0, 1.0]
 
@@ -81,7 +84,7 @@ class TestProgressBoard:
         board.add(key(0, 1), progress(samples=10), now=102.0)
         board.add(key(1, 1), progress(samples=30), now=102.0)
 
-        table = board.table(clocks(1, 1, samples=40), up=BOTH, now=102.0)
+        table = board.table(clocks(1, 1, samples=40), states=BOTH, now=102.0)
 
         assert table.samples_per_second == pytest.approx(20.0)
         assert table.eta_seconds == pytest.approx(2.0)
@@ -89,12 +92,12 @@ class TestProgressBoard:
     def test_waiting_is_a_share_of_the_running_time(self, board: ProgressBoard) -> None:
         board.add(key(1, 0), progress(waiting_seconds=2.5), now=110.0)
 
-        assert board.table(None, up=BOTH, now=110.0).rows[1].waiting_share == pytest.approx(0.25)
+        assert board.table(None, states=BOTH, now=110.0).rows[1].waiting_share == pytest.approx(0.25)
 
     def test_memory_is_summed_over_the_stages(self, board: ProgressBoard) -> None:
         for stage in range(2):
             board.add(key(1, stage), progress(weight_bytes=300, activation_bytes=20), now=101.0)
-        assert [row.memory_bytes for row in board.table(None, up=BOTH, now=101.0).rows] == [0, 640]
+        assert [row.memory_bytes for row in board.table(None, states=BOTH, now=101.0).rows] == [0, 640]
 
     def test_the_last_stage_of_a_shorter_plan_counts_from_where_it_is(self, board: ProgressBoard) -> None:
         board.add(key(0, 1), progress(samples=500), now=105.0)
@@ -104,7 +107,7 @@ class TestProgressBoard:
         for samples in (10, 30):
             board.add(key(0, 0, life=1), progress(samples=samples), now=106.0 + samples / 10)
 
-        row = board.table(None, up=BOTH, now=109.0).rows[0]
+        row = board.table(None, states=BOTH, now=109.0).rows[0]
         assert row.samples_per_second == pytest.approx(10.0)
         assert len(row.stages) == 1
 
@@ -120,10 +123,31 @@ class TestProgressBoard:
         assert (report.first_loss, report.loss, report.weight_bytes) == (5.0, 2.0, 30)
 
     def test_distances_are_from_the_slowest_that_is_there(self, board: ProgressBoard) -> None:
-        table = board.table(clocks(7, 3), up={Vw(0)}, now=101.0)
+        board.add(key(1, 1), progress(samples=30), now=101.0)
+        table = board.table(clocks(7, 3), states=BOTH | {Vw(1): LifeState.ENDING}, now=101.0)
 
-        assert [(row.clock, row.distance) for row in table.rows] == [(7, 0), (3, 0)]
+        assert [(row.clock, row.distance, row.state) for row in table.rows] == [(7, 0, "ready"), (3, 0, "ending")]
         assert table.global_clock == 7
+
+    @pytest.mark.parametrize(("state", "rate"), [("ready", 30.0), ("starting", 0.0), ("ending", 0.0), ("done", 30.0)])
+    def test_who_does_not_compute_has_no_rate(self, board: ProgressBoard, state: str, rate: float) -> None:
+        board.add(key(1, 1), progress(samples=30), now=101.0)
+        table = board.table(clocks(7, 3), states=BOTH | {Vw(1): LifeState(state)}, now=101.0)
+
+        assert (table.rows[1].samples_per_second, table.samples_per_second) == (rate, rate)
+
+    @pytest.mark.parametrize("state", [LifeState.STARTING, LifeState.READY])
+    def test_who_begins_its_next_life_holds_nobody_up_until_it_is_a_member(
+        self, board: ProgressBoard, state: LifeState
+    ) -> None:
+        for vw, waited in ((0, 9.0), (1, 0.0)):
+            board.add(key(vw, 0), progress(clock=3, waiting_seconds=waited), now=110.0)
+        told = clocks(30, 3)
+        others = replace(told, local={Vw(0): told.local[Vw(0)]})
+        table = board.table(others, states=BOTH | {Vw(1): state}, now=110.0)
+
+        assert [(row.clock, row.distance) for row in table.rows] == [(30, 0), (3, 0)]
+        assert (table.global_clock, table.straggler) == (30, None)
 
     @pytest.mark.parametrize(("waits", "straggler"), [((9.0, 0.0), 1), ((4.0, 0.0), None), ((9.0, 6.0), None)])
     def test_who_holds_the_others_up_is_named(
@@ -132,8 +156,9 @@ class TestProgressBoard:
         for vw, seconds in enumerate(waits):
             board.add(key(vw, 0), progress(waiting_seconds=seconds), now=110.0)
 
-        assert board.table(clocks(4, 2), up=BOTH, now=110.0).straggler == straggler
-        assert board.table(clocks(4, 2), up={Vw(1)}, now=110.0).straggler is None
+        assert board.table(clocks(4, 2), states=BOTH, now=110.0).straggler == straggler
+        alone = BOTH | {Vw(0): LifeState.OUT}
+        assert board.table(clocks(4, 2), states=alone, now=110.0).straggler is None
 
 
 def record(**values: Any) -> RunRecord:
@@ -199,6 +224,14 @@ class TestResult:
                 for stage in (0, 1)
             ],
         }
+
+    def test_who_is_out_has_the_clock_it_came_to(self) -> None:
+        told = clocks(6, 5)
+        others = replace(told, local={Vw(0): told.local[Vw(0)]})
+        reports = {**record().reports, (Vw(1), StageIndex(0)): progress(clock=3)}
+
+        assert result_object(record(told_clocks=others, reports=reports))["clocks"] == {"0": 6, "1": 3}
+        assert result_object(record(told_clocks=others, reports={}))["clocks"] == {"0": 6, "1": START.clock}
 
     def test_counts_are_of_this_run_alone(self) -> None:
         start = Progress(Clock(4), 1, bytes(5), minibatches=12, samples=48)

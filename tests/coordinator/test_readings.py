@@ -73,6 +73,7 @@ def test_a_running_job(tmp_path: Path) -> None:
     assert 0.0 < found["vw_waiting_ratio", JOB_ID, 0] < 1.0
     assert found["job_running_seconds", JOB_ID] > 0.0
     assert found["job_events_total", JOB_ID, "state_changed"] == 4
+    assert found["job_events_total", JOB_ID, "rewound"] == 0, "told before the first, which would be no increase"
 
 
 def test_every_metric_of_the_list_is_told(tmp_path: Path) -> None:

@@ -160,6 +160,22 @@ class TestTheWay:
         driver.wait(0.25)
 
         assert driver.rewinds[0].shards == (SHARDS[0], moved)
+        driver.prepare_again(4)
+        commands = [item.command for item in driver.start_commands[-4:]]
+        configs = [command.config for command in commands if isinstance(command, StartStageCommand)]
+        assert {config.shard_addresses for config in configs} == {(SHARDS[0].address, moved.address)}
+
+    def test_stages_say_where_their_agents_are_now(self, driver: Rewinding) -> None:
+        driver.feed(MemberGone(MemberId("n1"), "n1 stopped answering"))
+        driver.feed(MemberSeen(replace(agent_member("n1", devices=2, pid=7), host="elsewhere")))
+        driver.lose_disk()
+        driver.end_all()
+        driver.wait(0.25)
+        driver.prepare_again(4)
+
+        commands = [item.command for item in driver.start_commands[-4:]]
+        configs = [command.config for command in commands if isinstance(command, StartStageCommand)]
+        assert [config.host for config in configs] == ["n0.host", "n0.host", "elsewhere", "elsewhere"]
 
 
 class TestTwice:
@@ -305,6 +321,20 @@ class TestWhatPeopleWanted:
         driver.lose_disk()
         for stage in (0, 1):
             driver.exit(0, stage, -15)
+        driver.wait(0.25)
+        driver.prepare_again(4)
+        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        for stage in (0, 1):
+            driver.exit(1, stage, -9, ordered=True)
+            driver.report(0, stage, ready())
+
+        assert driver.machine.state is JobState.RUNNING
+        assert driver.worker(1).state is LifeState.OUT
+
+    def test_who_was_about_to_leave_stays_out(self, driver: Rewinding) -> None:
+        driver.feed(DrainAsked(Vw(1), "out"))
+        driver.lose_disk()
+        driver.end_all()
         driver.wait(0.25)
         driver.prepare_again(4)
         driver.feed(Evicted(Vw(1), Incarnation(0)))

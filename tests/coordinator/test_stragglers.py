@@ -68,6 +68,14 @@ def test_a_stage_that_is_ten_times_slower_is_named_when_patience_ends(seconds: f
     assert told.of.reference(Vw(1)) == pytest.approx((0.1, 0.1))
 
 
+def test_one_that_is_named_is_not_told_by_a_single_window() -> None:
+    told = Told()
+    for seconds in (1.0,) * PATIENCE + (0.1, 1.0, 0.1):
+        told.window({(1, 0): seconds})
+
+    assert told.names == [(1, 0, 10.0)], "the last window was well, most were not"
+
+
 def test_where_nothing_was_foreseen_one_that_is_slow_from_the_start_is_compared_with_its_like() -> None:
     told = Told(None)
     for _ in range(PATIENCE):
