@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos partitions soak bench-recovery fuzz e2e-docker docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak bench-recovery fuzz e2e-docker docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,7 @@ help:
 	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (a minute)"
 	@echo "make explore    200,000 states of three virtual workers and two shards (a minute)"
 	@echo "make chaos   kill -9 and pause of every process at every failpoint, real processes, TLS (a quarter of an hour)"
+	@echo "make chaos-pairs   two faults at once, or one while the job gets over the other; ARGS=\"--count 40\" for some"
 	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
 	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
 	@echo "make bench-recovery   how long what takes when somebody dies, and what surviving costs, medians (a quarter of an hour)"
@@ -69,6 +70,9 @@ explore: $(STAMP)
 
 chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+chaos-pairs: setup
+	@$(BIN)/python -m tests.chaos.pairs $(ARGS)
 
 partitions: setup
 	@$(BIN)/python -m tests.chaos.partitions $(ARGS)

@@ -240,6 +240,22 @@ class Shutdown:
             callback()
 
 
+def started(start: Callable[[], object], shutdown: Shutdown) -> bool:
+    """Call `start`, which waits for others; whether it came to its end before the service was told to end.
+
+    Raises:
+        HetpipeError: what `start` raised though nobody told it to give up.
+    """
+    try:
+        start()
+    except HetpipeError as error:
+        if not shutdown.asked.is_set():
+            raise
+        _log.info("told_to_end_before_ready", reason=str(error))
+        return False
+    return True
+
+
 def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutdown], None]) -> int:
     """Run `serve` with logs and signals set up; the exit status. In the main thread."""
     try:

@@ -17,7 +17,7 @@ from hetpipe.agent.departure import Departure
 from hetpipe.agent.outbox import Batch, Outbox
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.membership import Hooks, Membership
-from hetpipe.errors import HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
+from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import Tls
@@ -168,7 +168,11 @@ class Agent:
         Raises:
             HetpipeError: the coordinator did not take the registration.
         """
-        self._membership.start(wait_seconds=self._config.start_seconds)
+        try:
+            self._membership.start(wait_seconds=self._config.start_seconds)
+        except BaseException:
+            self._release()
+            raise
         for target, name in ((self._watch_commands, "commands"), (self._send_news, "news")):
             threading.Thread(target=target, name=name, daemon=True).start()
 
@@ -194,13 +198,17 @@ class Agent:
             # First the outbox, so that nobody takes the end of the children for their failure.
             self._outbox.close()
             self._children.stop_all(grace_seconds=grace_seconds)
-            if self._certificates is not None:
-                self._certificates.close()
             if self._coordinator_lost:
                 self._membership.abandon()
             else:
                 self._membership.close()
-            self._client.close()
+            self._release()
+
+    def _release(self) -> None:
+        """Give back what was there before anything was started."""
+        if self._certificates is not None:
+            self._certificates.close()
+        self._client.close()
 
     # -- the main loop ---------------------------------------------------------------------------------------------
 
@@ -322,7 +330,7 @@ class Agent:
     def _send(self, batch: Batch) -> None:
         try:
             self._client.report(self._id, batch.registration, batch=batch.number, news=batch.news)
-        except (Unavailable, UnknownMember) as error:
+        except (Unavailable, Busy, UnknownMember) as error:
             self._pause_after(error)
         except HetpipeError:
             # Sending it again would be refused again.

@@ -7,12 +7,12 @@ The stage is told a folder of its own, like any other process.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpipe.agent.private_folder import PrivateFolder
 from hetpipe.certs.authority import STAGE_DAYS, PrivateKey, key_to_pem, new_key, request_for
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.certs.folders import write_file
@@ -56,7 +56,7 @@ class StageCertificates:
         self._tls = tls
         self._certify = certify
         self._clock = clock
-        self._root = Path(tempfile.mkdtemp(prefix="hetpipe-stages-"))
+        self._root = PrivateFolder("hetpipe-stages-")
         self._lock = threading.Lock()
         self._held: dict[StageKey, _Held] = {}
 
@@ -67,7 +67,7 @@ class StageCertificates:
             HetpipeError: the coordinator does not certify it, or the folder cannot be written.
         """
         key = new_key()
-        folder = self._root / f"{stage.job_id}-vw-{stage.vw}-stage-{stage.stage}-life-{stage.incarnation}"
+        folder = self._root.path / f"{stage.job_id}-vw-{stage.vw}-stage-{stage.stage}-life-{stage.incarnation}"
         material = self._tls.material
         held = _Held(folder, key, self._clock.monotonic() + _RENEW_AFTER_SECONDS, material.version)
         try:
@@ -116,7 +116,7 @@ class StageCertificates:
 
     def close(self) -> None:
         """Forget everything."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._root.close()
 
     def _write_certificate(self, stage: StageKey, held: _Held) -> None:
         peer = StagePeer(stage.job_id, stage.vw, stage.stage)

@@ -19,6 +19,7 @@ from hetpipe.sync.gate import (
     switch_minibatch,
     switch_number,
 )
+from hetpipe.sync.log_core import names
 
 
 class ClockUse:
@@ -101,8 +102,8 @@ class ClockUse:
         failpoints.reach("pull.before_gate")
         if log.published < required:
             failpoints.reach("pull.while_gated")
-            behind = ", ".join(str(vw) for vw in log.behind(required)) or "the parameter servers"
-            who = f"virtual worker {behind}" if behind[0].isdigit() else behind
+            behind = log.behind(required)
+            who = names(behind) if behind else "the parameter servers"
             self.wait_reason = (
                 f"clock {required}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
                 True,

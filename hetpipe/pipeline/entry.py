@@ -13,6 +13,7 @@ from hetpipe.pipeline.layer_weights import filled
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.spec.ids import Clock
+from hetpipe.sync.log_core import names
 from hetpipe.sync.log_view import LogView
 from hetpipe.sync.records import SegmentRecord
 
@@ -111,5 +112,5 @@ def _awaited(log: LogView) -> str:
     if log.barrier is None:
         return "the clock shard to say where the next barrier is"
     behind = log.behind(log.barrier.clock)
-    who = f"virtual workers {behind} to commit" if behind else "the parameter servers and all of its own stages"
+    who = f"{names(behind)} to commit" if behind else "the parameter servers and all of its own stages"
     return f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), to join there, that is for {who}"

@@ -18,6 +18,7 @@ from hetpipe.pipeline.waiting import Waiter
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageDone
 from hetpipe.sync.division import Block
+from hetpipe.sync.log_core import names
 from hetpipe.sync.records import SegmentRecord
 from hetpipe.sync.segment import DRAIN, divide, ends_run
 from hetpipe.weights.flat import FlatBuffer
@@ -128,7 +129,7 @@ class StageRunner:
                     self._waiter.proceed()
                     return log.left.get((identity.vw, identity.incarnation), log.segment)
                 behind = log.behind(log.barrier.clock)
-                who = f"virtual workers {behind} to commit" if behind else "the parameter servers to apply"
+                who = f"{names(behind)} to commit" if behind else "the parameter servers to apply"
                 reason = f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), that is for {who}"
                 self._waiter.sleep(reason, for_clock=True)
 

@@ -123,6 +123,7 @@ def progress_to_proto(table: ProgressTable) -> pb.ProgressTable:
             loss=row.loss,
             waiting_share=row.waiting_share,
             memory_bytes=row.memory_bytes,
+            state=row.state,
         )
         for row in table.rows
     ]
@@ -156,6 +157,7 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
             loss=row.loss if row.HasField("loss") else None,
             waiting_share=row.waiting_share,
             memory_bytes=row.memory_bytes,
+            state=row.state or "ready",
         )
         for row in message.rows
     )

@@ -46,6 +46,9 @@ CALL_SECONDS = 5.0
 #: Deadline of a heartbeat: shorter than a lease, so that a second one can still save it.
 HEARTBEAT_SECONDS = 2.0
 
+#: Deadline of a good-bye, which nobody needs: whoever says it is about to end, and has been given ten seconds.
+LEAVE_SECONDS = 2.0
+
 
 class CoordinatorClient:
     """Typed calls to one coordinator. Thread-safe; `close` ends the calls under way.
@@ -119,7 +122,7 @@ class CoordinatorClient:
     def leave(self, member_id: MemberId, registration: Registration) -> None:
         """End a membership; nothing happens when there is none."""
         request = pb.LeaveRequest(member_id=member_id, registration=registration)
-        self._caller.unary(methods.LEAVE, request, deadline_seconds=CALL_SECONDS)
+        self._caller.unary(methods.LEAVE, request, deadline_seconds=LEAVE_SECONDS)
 
     def watch_commands(self, agent: AgentId, registration: Registration, *, after: int) -> Iterator[NumberedCommand]:
         """One stream of the commands after number `after`; ends after `STREAM_SECONDS`, then open the next.

@@ -18,7 +18,17 @@ from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.pipeline.allowed_modules import OPTION
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.spec.identity import Role
-from services.runtime import Shutdown, announce_ready, healthy, new_parser, open_tls, own_name, port, run_service
+from services.runtime import (
+    Shutdown,
+    announce_ready,
+    healthy,
+    new_parser,
+    open_tls,
+    own_name,
+    port,
+    run_service,
+    started,
+)
 
 #: Short enough to have ended within the 10 s that container runtimes give by themselves.
 DRAIN_SECONDS = 8.0
@@ -103,7 +113,8 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     )
     shutdown.on_ask(agent.stop)
     with metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)):
-        agent.start()
+        if not started(agent.start, shutdown):
+            return
         with healthy(options.host, options.health_port):
             announce_ready("agent", options.host)
             agent.run()

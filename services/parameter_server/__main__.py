@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ from services.runtime import (
     own_name,
     run_service,
     server_config,
+    started,
 )
 
 #: Threads for calls that move tensors or decide; followers of the log have theirs beside them. So many that a whole run
@@ -141,7 +143,9 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
         with metrics_endpoint(options.host, options.metrics_port, "parameter_server", *sources):
             # Whoever has jobs already serves them, whether there is a coordinator or not.
-            membership.start(wait_seconds=math.inf if shards.jobs() else _START_SECONDS)
+            wait_seconds = math.inf if shards.jobs() else _START_SECONDS
+            if not started(partial(membership.start, wait_seconds=wait_seconds), shutdown):
+                return
             announce_ready("parameter_server", address)
             shutdown.wait()
             membership.close()

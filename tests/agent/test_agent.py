@@ -22,14 +22,17 @@ from hetpipe.coordinator.fences import Election
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import HetpipeError, MemberReplaced, PeerUnreachable
+from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.spec.commands import ChildExit, StageKey
 from hetpipe.spec.events import JobEnded, JobState, JobStatus, StateChanged, StopMode
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.members import MemberId, MemberRole
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.members import MemberId, MemberRole, Registration
 from hetpipe.testing.fake_clock import FakeClock
 from tests.agent.programs import ends, environment, fake_programs
+from tests.certs.cluster import AGENT, cluster
 from tests.coordinator.builders import agent_member, job, shard_member, submission
 from tests.coordinator.fakes import FakeShards
 from tests.polling import wait_until
@@ -326,3 +329,33 @@ def test_an_agent_without_a_coordinator_does_not_start() -> None:
 
     with pytest.raises(PeerUnreachable, match=r"coordinator at 127.0.0.1:1"):
         Agent(config).start()
+
+
+def test_an_agent_that_does_not_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = cluster().tls(AGENT)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    config = AgentConfig(
+        node="n0", host="h", pid=1, coordinator="127.0.0.1:1", devices=(), environment={}, start_seconds=0.0, tls=tls
+    )
+    with pytest.raises(PeerUnreachable):
+        Agent(config).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [PeerUnreachable("away"), Busy("too much to do")])
+def test_news_that_did_not_arrive_are_sent_again(error: HetpipeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AgentConfig(node="n0", host="h", pid=1, coordinator="127.0.0.1:1", devices=(), environment={})
+    agent = Agent(config)
+    agent._stopping.set()  # so that it does not rest
+    agent._outbox.restart(Registration("r"))
+    agent._outbox.put(ChildExit(StageKey(JobId("job"), Vw(0), StageIndex(0), Incarnation(0)), 7, 1))
+    batch = agent._outbox.take(timeout_seconds=0.0)
+    assert batch is not None
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(agent._client, "report", fail)
+    agent._send(batch)
+    assert agent._outbox.take(timeout_seconds=0.0) is batch
+    agent._client.close()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from hetpipe.agent.departure import Departure
 from hetpipe.errors import HetpipeError, PeerUnreachable, UnknownMember
+from hetpipe.rpc.caller import Caller
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.method import ResponseT, Unary
 from hetpipe.spec.commands import StageKey
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import AgentId, Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.members import MemberId, Registration
 from hetpipe.testing.fake_clock import FakeClock
 from services.agent.__main__ import main
 
@@ -78,6 +83,28 @@ def test_without_a_coordinator_nothing_is_waited_for() -> None:
     departure = agent.begin()
     assert departure.is_over()
     assert not departure.is_told
+
+
+class Unanswered(Caller):
+    """Adds up how long calls would wait for a coordinator that hangs."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def unary(self, method: Unary[Any, ResponseT], request: Any, **how: Any) -> ResponseT:
+        self.seconds += how["deadline_seconds"]
+        return method.response()
+
+
+def test_a_coordinator_that_hangs_holds_nobody_up_beyond_ten_seconds() -> None:
+    """So long do container runtimes wait by themselves."""
+    client, calls = CoordinatorClient("127.0.0.1:1"), Unanswered()
+    client.close()
+    client._caller = calls
+    client.depart(AgentId("n0"), Registration("r"))
+    client.heartbeat(MemberId("n0"), Registration("r"))
+    client.leave(MemberId("n0"), Registration("r"))
+    assert calls.seconds < 10.0
 
 
 def test_one_that_has_forgotten_the_agent_is_asked_again() -> None:

@@ -85,6 +85,7 @@ class Command(Generic[CaseT]):
             help="play this cell; `snapshot.*`, `*/coordinator/*`: all that fit (default: every one; may be repeated)",
         )
         parser.add_argument("--seed", type=int, default=0, help="order of the cells (%(default)s)")
+        parser.add_argument("--count", type=int, metavar="N", help="play the first N of them (default: all)")
         parser.add_argument("--lanes", type=int, default=lanes, metavar="N", help="jobs at once (%(default)s)")
         parser.add_argument(
             "--per-job", type=int, default=CASES_PER_JOB, metavar="N", help="most cells of one job (%(default)s)"
@@ -100,7 +101,10 @@ class Command(Generic[CaseT]):
         parser.add_argument("--list", action="store_true", help="print names, and what is skipped; play nothing")
 
     def _chosen(self, options: argparse.Namespace) -> list[CaseT]:
-        """In the order of `--only`, without it in one that the seed makes."""
+        """In the order of `--only`, without it in one that the seed makes; as many as `--count` says."""
+        return self._ordered(options)[: options.count]
+
+    def _ordered(self, options: argparse.Namespace) -> list[CaseT]:
         if not options.only:
             cases = list(self._cases.values())
             random.Random(options.seed).shuffle(cases)

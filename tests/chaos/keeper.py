@@ -233,10 +233,19 @@ def end_all(owner: str) -> None:
 
 def state_of(pid: int) -> str:
     """The letter of a process's state, `T` for stopped; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return next(_stat(pid), "")
+
+
+def parent_of(pid: int) -> int:
+    """The process that has started another one; 0 when that is gone."""
+    _, parent, *_ = (*_stat(pid), "", "0")
+    return int(parent)
+
+
+def _stat(pid: int) -> Iterator[str]:
+    """What the kernel says of a process, after its name; nothing when it is gone."""
+    with suppress(OSError, IndexError):
+        yield from Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def when_not(pids: Sequence[int]) -> Callable[[], bool]:

@@ -210,9 +210,7 @@ class Nemesis:
                 with suppress(ProcessLookupError):
                     os.kill(self._pid("stage-0"), signal.SIGKILL)
             case Provocation.WORKER_SLOWS:
-                # Whoever leads must have seen how fast it was.
-                SYSTEM_CLOCK.sleep(WELL_SECONDS)
-                (self._arming / "slow").write_text(str(self._pid(self._largest_stage())))
+                self._slow_down()
             case Provocation.OTHERS_REST:
                 others = [pid for (vw, _), pid in self._trial.stage_pids().items() if vw != LAST_WORKER]
                 with continued(others):
@@ -226,18 +224,27 @@ class Nemesis:
             self._trial.wait(
                 lambda: all(state_of(pid) == "T" for pid in pids), timeout_seconds=5.0, what=f"stop of {victims}"
             )
-            if LEADING & set(victims):
-                SYSTEM_CLOCK.sleep(LEASE_SECONDS + _MARGIN_SECONDS)
-            elif victims[0].startswith("stage-"):
-                # Its agent ends a stage that did not answer for so long: it never goes on.
-                self._wait_gone(cell, pids)
-            else:
-                self._trial.wait(
-                    lambda: self._cluster.are_gone(victims),
-                    timeout_seconds=REACH_SECONDS,
-                    what=f"end of the leases of {victims}",
-                )
-                SYSTEM_CLOCK.sleep(_MARGIN_SECONDS)
+            self._wait_displaced(cell, victims, pids)
+
+    def _wait_displaced(self, cell: Cell, victims: Sequence[str], pids: Sequence[int]) -> None:
+        """Until who has stopped has lost its place."""
+        if LEADING & set(victims):
+            SYSTEM_CLOCK.sleep(LEASE_SECONDS + _MARGIN_SECONDS)
+        elif victims[0].startswith("stage-"):
+            # Its agent ends a stage that did not answer for so long: it never goes on.
+            self._wait_gone(cell, pids)
+        else:
+            self._trial.wait(
+                lambda: self._cluster.are_gone(victims),
+                timeout_seconds=REACH_SECONDS,
+                what=f"end of the leases of {victims}",
+            )
+            SYSTEM_CLOCK.sleep(_MARGIN_SECONDS)
+
+    def _slow_down(self) -> None:
+        """Make a stage of the last virtual worker slow, when whoever leads has seen how fast it was."""
+        SYSTEM_CLOCK.sleep(WELL_SECONDS)
+        (self._arming / "slow").write_text(str(self._pid(self._largest_stage())))
 
     def _largest_stage(self) -> str:
         """The stage of the last virtual worker with the most layers to move."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from hetpipe.failpoints import POINTS
 from hetpipe.testing.network_namespaces import Direction
 from tests.chaos.cells import UNREACHED, all_cells, skips
+from tests.chaos.cluster import COORDINATOR, REDIS, Layout
 from tests.chaos.outcome import Outcome, Results, Tally
+from tests.chaos.pair_table import WORKER, Opening, all_pairs
 from tests.chaos.wires import Damage, all_wires
 
 
@@ -31,6 +33,17 @@ def test_every_pair_of_roles_is_cut_both_ways_and_each_way() -> None:
     assert {wire.direction for wire in cuts} == set(Direction)
     roles = {frozenset({wire.first.partition("-")[0], wire.second.partition("-")[0]}) for wire in cuts}
     assert len(roles) == 8, "six pairs of four roles, two shards, two agents"
+
+
+def test_pairs_are_told_apart_and_hit_who_is_there() -> None:
+    layout = Layout()
+    there = {COORDINATOR, REDIS, *layout.shards, *layout.agents, "stage-0", "stage-1"}
+    pairs = all_pairs()
+    assert len({pair.name for pair in pairs}) == len(pairs)
+    assert {pair.opening for pair in pairs} == set(Opening)
+    for pair in pairs:
+        assert {pair.second, *pair.victims} <= there | {WORKER}, pair.name
+        assert pair.second != WORKER
 
 
 @dataclass(frozen=True)

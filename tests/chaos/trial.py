@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from hetpipe.check import Kind, check_run
+from hetpipe.cli.judge import histories_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.client import new_request_id
 from hetpipe.errors import CheckpointError, HetpipeError, Unavailable
@@ -228,7 +229,9 @@ class Trial:
 
     def verdict(self) -> Verdict:
         """What the history checker and the witness weights say of a job that has stopped or finished."""
-        *earlier, last = run_folders(self._first_dir)
+        last = self.run_dir
+        # A rewind that was given up for another one has a folder, and nobody trained there.
+        earlier = [folder for folder in histories_of(self._first_dir) if folder != last]
         parts = [*(_history_faults(folder, is_last=False) for folder in earlier), _history_faults(last, is_last=True)]
         parts.append(witness_faults(last))
         problems = tuple(problem for part in parts for problem in part.problems)

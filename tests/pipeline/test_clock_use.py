@@ -153,7 +153,7 @@ def test_a_clock_that_is_not_published_is_waited_for_by_name(weights: WeightPoli
     assert not use.opens(p)
     reason, is_for_clock = use.clocks.wait_reason
     assert is_for_clock
-    assert reason.startswith(f"clock {required}, which minibatch {p} needs and virtual worker 0, 2 must finish first")
+    assert reason.startswith(f"clock {required}, which minibatch {p} needs and virtual workers 0, 2 must finish first")
     for vw in (0, 2):
         use.follow(CommitRecord(0, VirtualWorkerIndex(vw), Incarnation(0), Wave(3), 1))
     assert not use.opens(p)

@@ -110,7 +110,7 @@ def test_it_waits_for_the_segment_that_names_its_own_life() -> None:
     assert stage.entry.wait().start == 6
     assert not stage.pushed
     assert stage.layers[0].module.get_parameter("weight").is_meta
-    assert stage.waits[0].startswith("the barrier at clock 4 (join), to join there, that is for virtual workers [0, 1]")
+    assert stage.waits[0].startswith("the barrier at clock 4 (join), to join there, that is for virtual workers 0, 1")
 
 
 def test_it_makes_the_first_weights_once_when_asked() -> None:

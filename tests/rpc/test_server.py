@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -201,7 +202,7 @@ class TestLimits:
         with pytest.raises(UserError, match="-1"):
             message_options(-1)
 
-    def test_calls_over_the_limit_are_refused(self) -> None:
+    def test_calls_over_the_limit_wait_until_there_is_room(self) -> None:
         entered, release = threading.Semaphore(0), threading.Event()
 
         def hold(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
@@ -214,9 +215,11 @@ class TestLimits:
             for thread in threads:
                 thread.start()
                 assert entered.acquire(timeout=5.0)
-            with pytest.raises(ResourceExhausted):
-                say(caller)
-            release.set()
+            with ThreadPoolExecutor(1) as pool:
+                late = pool.submit(say, caller)
+                assert wait([late], timeout=0.05).not_done
+                release.set()
+                assert late.result(5.0) == "hello"
             for thread in threads:
                 thread.join()
 

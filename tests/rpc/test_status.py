@@ -129,5 +129,11 @@ def test_failures_of_grpc_itself_name_everything(
     assert str(received).startswith(sentence)
 
 
+def test_a_server_with_too_many_calls_is_busy() -> None:
+    """It has done nothing yet, so asking again is right."""
+    received = translated(FakeCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"))
+    assert type(received) is errors.Busy
+
+
 def test_an_error_that_is_no_call_is_still_typed() -> None:
     assert type(translated(grpc.RpcError("strange"))) is HetpipeError

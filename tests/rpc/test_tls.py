@@ -171,6 +171,15 @@ class TestCalls:
         said = diagnose(host, port, material=old.material, server_name=server_name(Role.COORDINATOR))
         assert said == "this process's certificate has expired; make a new one with `hetpipe certs issue`"
 
+    def test_no_key_is_written_to_find_out(
+        self, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+        host, port = split_address(server.address)
+        stranger = cluster().issued_by(Authority.new_root(), OPERATOR).material
+        said = diagnose(host, port, material=stranger, server_name=server_name(Role.COORDINATOR))
+        assert "another authority may have signed" in said
+
     def test_a_stranger_and_nobody_are_told_apart(self, server: Server) -> None:
         host, port = split_address(server.address)
         name = server_name(Role.COORDINATOR)

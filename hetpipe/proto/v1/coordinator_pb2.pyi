@@ -649,7 +649,7 @@ class StageRow(_message.Message):
     def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class VirtualWorkerRow(_message.Message):
-    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes")
+    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state")
     VW_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -658,6 +658,7 @@ class VirtualWorkerRow(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     WAITING_SHARE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     vw: int
     stages: _containers.RepeatedCompositeFieldContainer[StageRow]
     clock: int
@@ -666,7 +667,8 @@ class VirtualWorkerRow(_message.Message):
     loss: float
     waiting_share: float
     memory_bytes: int
-    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    state: str
+    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class ProgressTable(_message.Message):
     __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler", "slow")
