@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli import workers_command
+from hetpipe.cli.asking import WhichJob
 from hetpipe.cli.execution import Json, TlsFolder, execute
 from hetpipe.cli.run_folder import RUNS
 
@@ -40,7 +41,7 @@ def list_workers(
     as_json: Json = False,
 ) -> None:
     """Show the virtual workers of a run. Life, state, clock, and which layers are on which device."""
-    which = workers_command.WhichJob(run_dir=run_dir, coordinator=coordinator, job=job, runs_dir=runs_dir)
+    which = WhichJob(run_dir=run_dir, coordinator=coordinator, job=job, runs_dir=runs_dir)
     execute(ctx, lambda output, shell: workers_command.list_workers(which, output, shell), as_json=as_json, tls=tls)
 
 
@@ -59,7 +60,7 @@ def drain(  # noqa: PLR0913 - one for each option
     as_json: Json = False,
 ) -> None:
     """Have virtual workers leave a run. At the next barrier; what they did counts, and the others go on."""
-    which = workers_command.WhichJob(run_dir=run_dir, coordinator=coordinator, job=job, runs_dir=runs_dir)
+    which = WhichJob(run_dir=run_dir, coordinator=coordinator, job=job, runs_dir=runs_dir)
     execute(
         ctx,
         lambda output, shell: workers_command.drain(vws, which, output, shell, wait=wait, timeout_seconds=timeout),
@@ -84,5 +85,5 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Have virtual workers join a run. All that are out come back; if none is, a new one takes free devices."""
-    which = workers_command.WhichJob(run_dir=run_dir, coordinator=coordinator, job=job, runs_dir=runs_dir)
+    which = WhichJob(run_dir=run_dir, coordinator=coordinator, job=job, runs_dir=runs_dir)
     execute(ctx, lambda output, shell: workers_command.add(vws or (), which, output, shell), as_json=as_json, tls=tls)

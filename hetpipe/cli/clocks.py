@@ -10,7 +10,7 @@ from typing import Any
 from hetpipe.cli.mending import Mending
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.cli.shell import Shell
-from hetpipe.cli.status import clocks_of
+from hetpipe.cli.status import clocks_of, pointing_at_status
 from hetpipe.cli.text import columns, count, pairs
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.spec.ids import JobId
@@ -49,10 +49,9 @@ class Clocks:
 
     def lines(self) -> list[str]:
         """The clocks for people."""
-        slowest = min(self.local.values(), default=0)
         marks = self._marks()
         rows = [
-            [str(vw), str(clock), str(clock - slowest), *(str(told.get(vw, "-")) for told in marks.values())]
+            [str(vw), str(clock), self._ahead(clock), *(str(told.get(vw, "-")) for told in marks.values())]
             for vw, clock in self.local.items()
         ]
         lines = columns([["worker", "local clock", "ahead", *marks], *rows])
@@ -72,6 +71,11 @@ class Clocks:
             values |= {f"vw{vw}.{name}": told.get(vw) for name, told in self._marks().items()}
         return pairs(values)
 
+    def _ahead(self, clock: int) -> str:
+        """Waves ahead of the slowest; who had left before the end is behind the global clock."""
+        distance = clock - (self.global_clock or 0)
+        return str(distance) if distance >= 0 else "-"
+
     def _marks(self) -> dict[str, dict[int, int]]:
         """Clocks beside the local ones, as far as they are told, by name and virtual worker."""
         if self.snapshot is None:
@@ -89,8 +93,9 @@ def applied_text(told: ClockSnapshot) -> str:
 
 def snapshot_text(told: ClockSnapshot) -> str:
     """What the clock shard tells beyond local clocks."""
+    why = f" ({told.barrier_reason})" if told.barrier_reason else ""
     return (
-        f"published clock {told.published}, next barrier at {told.barrier} ({told.barrier_reason}), epoch "
+        f"published clock {told.published}, next barrier at {told.barrier}{why}, epoch "
         f"{told.epoch + 1}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
     )
 
@@ -110,7 +115,8 @@ def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
     if not record.job_id:
         raise UserError(f"the run in {folder.path} has no clocks yet; its services are coming up")
     there = shell.alone() if record.local else shell
-    return clocks_of_coordinator(record.coordinator, there, JobId(record.job_id))
+    with pointing_at_status(folder, shell):
+        return clocks_of_coordinator(record.coordinator, there, JobId(record.job_id))
 
 
 def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = None) -> Clocks:
@@ -150,7 +156,8 @@ def watch_run(folder: RunFolder, shell: Shell, say: Callable[[str], None]) -> It
     # A local coordinator ends with its run, in the middle of this stream.
     mending = Mending(there.clock, say=say, is_over=lambda: folder.read_result() is not None)
     try:
-        yield from watch_coordinator(record.coordinator, there, mending, JobId(record.job_id))
+        with pointing_at_status(folder, shell):
+            yield from watch_coordinator(record.coordinator, there, mending, JobId(record.job_id))
     except (Unavailable, UnknownJob):
         if folder.read_result() is None:
             raise

@@ -10,7 +10,16 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe.cli.progress import STATE_TEXTS, cells, evaluation_text, headings, life_text, rewind_text, totals_text
+from hetpipe.cli.progress import (
+    STATE_TEXTS,
+    cells,
+    evaluation_text,
+    headings,
+    life_text,
+    rewind_text,
+    slow_text,
+    totals_text,
+)
 from hetpipe.cli.text import duration
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
@@ -97,6 +106,7 @@ class LiveView(View):
         parts: list[RenderableType] = [self._headline()]
         if self._table is not None:
             parts += [Text(totals_text(self._table)), _drawn(self._table)]
+            parts += [Text(slow_text(slow), style="yellow") for slow in self._table.slow]
         if self._evaluated is not None:
             parts.append(Text(evaluation_text(self._evaluated)))
         return Group(*parts)

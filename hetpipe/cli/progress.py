@@ -12,6 +12,7 @@ from hetpipe.spec.events import (
     ReplanJudged,
     Rewound,
     StageRow,
+    Straggling,
     VirtualWorkerRow,
     WorkerLeft,
     WorkerLost,
@@ -32,6 +33,10 @@ STATE_TEXTS: dict[JobState, str] = {
     JobState.STOPPED: "stopped",
     JobState.FAILED: "failed",
 }
+
+
+#: States of a virtual worker that computes waves, or has computed the last one.
+_COMPUTING = frozenset({"ready", "leaving", "done"})
 
 
 def headings(table: ProgressTable) -> list[str]:
@@ -75,8 +80,11 @@ def _layers(stage: StageRow) -> str:
 
 
 def distance_text(row: VirtualWorkerRow, staleness: int | None) -> str:
-    """Waves ahead of the slowest, of how many are allowed."""
-    return str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
+    """Waves ahead of the slowest, of how many are allowed; where one stands that does not compute, or goes."""
+    if row.state not in _COMPUTING:
+        return row.state
+    ahead = str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
+    return f"{ahead}, {row.state}" if row.state == "leaving" else ahead
 
 
 def totals_text(table: ProgressTable) -> str:
@@ -86,6 +94,11 @@ def totals_text(table: ProgressTable) -> str:
         f"epoch {table.epoch + 1}, {table.samples} of {count(table.total_samples, 'sample')} ({share}), "
         f"{rate(table.samples_per_second)} samples/s, ETA {duration(table.eta_seconds)}"
     )
+
+
+def slow_text(slow: Straggling) -> str:
+    """Who takes longer than planned: `stage 1 of virtual worker 0 takes 9.5 times as long as planned`."""
+    return f"stage {slow.stage} of virtual worker {slow.vw} takes {slow.factor:.1f} times as long as planned"
 
 
 def evaluation_text(evaluated: Evaluated) -> str:
@@ -112,11 +125,14 @@ def table_line(table: ProgressTable) -> str:
     }
     for row in table.rows:
         name = f"vw{row.vw}"
+        values[f"{name}.state"] = None if row.state == "ready" else row.state
         values[f"{name}.clock"] = row.clock
-        values[f"{name}.ahead"] = row.distance
+        values[f"{name}.ahead"] = row.distance if row.state in _COMPUTING else None
         values[f"{name}.samples_per_second"] = round(row.samples_per_second, 1)
         values[f"{name}.loss"] = row.loss
         values[f"{name}.waiting_percent"] = round(100 * row.waiting_share, 1)
+    for slow in table.slow:
+        values[f"vw{slow.vw}.stage{slow.stage}.slower_than_planned"] = round(slow.factor, 1)
     return pairs(values)
 
 

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hetpipe.cli.progress import slow_text
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.text import columns, count, shown_path
 from hetpipe.cli.training import resume_command
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
-from hetpipe.spec.events import JobStatus, ProcessStatus, Straggling, WorkerStatus
+from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
+from hetpipe.spec.rewinds import run_folders
 from hetpipe.spec.wire import plain
 
 #: States of a run beyond those of its job.
-STARTING, DIED, UNKNOWN, NO_JOB = "starting", "died", "unknown", "no job"
+STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown", "no job"
 
 #: States of a virtual worker that goes or is gone without having been lost.
 _AWAY = frozenset({"leaving", "ending", "awaiting", "admitting", "out"})
+
+
+#: How such a virtual worker comes back.
+_WAYS_ON = {
+    "awaiting": "it comes back after a pause, once its agents and all parameter servers are there",
+    "out": "`hetpipe workers add {vw}` brings it back",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +43,8 @@ class RunStatus:
     run_dir: str
     name: str
     state: str
-    """Of its job; or `died` (its processes are gone and it has no result), `unknown` (its coordinator elsewhere does
-    not answer), `no job` (the coordinator has none)."""
+    """Of its job; or `ending` (its services have ended, its history is being checked), `died` (its processes are gone
+    and it has no result), `unknown` (its coordinator does not answer), `no job` (the coordinator has none)."""
     processes: tuple[ProcessStatus, ...] = ()
     clocks: dict[int, int] = field(default_factory=dict)
     global_clock: int | None = None
@@ -70,19 +81,22 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
-        if self.rewinds:
-            lines.append(f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}")
-        lines += [_life_text(worker) for worker in self.workers if worker.deaths or worker.state in _AWAY]
-        if self.straggler is not None:
-            lines.append(f"the others mostly wait for virtual worker {self.straggler}, which is the slowest")
-        lines += [
-            f"stage {one.stage} of virtual worker {one.vw} takes {one.factor:.1f} times as long as planned"
-            for one in self.slow
-        ]
+        lines += self.troubles()
         if self.processes:
             heading = ["role", "index", "vw", "host", "pid", "state"]
             lines += ["", *columns([heading, *map(_row, self.processes)])]
         return lines
+
+    def troubles(self) -> Iterator[str]:
+        """What is not as it should be, or was not: rewinds, virtual workers that were lost or are away, who is slow."""
+        if self.rewinds:
+            yield f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}"
+        for worker in self.workers:
+            if worker.deaths or worker.state in _AWAY:
+                yield _life_text(worker, is_over=self.state != JobState.RUNNING)
+        if self.straggler is not None:
+            yield f"the others mostly wait for virtual worker {self.straggler}, which is the slowest"
+        yield from map(slow_text, self.slow)
 
 
 def worker_json(worker: WorkerStatus) -> dict[str, Any]:
@@ -91,11 +105,12 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
     return value if worker.devices else {key: entry for key, entry in value.items() if key != "devices"}
 
 
-def _life_text(worker: WorkerStatus) -> str:
+def _life_text(worker: WorkerStatus, *, is_over: bool) -> str:
     """People count lives from 1; only a virtual worker that is not in the midst of its life has a state to tell."""
     lost = f", lost {count(worker.deaths, 'time')}" if worker.deaths else ""
     state = "" if worker.state == "ready" else f", {worker.state}"
-    return f"virtual worker {worker.vw}: life {worker.incarnation + 1}{lost}{state}"
+    way = "" if is_over or worker.state not in _WAYS_ON else f": {_WAYS_ON[worker.state].format(vw=worker.vw)}"
+    return f"virtual worker {worker.vw}: life {worker.incarnation + 1}{lost}{state}{way}"
 
 
 def _row(process: ProcessStatus) -> list[str]:
@@ -112,15 +127,15 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
     """
     record, result = folder.read_record(), folder.read_result()
     if result is not None and record.local:
-        return _ended(record, result)
+        return _ended(folder, record, result)
     if record.coordinator and record.job_id:
         try:
             there = shell.alone() if record.local else shell
-            return _from_coordinator(_ask(record.coordinator, JobId(record.job_id), there), result)
+            return status_of_job(_ask(record.coordinator, JobId(record.job_id), there), result)
         except (Unavailable, UnknownJob):
             pass
     if result is not None:
-        return _ended(record, result)
+        return _ended(folder, record, result)
     return _without_coordinator(folder, record, shell)
 
 
@@ -130,7 +145,17 @@ def status_of_coordinator(address: str, shell: Shell) -> RunStatus:
     Raises:
         Unavailable: it does not answer.
     """
-    return _from_coordinator(_ask(address, None, shell), None)
+    return status_of_job(_ask(address, None, shell))
+
+
+@contextmanager
+def pointing_at_status(folder: RunFolder, shell: Shell) -> Iterator[None]:
+    """Whoever asks the coordinator of the run in `folder` is told who else knows when it does not answer."""
+    try:
+        yield
+    except Unavailable as error:
+        where = shown_path(folder.path, shell.current)
+        raise type(error)(f"{error}; what has become of the run says: hetpipe status {where}") from error
 
 
 def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
@@ -141,7 +166,10 @@ def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
         client.close()
 
 
-def _from_coordinator(status: JobStatus, result: RunResult | None) -> RunStatus:
+def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStatus:
+    """What a coordinator tells of a job; from its `result` what only that has."""
+    # The last picture of what came before a rewind, or before the end, says nothing of now.
+    progress = status.progress if status.state is JobState.RUNNING else None
     clocks = {int(vw): int(clock) for vw, clock in status.clocks.local.items()} if status.clocks else {}
     global_clock = int(status.clocks.global_clock) if status.clocks else None
     if not clocks and result is not None:
@@ -155,13 +183,13 @@ def _from_coordinator(status: JobStatus, result: RunResult | None) -> RunStatus:
         global_clock=global_clock,
         remark=status.failure,
         workers=status.workers,
-        straggler=None if status.progress is None else status.progress.straggler,
-        slow=() if status.progress is None else status.progress.slow,
+        straggler=None if progress is None else progress.straggler,
+        slow=() if progress is None else progress.slow,
         rewinds=status.rewinds,
     )
 
 
-def _ended(record: RunRecord, result: RunResult) -> RunStatus:
+def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus:
     clocks, global_clock = clocks_of(result)
     return RunStatus(
         run_dir=record.run_dir,
@@ -170,7 +198,7 @@ def _ended(record: RunRecord, result: RunResult) -> RunStatus:
         clocks=clocks,
         global_clock=global_clock,
         remark="; ".join(result.errors),
-        rewinds=int(result.values.get("rewinds", 0)),
+        rewinds=len(run_folders(folder.path)) - 1,
     )
 
 
@@ -191,6 +219,8 @@ def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> 
         state, remark = UNKNOWN, "its coordinator does not answer, but some of its processes are there"
     elif not record.job_id and _exists(record.pids.get("hetpipe", 0)):
         state, remark = STARTING, "its services are coming up"
+    elif _is_hetpipe(record.pids.get("hetpipe", 0)):
+        state, remark = ENDING, "its services have ended; its history is being checked, which may take half a minute"
     else:
         state, remark = DIED, f"its processes are gone and it has no result{_way_on(folder, shell)}"
     return RunStatus(run_dir=record.run_dir, name=record.name, state=state, processes=processes, remark=remark)
@@ -235,6 +265,14 @@ def is_service(pid: int, run_dir: str) -> bool:
     """
     try:
         return f"{run_dir}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _is_hetpipe(pid: int) -> bool:
+    """Whether process `pid` of this machine is `hetpipe`, and no other one that got its number."""
+    try:
+        return pid > 0 and b"hetpipe" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -17,7 +17,7 @@ from hetpipe.cli.progress import STATE_TEXTS, cells, headings, totals_text
 from hetpipe.cli.quantities import bytes_text
 from hetpipe.cli.run_folder import RunFolder, RunRecord, find_run
 from hetpipe.cli.shell import CoordinatorPort, Shell
-from hetpipe.cli.status import NO_JOB, worker_json
+from hetpipe.cli.status import NO_JOB, pointing_at_status, status_of_job, worker_json
 from hetpipe.cli.text import columns, shown_path
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.spec.events import JobStatus, ProgressTable
@@ -60,6 +60,7 @@ class Picture:
         if status.clocks is not None:
             lines.append(snapshot_text(status.clocks))
         lines += self._stages()
+        lines += status_of_job(status).troubles()
         if status.progress is not None:
             lines += ["", *columns(_rows(status.progress))]
         if self.members:
@@ -139,7 +140,8 @@ def top(which: Which, output: Output, shell: Shell, *, once: bool) -> ExitStatus
     # A local coordinator ends with its run.
     mending = Mending(there.clock, say=shown.say, is_over=lambda: folder.read_result() is not None)
     try:
-        _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over, mending=mending)
+        with pointing_at_status(folder, shell):
+            _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over, mending=mending)
     except Unavailable:
         if folder.read_result() is None:
             raise

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetpipe.cli.mending import Mending
+from hetpipe.cli.asking import LOOK_SECONDS, WhichJob, asked
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.progress import stages_text
-from hetpipe.cli.run_folder import RUNS, find_run
-from hetpipe.cli.shell import CoordinatorPort, Shell
+from hetpipe.cli.shell import Shell
 from hetpipe.cli.status import worker_json
 from hetpipe.cli.text import columns, count
-from hetpipe.errors import DeadlineExceeded, Unavailable, UserError
+from hetpipe.errors import DeadlineExceeded, HetpipeError, UserError
 from hetpipe.spec.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
-from hetpipe.spec.ids import JobId, VirtualWorkerIndex
+from hetpipe.spec.ids import VirtualWorkerIndex
 
 #: What a state means, for people who asked for something.
 _STATE_TEXTS = {
@@ -34,25 +30,11 @@ _STATE_TEXTS = {
 #: States in which nothing more becomes of somebody who was asked to leave.
 _GONE = frozenset({"out", "done"})
 
-#: Seconds between two looks at those who leave.
-_LOOK_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhichJob:
-    """Whose virtual workers are meant: those of the run in a folder, of a coordinator's job, or of the newest run."""
-
-    run_dir: Path | None = None
-    coordinator: str | None = None
-    job: str | None = None
-    """Of the coordinator; None: its newest."""
-    runs_dir: Path = RUNS
-
 
 def list_workers(which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
     """Tell who the virtual workers are and where each stands."""
-    with _asked(which, shell) as (client, job_id):
-        status = client.status(job_id)
+    with asked(which, shell) as there:
+        status = there.client.status(there.job_id)
     if status.job_id is None:
         raise UserError("the coordinator has no job yet; hand one in with `hetpipe submit`")
     output.answer(_to_json(status), *_lines(status))
@@ -63,50 +45,36 @@ def drain(
     vws: Sequence[int], which: WhichJob, output: Output, shell: Shell, *, wait: bool, timeout_seconds: float
 ) -> ExitStatus:
     """Ask virtual workers to leave, and wait until they have if that is wanted."""
-    with _asked(which, shell) as (client, job_id):
-        told = [client.drain_worker(VirtualWorkerIndex(vw), job_id) for vw in vws]
+    with asked(which, shell) as there:
+        told = _one_by_one(vws, lambda vw: (there.client.drain_worker(VirtualWorkerIndex(vw), there.job_id),), output)
         if wait:
             output.note("waiting for the next barrier")
-            told = _gone(vws, client, job_id, output, shell, timeout_seconds=timeout_seconds)
+            look = there.looks(there.client.status(there.job_id), output.note, shell)
+            told = _gone(vws, look, shell, timeout_seconds=timeout_seconds)
     _answer(told, output)
     return ExitStatus.OK
 
 
 def add(vws: Sequence[int], which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
     """Ask virtual workers back; without a name all that are out, or if none is, for another one."""
-    with _asked(which, shell) as (client, job_id):
-        wanted: list[VirtualWorkerIndex | None] = [VirtualWorkerIndex(vw) for vw in vws]
-        told = [worker for vw in wanted or [None] for worker in client.add_worker(vw, job_id)]
+    with asked(which, shell) as there:
+        told = _one_by_one(vws, lambda vw: there.client.add_worker(VirtualWorkerIndex(vw), there.job_id), output)
+        told += () if vws else there.client.add_worker(None, there.job_id)
     _answer(told, output)
     return ExitStatus.OK
 
 
-# -- whom to ask -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _asked(which: WhichJob, shell: Shell) -> Iterator[tuple[CoordinatorPort, JobId | None]]:
-    """The coordinator to ask, and of which job; None: its newest."""
-    address, job_id, there = _target(which, shell)
-    client = there.connect(address)
+def _one_by_one(vws: Sequence[int], ask: Callable[[int], Sequence[WorkerStatus]], output: Output) -> list[WorkerStatus]:
+    """Ask for each. If one is refused, what becomes of those before it is said: they have been asked."""
+    told: list[WorkerStatus] = []
     try:
-        yield client, job_id
-    finally:
-        client.close()
-
-
-def _target(which: WhichJob, shell: Shell) -> tuple[str, JobId | None, Shell]:
-    if which.coordinator is not None:
-        return which.coordinator, None if which.job is None else JobId(which.job), shell
-    if which.job is not None:
-        raise UserError("--job names a job of a coordinator; say which one with --coordinator HOST:PORT")
-    folder = find_run(which.run_dir, runs_dir=which.runs_dir)
-    record, result = folder.read_record(), folder.read_result()
-    if result is not None:
-        raise UserError(f"the run in {folder.path} has {result.state}: it has no virtual workers any more")
-    if not record.job_id:
-        raise UserError(f"the run in {folder.path} has no virtual workers yet; its services are coming up")
-    return record.coordinator, JobId(record.job_id), shell.alone() if record.local else shell
+        for vw in vws:
+            told += ask(vw)
+    except HetpipeError:
+        for worker in told:
+            output.note(_line(worker))
+        raise
+    return told
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
@@ -192,27 +160,21 @@ def _distance(worker: WorkerStatus, row: VirtualWorkerRow | None) -> int | None:
 
 
 def _answer(workers: Sequence[WorkerStatus], output: Output) -> None:
-    lines = [f"virtual worker {worker.vw} {_text_of(worker)}" for worker in workers]
-    output.answer({"workers": [worker_json(worker) for worker in workers]}, *lines)
+    output.answer({"workers": [worker_json(worker) for worker in workers]}, *map(_line, workers))
 
 
-def _text_of(worker: WorkerStatus) -> str:
+def _line(worker: WorkerStatus) -> str:
+    text = _STATE_TEXTS.get(worker.state, worker.state)
     if worker.devices:
-        return f"is new, and joins at a barrier as soon as it is ready; it has {', '.join(worker.devices)}"
-    return _STATE_TEXTS.get(worker.state, worker.state)
+        text = f"is new, and joins at a barrier as soon as it is ready; it has {', '.join(worker.devices)}"
+    return f"virtual worker {worker.vw} {text}"
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
 def _gone(
-    vws: Sequence[int],
-    client: CoordinatorPort,
-    job_id: JobId | None,
-    output: Output,
-    shell: Shell,
-    *,
-    timeout_seconds: float,
+    vws: Sequence[int], look: Callable[[], JobStatus], shell: Shell, *, timeout_seconds: float
 ) -> list[WorkerStatus]:
     """Where virtual workers stand once they have left, or the run is over.
 
@@ -220,7 +182,6 @@ def _gone(
         DeadlineExceeded: they did not leave in time.
         Unavailable: the coordinator does not answer, and has not for minutes.
     """
-    look = _looks(client, job_id, output.note, shell)
     until = shell.clock.monotonic() + timeout_seconds
     while True:
         status = look()
@@ -232,24 +193,4 @@ def _gone(
         if shell.clock.monotonic() >= until:
             named = "; ".join(f"virtual worker {w.vw} {_STATE_TEXTS.get(w.state, w.state)}" for w in late)
             raise DeadlineExceeded(f"not everybody has left within {timeout_seconds:.0f} s: {named}")
-        shell.clock.sleep(_LOOK_SECONDS)
-
-
-def _looks(
-    client: CoordinatorPort, job_id: JobId | None, say: Callable[[str], None], shell: Shell
-) -> Callable[[], JobStatus]:
-    """Asks for the status of a job until a coordinator answers."""
-    mending = Mending(shell.clock, say=say)
-    mending.whole()
-
-    def look() -> JobStatus:
-        while True:
-            try:
-                status = client.status(job_id)
-            except Unavailable as error:
-                mending.broke(error)
-            else:
-                mending.whole()
-                return status
-
-    return look
+        shell.clock.sleep(LOOK_SECONDS)

@@ -97,7 +97,7 @@ def _of_coordinator() -> tuple[Family, ...]:
 
 
 def _of_members() -> tuple[Family, ...]:
-    text = "Time since the coordinator last answered; twice a lease and it counts as lost."
+    text = "Time since the coordinator last answered."
     return (Family("hetpipe_coordinator_silent_seconds", "gauge", "seconds", text, (), _MEMBERS),)
 
 

@@ -204,6 +204,8 @@ class VirtualWorkerRow:
     """Share of the running time its first stage waited for a clock, 0 to 1."""
     memory_bytes: int = 0
     """Weight buffers and activations on its devices, at most at once so far, summed over its stages."""
+    state: str = "ready"
+    """As in `WorkerStatus`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,6 @@ def test_every_command_of_the_manual_is_there() -> None:
     planning = {"profile", "plan", "simulate", "compare", "cluster", "cluster show", "cluster catalogue"}
     drawing = {"render", "render schedule", "render compose", "render k8s", "render redis-acl"}
     containers = {"up", "down", "ps", "logs", "cluster from-k8s"}
-    looking_after = {"top", "health", "certs", "certs init", "certs issue"}
+    looking_after = {"top", "stop", "health", "certs", "certs init", "certs issue"}
     looking_after |= {"workers", "workers list", "workers drain", "workers add"}
     assert running | planning | drawing | containers | looking_after == set(commands())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetpipe.cli.progress import (
@@ -13,7 +15,8 @@ from hetpipe.cli.progress import (
     table_line,
     totals_text,
 )
-from hetpipe.spec.events import JobState
+from hetpipe.spec.events import JobState, Straggling
+from hetpipe.spec.ids import StageIndex, VirtualWorkerIndex
 from tests.cli.fakes import evaluated, table
 
 
@@ -44,6 +47,19 @@ def test_a_line_holds_the_whole_table() -> None:
         "vw0.clock=0 vw0.ahead=0 vw0.samples_per_second=150.2 vw0.waiting_percent=12.5 "
         "vw1.clock=1 vw1.ahead=1 vw1.samples_per_second=150.2 vw1.loss=1.25 vw1.waiting_percent=12.5"
     )
+
+
+def test_who_does_not_compute_is_not_ahead_of_anybody() -> None:
+    there = table(9, 4, 4)
+    lost, leaving = (replace(row, state=state) for row, state in zip(there.rows[1:], ("out", "leaving"), strict=True))
+    slow = (Straggling(VirtualWorkerIndex(0), StageIndex(1), 2.04),)
+    there = replace(there, rows=(there.rows[0], lost, leaving), slow=slow)
+    assert [row[3] for row in cells(there)] == ["5 of 2", "out", "0 of 2, leaving"]
+    line = table_line(there)
+    assert " vw0.clock=9 vw0.ahead=5 " in line
+    assert " vw1.state=out vw1.clock=4 vw1.samples_per_second=" in line
+    assert " vw2.state=leaving vw2.clock=4 vw2.ahead=0 " in line
+    assert line.endswith(" vw0.stage1.slower_than_planned=2")
 
 
 def test_evaluations_begin_with_the_loss() -> None:

@@ -16,13 +16,16 @@ import pytest
 from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.status import RunStatus, is_service, status_of_coordinator, status_of_run
 from hetpipe.errors import PeerUnreachable, UnknownJob
-from hetpipe.spec.events import JobStatus, Straggling, WorkerStatus
+from hetpipe.spec.events import JobState, JobStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.testing.fake_clock import FakeClock
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with, table
 from tests.polling import wait_until
+
+#: What brings back whoever is to come back.
+AWAITED = "it comes back after a pause, once its agents and all parameter servers are there"
 
 #: More than any process id.
 NO_PID = 1 << 30
@@ -105,6 +108,7 @@ def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> No
         WorkerStatus(Vw(1), Incarnation(1), 1, "ready"),
         WorkerStatus(Vw(2), Incarnation(4), 5, "out"),
         WorkerStatus(Vw(3), Incarnation(0), 0, "leaving"),
+        WorkerStatus(Vw(4), Incarnation(0), 0, "awaiting"),
     )
     running = replace(
         running_status(str(folder.path)),
@@ -117,14 +121,20 @@ def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> No
     assert status.lines(folder.path.parent)[2:] == [
         "the whole job went back to a checkpoint 2 times",
         "virtual worker 1: life 2, lost 1 time",
-        "virtual worker 2: life 5, lost 5 times, out",
+        "virtual worker 2: life 5, lost 5 times, out: `hetpipe workers add 2` brings it back",
         "virtual worker 3: life 1, leaving",
+        f"virtual worker 4: life 1, awaiting: {AWAITED}",
         "the others mostly wait for virtual worker 1, which is the slowest",
         "stage 0 of virtual worker 1 takes 9.8 times as long as planned",
     ]
     assert status.to_json()["workers"][1] == {"vw": 1, "incarnation": 1, "deaths": 1, "state": "ready"}
     assert status.to_json()["straggler"] == 1
     assert status.to_json()["slow"] == [{"vw": 1, "stage": 0, "factor": 9.84}]
+
+    starting = replace(running, state=JobState.STARTING)
+    status = ask(folder, FakeCoordinator(status=starting))
+    assert (status.straggler, status.slow) == (None, ()), "the last picture is of what came before the rewind"
+    assert "virtual worker 2: life 5, lost 5 times, out" in status.lines(folder.path.parent)
 
 
 def test_an_ended_run_tells_its_result(folder: RunFolder) -> None:
@@ -135,6 +145,20 @@ def test_an_ended_run_tells_its_result(folder: RunFolder) -> None:
     folder.write_result("failed", {"errors": ["stage 0 was killed"]})
     status = ask(folder, Away())
     assert (status.state, status.remark, status.clocks) == ("failed", "stage 0 was killed", {})
+    assert status.rewinds == 0
+    (folder.path / "rewind-1").mkdir()
+    assert ask(folder, Away()).rewinds == 1, "a run without a result went back, too"
+
+
+def test_a_run_whose_history_is_being_checked_has_not_died(folder: RunFolder) -> None:
+    code = "import sys; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-S", "-c", code, "hetpipe"], stdin=subprocess.PIPE) as process:
+        folder.write_record(record(folder, pids={"hetpipe": process.pid, "coordinator": NO_PID}))
+        here = Path(f"/proc/{process.pid}/cmdline")
+        wait_until(lambda: b"hetpipe" in here.read_bytes(), timeout_seconds=10.0, what="its command line")
+        assert ask(folder, Away()).state == "ending"
+        process.communicate()
+    assert ask(folder, Away()).state == "died"
 
 
 @pytest.mark.parametrize("coordinator", [Away(), Stranger()])

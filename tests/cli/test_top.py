@@ -18,8 +18,8 @@ from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.top import REFRESH_SECONDS, Picture, top
 from hetpipe.errors import PeerUnreachable
-from hetpipe.spec.events import JobState, JobStatus
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.events import JobState, JobStatus, Straggling, WorkerStatus
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.members import Member
 from hetpipe.spec.wire import plain
 from hetpipe.testing.fake_clock import FakeClock
@@ -77,6 +77,22 @@ def test_a_picture_for_people() -> None:
         "agent             n0                  n0.example        13  2 cpu    4.2 s",
         "parameter server  parameter-server-0  n0.example:7500   12  -        3.5 s",
     ]
+
+
+def test_who_was_lost_is_away_or_slow_and_that_the_job_went_back_is_told() -> None:
+    picture = table(4, 3)
+    rows = (picture.rows[0], replace(picture.rows[1], state="ending"))
+    worker = WorkerStatus(VirtualWorkerIndex(1), Incarnation(0), 1, "ending")
+    slow = (Straggling(VirtualWorkerIndex(0), StageIndex(1), 2.04),)
+    there = replace(running(), progress=replace(picture, rows=rows, slow=slow), workers=(worker,), rewinds=1)
+    lines = Picture(there, ()).lines(Path.cwd())
+    assert lines[4:8] == [
+        "the whole job went back to a checkpoint 1 time",
+        "virtual worker 1: life 1, lost 1 time, ending",
+        "stage 1 of virtual worker 0 takes 2.0 times as long as planned",
+        "",
+    ]
+    assert [line.split()[8:11] for line in lines[9:11]] == [["1", "of", "2"], ["ending", "150", "1.2500"]]
 
 
 def test_a_cluster_without_a_job_and_a_job_that_failed() -> None:
@@ -176,7 +192,9 @@ def test_a_local_coordinator_ends_with_its_run() -> None:
 def test_a_coordinator_that_is_away_is_one_sentence() -> None:
     folder = folder_of_a_run()
     result = invoke(Changing([], PeerUnreachable("the coordinator cannot be reached")), str(folder.path))
-    assert (result.exit_code, result.stderr) == (1, "error: the coordinator cannot be reached\n")
+    assert (result.exit_code, result.stderr) == (
+        1, "error: the coordinator cannot be reached; what has become of the run says: hetpipe status run\n",
+    )  # fmt: skip
 
 
 def test_a_coordinator_that_goes_away_is_waited_for() -> None:

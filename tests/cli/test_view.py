@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from hetpipe.spec.events import (
     ReplanJudged,
     Rewound,
     StateChanged,
+    Straggling,
     Waiting,
     WorkerLeft,
     WorkerLost,
@@ -22,7 +24,7 @@ from hetpipe.spec.events import (
     WorkerRejoined,
     WorkerReplanned,
 )
-from hetpipe.spec.ids import Clock, Incarnation
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import evaluated, table
@@ -141,7 +143,7 @@ def test_the_live_table() -> None:
     clock, terminal = FakeClock(), Terminal()
     view = LiveView(terminal, name="small", clock=clock)
     view.show(StateChanged(JobState.RUNNING))
-    view.show(table(3, 4))
+    view.show(replace(table(3, 4), slow=(Straggling(Vw(1), StageIndex(0), 2.04),)))
     view.show(evaluated())
     view.show(Waiting("virtual worker 0 waits for virtual worker 1", 6.0))
     view.say("a remark")
@@ -154,6 +156,7 @@ def test_the_live_table() -> None:
     last_frame = terminal.getvalue().rpartition("small: finished, 1 min 01 s")[2]
     assert "ahead (D = 1)" in last_frame
     assert "1-4 on n0/3" in last_frame
+    assert "stage 0 of virtual worker 1 takes 2.0 times as long as planned" in last_frame
     assert "1 of 2" in last_frame
     assert "accuracy 0.9634" in last_frame
     assert "waiting for 6.0 s: virtual worker 0 waits for virtual worker 1" in terminal.getvalue()

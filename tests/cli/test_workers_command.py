@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.cli.run_folder import RunFolder, RunRecord
-from hetpipe.errors import HetpipeError, PeerUnreachable, UserError
+from hetpipe.cli.run_folder import RunFolder
+from hetpipe.errors import PeerUnreachable, UserError
 from hetpipe.spec.events import JobState, JobStatus, WorkerStatus
 from hetpipe.spec.ids import Incarnation, JobId, VirtualWorkerIndex
-from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with, table
-
-CLUSTER = ("--coordinator", "127.0.0.1:7300")
+from tests.cli.scripted import CLUSTER, Scripted, run_folder
 
 
 def worker(vw: int, state: str, *, life: int = 0, deaths: int = 0) -> WorkerStatus:
@@ -28,23 +25,6 @@ def worker(vw: int, state: str, *, life: int = 0, deaths: int = 0) -> WorkerStat
 
 def status(*workers: WorkerStatus, **changes: Any) -> JobStatus:
     return replace(running_status("/runs/small"), **{"workers": workers, "progress": table(4, 3), **changes})
-
-
-class Scripted(FakeCoordinator):
-    """Tells one status after the other, the last one again and again; an error is raised in its place."""
-
-    def __init__(self, statuses: Iterable[JobStatus | HetpipeError]) -> None:
-        super().__init__()
-        self._statuses: Iterator[JobStatus | HetpipeError] = iter(statuses)
-        self._newest: JobStatus | HetpipeError = JobStatus(None, "", None, "", "")
-        self.asked: list[JobId | None] = []
-
-    def status(self, job_id: JobId | None = None) -> JobStatus:
-        self.asked.append(job_id)
-        self._newest = next(self._statuses, self._newest)
-        if isinstance(self._newest, HetpipeError):
-            raise self._newest
-        return self._newest
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +142,20 @@ class TestDrain:
         result = invoke(Refusing(), "drain", "1", *CLUSTER)
         assert (result.exit_code, result.stderr) == (2, "error: virtual worker 1 is the last one\n")
 
+    def test_if_one_is_refused_it_is_said_who_goes_all_the_same(self) -> None:
+        class Refusing(FakeCoordinator):
+            def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
+                if vw == 1:
+                    raise UserError("virtual worker 1 is the last one")
+                return super().drain_worker(vw, job_id)
+
+        result = invoke(Refusing(), "drain", "0", "1", *CLUSTER, "--json")
+        assert result.stderr.splitlines() == [
+            "virtual worker 0 leaves at the next barrier",
+            "error: virtual worker 1 is the last one",
+        ]
+        assert (result.exit_code, last_line(result)) == (2, {"errors": ["virtual worker 1 is the last one"]})
+
     @pytest.mark.parametrize("arguments", [(), ("-1",), ("one",)])
     def test_somebody_must_be_named(self, arguments: tuple[str, ...]) -> None:
         assert invoke(FakeCoordinator(), "drain", *arguments).exit_code == 2
@@ -197,18 +191,7 @@ class TestAdd:
 class TestWhichRun:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> RunFolder:
-        folder = RunFolder.create(tmp_path / "runs" / "a", name="small", clock=FakeClock())
-        folder.write_record(
-            RunRecord(
-                run_dir=str(folder.path),
-                name="small",
-                host="here",
-                started_wall=1.0,
-                job_id=JOB_ID,
-                coordinator="127.0.0.1:7300",
-            )
-        )
-        return folder
+        return run_folder(tmp_path / "runs" / "a")
 
     @pytest.mark.parametrize("arguments", [(), ("--run-dir", "runs/a")])
     def test_the_job_of_a_run(self, folder: RunFolder, arguments: tuple[str, ...]) -> None:
@@ -219,12 +202,19 @@ class TestWhichRun:
     def test_one_that_is_over(self, folder: RunFolder) -> None:
         folder.write_result("finished", RESULT)
         result = invoke(FakeCoordinator(), "drain", "1")
-        assert result.stderr.endswith("has finished: it has no virtual workers any more\n")
+        assert result.stderr.endswith("has finished: nothing of it runs any more\n")
 
     def test_one_that_is_coming_up(self, folder: RunFolder) -> None:
         folder.write_record(replace(folder.read_record(), job_id="", coordinator=""))
         result = invoke(FakeCoordinator(), "list")
-        assert result.stderr.endswith("has no virtual workers yet; its services are coming up\n")
+        assert result.stderr.endswith("has no job yet; its services are coming up\n")
+
+    def test_one_that_died_is_told_by_its_status(self, folder: RunFolder) -> None:
+        result = invoke(Scripted([PeerUnreachable("the coordinator cannot be reached")]), "list")
+        assert (result.exit_code, result.stderr) == (
+            1,
+            "error: the coordinator cannot be reached; what has become of the run says: hetpipe status runs/a\n",
+        )
 
     def test_a_job_is_one_of_a_coordinator(self) -> None:
         result = invoke(FakeCoordinator(), "list", "--job", JOB_ID)

@@ -1,0 +1,94 @@
+"""Whom to ask about a job that runs, and how to go on asking while its coordinator is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetpipe.cli.mending import Mending
+from hetpipe.cli.run_folder import RUNS, RunFolder, RunRecord, find_run
+from hetpipe.cli.shell import CoordinatorPort, Shell
+from hetpipe.cli.status import pointing_at_status
+from hetpipe.errors import Unavailable, UserError
+from hetpipe.spec.events import JobState, JobStatus
+from hetpipe.spec.ids import JobId
+
+#: Seconds between two looks at what is waited for.
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhichJob:
+    """Which job is meant: that of the run in a folder, one of a coordinator, or that of the newest run."""
+
+    run_dir: Path | None = None
+    coordinator: str | None = None
+    job: str | None = None
+    """Of the coordinator; None: its newest."""
+    runs_dir: Path = RUNS
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who is asked."""
+
+    client: CoordinatorPort
+    job_id: JobId | None
+    """None: the newest job."""
+    folder: RunFolder | None
+    """Of the run, where that is known."""
+
+    def looks(self, status: JobStatus, say: Callable[[str], None], shell: Shell) -> Callable[[], JobStatus]:
+        """Asks for the status of the job in `status` until a coordinator answers, or the run has a result."""
+        mending = Mending(shell.clock, say=say)
+        mending.whole()
+
+        def look() -> JobStatus:
+            while True:
+                try:
+                    found = self.client.status(status.job_id)
+                except Unavailable as error:
+                    result = None if self.folder is None else self.folder.read_result()
+                    if result is not None:  # the coordinator of a local run ends with it
+                        return replace(status, state=JobState(result.state))
+                    mending.broke(error)
+                else:
+                    mending.whole()
+                    return found
+
+        return look
+
+
+@contextmanager
+def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
+    """The coordinator to ask, and of which job."""
+    folder: RunFolder | None = None
+    if which.coordinator is not None:
+        job_id = None if which.job is None else JobId(which.job)
+        address, there = which.coordinator, shell
+        hint: AbstractContextManager[None] = nullcontext()
+    else:
+        folder, record = _run_of(which)
+        address, there, job_id = record.coordinator, shell.alone() if record.local else shell, JobId(record.job_id)
+        hint = pointing_at_status(folder, shell)
+    with hint, closing(there.connect(address)) as client:
+        yield Asked(client, job_id, folder)
+
+
+def _run_of(which: WhichJob) -> tuple[RunFolder, RunRecord]:
+    """The run that is meant, and who runs it.
+
+    Raises:
+        UserError: there is none, or nothing of it runs.
+    """
+    if which.job is not None:
+        raise UserError("--job names a job of a coordinator; say which one with --coordinator HOST:PORT")
+    folder = find_run(which.run_dir, runs_dir=which.runs_dir)
+    record, result = folder.read_record(), folder.read_result()
+    if result is not None:
+        raise UserError(f"the run in {folder.path} has {result.state}: nothing of it runs any more")
+    if not record.job_id:
+        raise UserError(f"the run in {folder.path} has no job yet; its services are coming up")
+    return folder, record

@@ -1,0 +1,85 @@
+"""Stop a run, also one that nobody follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hetpipe.cli.asking import LOOK_SECONDS, WhichJob, asked
+from hetpipe.cli.outcome import ExitStatus, Output
+from hetpipe.cli.shell import Shell
+from hetpipe.cli.training import resume_command
+from hetpipe.errors import DeadlineExceeded, UserError
+from hetpipe.ps.manifest import has_checkpoint
+from hetpipe.spec.events import JobState, JobStatus, StopMode
+
+#: What people are told while they wait.
+_AWAITED = {
+    StopMode.CHECKPOINT: "waiting for the next barrier and its checkpoint",
+    StopMode.NOW: "waiting for its processes to end",
+}
+
+
+def stop(
+    which: WhichJob, mode: StopMode, output: Output, shell: Shell, *, wait: bool, timeout_seconds: float
+) -> ExitStatus:
+    """Ask a job to stop, and wait until it has if that is wanted. One that has ended stays as it is."""
+    with asked(which, shell) as there:
+        status = there.client.status(there.job_id)
+        if status.job_id is None:
+            raise UserError("the coordinator has no job yet: there is nothing to stop")
+        if not _is_over(status):
+            there.client.stop_job(status.job_id, mode=mode)
+            status = there.client.status(status.job_id)
+        if wait and not _is_over(status):
+            output.note(_AWAITED[mode])
+            status = _ended(there.looks(status, output.note, shell), shell, timeout_seconds=timeout_seconds)
+    way_on = _way_on(status, shell)
+    output.answer(
+        {
+            "job_id": status.job_id,
+            "state": None if status.state is None else status.state.value,
+            "run_dir": status.run_dir,
+            "resume": way_on or None,
+        },
+        _sentence(status) + (f"; resume with: {way_on}" if way_on else ""),
+    )
+    return ExitStatus.FAILED if status.state is JobState.FAILED else ExitStatus.OK
+
+
+def _ended(look: Callable[[], JobStatus], shell: Shell, *, timeout_seconds: float) -> JobStatus:
+    """The status of a job once it has ended.
+
+    Raises:
+        DeadlineExceeded: it did not in time.
+        Unavailable: the coordinator does not answer, and has not for minutes.
+    """
+    until = shell.clock.monotonic() + timeout_seconds
+    while True:
+        status = look()
+        if _is_over(status):
+            return status
+        if shell.clock.monotonic() >= until:
+            raise DeadlineExceeded(
+                f"{_sentence(status)}, and has not stopped within {timeout_seconds:.0f} s; `hetpipe clocks` shows "
+                "who does not move, and `hetpipe stop --now` stops it without a checkpoint"
+            )
+        shell.clock.sleep(LOOK_SECONDS)
+
+
+def _is_over(status: JobStatus) -> bool:
+    return status.state is None or status.state.is_terminal
+
+
+def _sentence(status: JobStatus) -> str:
+    name = f"{status.name} (job {status.job_id})"
+    if status.state is None or not status.state.is_terminal:
+        return f"{name} is {'going' if status.state is None else status.state.value}"
+    return f"{name} has {status.state.value}" + (f": {status.failure}" if status.failure else "")
+
+
+def _way_on(status: JobStatus, shell: Shell) -> str:
+    """How to go on with a job that was stopped, where its folder can be read from here; empty if it cannot."""
+    run_dir = Path(status.run_dir)
+    stopped = status.state in {JobState.STOPPED, JobState.FAILED}
+    return resume_command(run_dir, shell.current) if stopped and has_checkpoint(run_dir) else ""
