@@ -67,7 +67,8 @@ class StageCertificates:
             HetpipeError: the coordinator does not certify it, or the folder cannot be written.
         """
         key = new_key()
-        folder = self._root.path / f"{stage.job_id}-vw-{stage.vw}-stage-{stage.stage}-life-{stage.incarnation}"
+        life = f"term-{stage.term}-life-{stage.incarnation}"
+        folder = self._root.path / f"{stage.job_id}-vw-{stage.vw}-stage-{stage.stage}-{life}"
         material = self._tls.material
         held = _Held(folder, key, self._clock.monotonic() + _RENEW_AFTER_SECONDS, material.version)
         try:

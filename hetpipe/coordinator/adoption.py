@@ -109,7 +109,7 @@ def fill(
     for command in stage_commands(assignment):
         config = command.config
         worker = workers[config.vw]
-        key = StageKey(command.job_id, config.vw, config.stage, worker.incarnation)
+        key = StageKey(command.job_id, config.vw, config.stage, worker.incarnation, config.plan.term)
         stages.add(key, assignment.plan.stage(config.vw, config.stage).agent, config.host, now=now)
         life = stages.get(key)
         assert life is not None
@@ -168,10 +168,10 @@ class Returning:
         for life in self._stages:
             if life.agent == agent and not life.exited and life.key not in info.stages:
                 self._missing[life.key] = now + self._settle_seconds
-        older = {(key.vw, key.incarnation) for key in info.stages if self._is_older(key)}
+        older = {(key.vw, key.term, key.incarnation) for key in info.stages if self._is_older(key)}
         return [
-            SendCommand(agent, StopVirtualWorkerCommand(self._job_id, vw, incarnation))
-            for vw, incarnation in sorted(older)
+            SendCommand(agent, StopVirtualWorkerCommand(self._job_id, vw, incarnation, term))
+            for vw, term, incarnation in sorted(older)
         ]
 
     def check(self, *, now: float) -> Iterator[Found]:
@@ -187,8 +187,8 @@ class Returning:
             yield from missing.values()
 
     def _is_older(self, key: StageKey) -> bool:
-        newest = next((life.key.incarnation for life in self._stages.of(key.vw)), key.incarnation)
-        return key.job_id == self._job_id and key.incarnation < newest
+        newest = next((life.key for life in self._stages.of(key.vw)), key)
+        return key.job_id == self._job_id and (key.term, key.incarnation) < (newest.term, newest.incarnation)
 
     def _end_of(self, life: StageLife) -> Iterator[StageNews | ChildExit]:
         """A process has ended, and nobody is left who might tell how."""

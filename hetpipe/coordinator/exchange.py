@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hetpipe.coordinator.configs import Assignment
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.replanning import Basis, Recut
@@ -41,25 +40,6 @@ class Prepared:
     def plan(self) -> Plan:
         """The plan of the run."""
         return self.run.plan
-
-    def assignment(
-        self, submission: Submission, agents: tuple[AgentInfo, ...], shards: tuple[MemberInfo, ...]
-    ) -> Assignment:
-        """Who carries the plan out.
-
-        Args:
-            submission: how the job goes on.
-            agents: with the devices that it claims.
-            shards: its parameter servers, in index order.
-        """
-        return Assignment(
-            job=self.run.job,
-            submission=submission,
-            plan=self.run.plan,
-            agents=agents,
-            shards=shards,
-            emulations=self.run.emulations,
-        )
 
 
 @dataclass(frozen=True, slots=True)

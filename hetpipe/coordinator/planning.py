@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from hetpipe.coordinator.configs import Assignment
 from hetpipe.coordinator.described import Described, describe
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.errors import InfeasiblePlan, PlanError
@@ -19,8 +20,10 @@ from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import plan_job
 from hetpipe.simulator.prediction import Played, predicted
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import DeviceId, JobId, Term
 from hetpipe.spec.job import Job
+from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.plan import ModelReport, Plan
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
@@ -55,6 +58,25 @@ class PlannedRun:
     """Per virtual worker and stage; empty if nothing is played."""
     model: ModelReport | None = None
     """What the inspection found; None if that is not known any more."""
+
+    def assignment(
+        self, submission: Submission, agents: tuple[AgentInfo, ...], shards: tuple[MemberInfo, ...]
+    ) -> Assignment:
+        """Who carries the plan out.
+
+        Args:
+            submission: how the job goes on.
+            agents: with the devices that it claims.
+            shards: its parameter servers, in index order.
+        """
+        return Assignment(
+            job=self.job,
+            submission=submission,
+            plan=self.plan,
+            agents=agents,
+            shards=shards,
+            emulations=self.emulations,
+        )
 
 
 def num_devices_wanted(job: Job) -> int | None:

@@ -90,7 +90,7 @@ class SettingOut:
 
     def assignment(self, prepared: Prepared) -> Assignment:
         """Who carries the plan out."""
-        return prepared.assignment(self.submission, self.agents, self.shards)
+        return prepared.run.assignment(self.submission, self.agents, self.shards)
 
     @property
     def eval_samples(self) -> int | None:

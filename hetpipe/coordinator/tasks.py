@@ -211,7 +211,7 @@ class JobTasks:
         """Write the plan down, and tell every shard of it."""
         run, submission = prepared.run, prepared.submission or self._submission
         write_run_files(submission, prepared, eval_samples)
-        assignment = prepared.assignment(submission, agents, shards)
+        assignment = run.assignment(submission, agents, shards)
         kept = run_document(
             assignment,
             prepared.data,

@@ -34,7 +34,8 @@ def kills(
     worker: WorkerLife, assignment: Assignment, stages: StageTable, *, absent: Collection[AgentId]
 ) -> list[SendCommand]:
     """End what is left of its processes, on all agents but the absent ones."""
-    command = StopVirtualWorkerCommand(assignment.plan.job_id, worker.vw, worker.incarnation)
+    plan = assignment.plan
+    command = StopVirtualWorkerCommand(plan.job_id, worker.vw, worker.incarnation, plan.term)
     agents = {life.agent for life in stages.of(worker.vw)}.difference(absent)
     return [SendCommand(agent, command) for agent in sorted(agents)]
 

@@ -164,17 +164,18 @@ def _by_worker(clocks: Mapping[int, int]) -> dict[VirtualWorkerIndex, Clock]:
 
 def stage_key_to_proto(key: StageKey) -> pb.StageKey:
     """The name of one life of one stage."""
-    return pb.StageKey(job_id=key.job_id, vw=key.vw, stage=key.stage, incarnation=key.incarnation)
+    return pb.StageKey(job_id=key.job_id, vw=key.vw, stage=key.stage, incarnation=key.incarnation, term=key.term)
 
 
 def stage_key_from_proto(message: pb.StageKey) -> StageKey:
     """The name of one life of one stage."""
-    check_counts("the life of a stage", message.incarnation)
+    check_counts("the life of a stage", message.incarnation, message.term)
     return StageKey(
         checked_job_id(message.job_id),
         VirtualWorkerIndex(message.vw),
         StageIndex(message.stage),
         Incarnation(message.incarnation),
+        Term(message.term),
     )
 
 
@@ -198,7 +199,9 @@ def command_to_proto(numbered: NumberedCommand) -> pb.WatchCommandsResponse:
         case StopJobCommand():
             return pb.WatchCommandsResponse(sequence=sequence, stop_job=pb.StopJobCommand(job_id=command.job_id))
         case StopVirtualWorkerCommand():
-            stop = pb.StopVirtualWorkerCommand(job_id=command.job_id, vw=command.vw, incarnation=command.incarnation)
+            stop = pb.StopVirtualWorkerCommand(
+                job_id=command.job_id, vw=command.vw, incarnation=command.incarnation, term=command.term
+            )
             return pb.WatchCommandsResponse(sequence=sequence, stop_virtual_worker=stop)
 
 
@@ -224,7 +227,7 @@ def command_from_proto(message: pb.WatchCommandsResponse) -> NumberedCommand:
         case "stop_virtual_worker":
             stop = message.stop_virtual_worker
             command = StopVirtualWorkerCommand(
-                JobId(stop.job_id), VirtualWorkerIndex(stop.vw), Incarnation(stop.incarnation)
+                JobId(stop.job_id), VirtualWorkerIndex(stop.vw), Incarnation(stop.incarnation), Term(stop.term)
             )
         case _:
             raise ProtocolViolation(f"command {message.sequence} is of a kind this version does not know")

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.run import StageConfig, StageReport
@@ -26,6 +26,8 @@ class StageKey:
     vw: VirtualWorkerIndex
     stage: StageIndex
     incarnation: Incarnation
+    term: Term
+    """Of the job: after a rewind lives are counted from 0 again."""
 
     def __str__(self) -> str:
         """Name for a sentence."""
@@ -58,7 +60,7 @@ class StartStageCommand:
     @property
     def key(self) -> StageKey:
         """The stage this starts."""
-        return StageKey(self.job_id, self.config.vw, self.config.stage, self.config.incarnation)
+        return StageKey(self.job_id, self.config.vw, self.config.stage, self.config.incarnation, self.config.plan.term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,18 @@ class StopJobCommand:
 
 @dataclass(frozen=True, slots=True)
 class StopVirtualWorkerCommand:
-    """End the processes of one virtual worker, up to and with the life `incarnation`: SIGKILL, for nothing counts."""
+    """End the processes of one virtual worker, up to and with a life: SIGKILL, for nothing counts."""
 
     job_id: JobId
     vw: VirtualWorkerIndex
     incarnation: Incarnation
+    term: Term
+    """Of that life; those of earlier terms end, too."""
 
     def means(self, key: StageKey) -> bool:
         """Whether the process of `key` is to end."""
-        return (key.job_id, key.vw) == (self.job_id, self.vw) and key.incarnation <= self.incarnation
+        is_of_it = (key.job_id, key.vw) == (self.job_id, self.vw)
+        return is_of_it and (key.term, key.incarnation) <= (self.term, self.incarnation)
 
 
 Command = InspectCommand | StartStageCommand | StopJobCommand | StopVirtualWorkerCommand

@@ -27,7 +27,7 @@ from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.spec.commands import ChildExit, StageKey
 from hetpipe.spec.events import JobEnded, JobState, JobStatus, StateChanged, StopMode
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.members import MemberId, MemberRole, Registration
 from hetpipe.testing.fake_clock import FakeClock
@@ -348,7 +348,7 @@ def test_news_that_did_not_arrive_are_sent_again(error: HetpipeError, monkeypatc
     agent = Agent(config)
     agent._stopping.set()  # so that it does not rest
     agent._outbox.restart(Registration("r"))
-    agent._outbox.put(ChildExit(StageKey(JobId("job"), Vw(0), StageIndex(0), Incarnation(0)), 7, 1))
+    agent._outbox.put(ChildExit(StageKey(JobId("job"), Vw(0), StageIndex(0), Incarnation(0), Term(1)), 7, 1))
     batch = agent._outbox.take(timeout_seconds=0.0)
     assert batch is not None
 

@@ -209,7 +209,7 @@ class TestEnding:
         assert 0 < len(victims) < len(commands)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(3)))
+        bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(3), Term(1)))
         exits = [bench.next_exit() for _ in victims]
 
         assert {news.key for news in exits} == victims
@@ -241,8 +241,10 @@ class TestEnding:
     def test_a_later_life_is_not_meant(self, bench: Bench) -> None:
         bench.start("hang")
         pid = bench.next_ready_pid()
-        bench.children.kill_worker(StopVirtualWorkerCommand(JobId("other"), VirtualWorkerIndex(0), Incarnation(0)))
-        bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(-1)))
+        bench.children.kill_worker(
+            StopVirtualWorkerCommand(JobId("other"), VirtualWorkerIndex(0), Incarnation(0), Term(1))
+        )
+        bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(-1), Term(1)))
         os.kill(pid, signal.SIGKILL)
         news = bench.next_exit()
 

@@ -14,7 +14,7 @@ from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.method import ResponseT, Unary
 from hetpipe.spec.commands import StageKey
-from hetpipe.spec.ids import AgentId, Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import AgentId, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, Registration
 from hetpipe.testing.fake_clock import FakeClock
 from services.agent.__main__ import main
@@ -28,7 +28,8 @@ class Leaving:
         self.num_asked = 0
         self.clock = FakeClock()
         self.stages = [
-            StageKey(JobId("job"), VirtualWorkerIndex(0), StageIndex(stage), Incarnation(0)) for stage in range(2)
+            StageKey(JobId("job"), VirtualWorkerIndex(0), StageIndex(stage), Incarnation(0), Term(1))
+            for stage in range(2)
         ]
 
     def begin(self) -> Departure:

@@ -6,7 +6,7 @@ import pytest
 
 from hetpipe.agent.outbox import MAX_BATCH, MAX_WAITING, Outbox
 from hetpipe.spec.commands import AgentNews, ChildExit, InspectionStep, StageKey, StageNews
-from hetpipe.spec.ids import Clock, StageIndex
+from hetpipe.spec.ids import Clock, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Registration
@@ -18,7 +18,7 @@ TOKEN = Registration("token")
 
 
 def news(report: StageReport, stage: int = 0) -> AgentNews:
-    return StageNews(StageKey(JOB_ID, Vw(0), StageIndex(stage), FIRST_LIFE), report)
+    return StageNews(StageKey(JOB_ID, Vw(0), StageIndex(stage), FIRST_LIFE, Term(1)), report)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_new_registration_takes_along_what_is_not_confirmed(outbox: Outbox) ->
 
 
 def test_batches_and_the_outbox_are_bounded(outbox: Outbox) -> None:
-    key = StageKey(JOB_ID, Vw(0), StageIndex(0), FIRST_LIFE)
+    key = StageKey(JOB_ID, Vw(0), StageIndex(0), FIRST_LIFE, Term(1))
     for pid in range(MAX_WAITING + 5):
         outbox.put(ChildExit(key, pid, 0))
     pids: list[int] = []

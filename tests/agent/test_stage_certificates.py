@@ -15,7 +15,7 @@ from hetpipe.errors import HetpipeError, PeerUnreachable, PermissionDenied
 from hetpipe.rpc.tls import LOOK_SECONDS, Tls
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.identity import StagePeer
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.testing.fake_clock import FakeClock
 from tests.certs.cluster import AGENT, cluster
 
@@ -24,7 +24,7 @@ HALF_LIFE_SECONDS = 3.5 * 24 * 3600
 
 
 def key(stage: int = 0, *, incarnation: int = 0) -> StageKey:
-    return StageKey(JobId("job"), VirtualWorkerIndex(0), StageIndex(stage), Incarnation(incarnation))
+    return StageKey(JobId("job"), VirtualWorkerIndex(0), StageIndex(stage), Incarnation(incarnation), Term(1))
 
 
 class Bench:

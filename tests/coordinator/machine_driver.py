@@ -161,7 +161,8 @@ class Driver:
     # -- what was said
 
     def key(self, vw: int, stage: int, life: int = 0) -> StageKey:
-        return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life))
+        term = next((life.key.term for life in self.machine.stages), Term(1))
+        return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life), term)
 
     def tasks(self, kind: type[T]) -> list[T]:
         return [item for item in self.said if isinstance(item, kind)]

@@ -14,7 +14,7 @@ from hetpipe.spec.commands import (
     StageNews,
 )
 from hetpipe.spec.events import JobState
-from hetpipe.spec.ids import Incarnation, StageIndex
+from hetpipe.spec.ids import Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.run import StageReady
 from hetpipe.spec.run_document import LifeSeen, RunDescription, RunDocument, Standing
@@ -27,7 +27,7 @@ def seen(vw: int, incarnation: int = 0, standing: Standing = "member", **values:
 
 
 def key(vw: int, stage: int, incarnation: int = 0) -> StageKey:
-    return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(incarnation))
+    return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(incarnation), Term(1))
 
 
 def stages(agent: str, *incarnations: int) -> tuple[StageKey, ...]:

@@ -9,7 +9,7 @@ from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.spec.commands import InspectCommand, InspectionResult, InspectionStep, StageKey, StageNews
 from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StateChanged, StopMode, Waiting
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import ProfileStep
@@ -117,7 +117,7 @@ class TestTheUsualWay:
 
     def test_news_of_another_life_change_nothing(self) -> None:
         driver = Driver().to(JobState.STARTING)
-        key = StageKey(JOB_ID, Vw(0), StageIndex(0), Incarnation(7))
+        key = StageKey(JOB_ID, Vw(0), StageIndex(0), Incarnation(7), Term(1))
 
         assert driver.feed(StageNews(key, StageReady(1))) == []
 

@@ -9,9 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from hetpipe.errors import StaleIncarnation
-from hetpipe.spec.commands import ChildExit, StartStageCommand
+from hetpipe.spec.commands import ChildExit, StageNews, StartStageCommand
 from hetpipe.spec.events import JobState, Rewound, StopMode, WorkerLost, WorkerRejoined
 from hetpipe.spec.ids import Clock
+from hetpipe.spec.run import StageFailed
 from hetpipe.spec.sync import Progress
 from tests.coordinator.builders import JOB_ID, agent_member
 from tests.coordinator.fakes import Cluster, events, state, submit
@@ -147,6 +148,16 @@ class TestRewinds:
         facts = json.loads((folder / "facts.json").read_text())
         assert facts["start"] == {"clock": 4, "epoch": 1, "used": [0, 2], "minibatches": 8, "samples": 32}
         assert json.loads((folder / "plan.json").read_text())["term"] == 2
+
+    def test_a_late_word_of_an_earlier_term_is_of_nobody(self, cluster: Cluster) -> None:
+        (old, _) = cluster.stages("n1", JOB_ID)
+        self.lose(cluster)
+        (new, _) = cluster.stages("n1", JOB_ID)
+        cluster.tell("n1", StageNews(old, StageFailed("UserError", "no such column")), ChildExit(old, 1, 1))
+
+        assert (old.term, old.incarnation, new.term, new.incarnation) == (1, 0, 2, 0)
+        assert state(cluster) is JobState.RUNNING
+        assert events(cluster, WorkerLost) == []
 
     def test_without_one_from_where_it_began(self, cluster: Cluster) -> None:
         self.lose(cluster)

@@ -28,7 +28,7 @@ BOTH = {Vw(0): LifeState.READY, Vw(1): LifeState.READY}
 
 
 def key(vw: int, stage: int, life: int = 0) -> StageKey:
-    return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life))
+    return StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life), Term(1))
 
 
 @pytest.fixture

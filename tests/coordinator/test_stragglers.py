@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetpipe.coordinator.stragglers import Expected, Stragglers
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import Straggling
-from hetpipe.spec.ids import Incarnation, StageIndex
+from hetpipe.spec.ids import Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from tests.coordinator.builders import JOB_ID, progress
 
@@ -39,7 +39,7 @@ class Told:
         self.seconds[place] = self.seconds.get(place, 0.0) + 2 * waves * seconds
         clock = self.waves[place]
         report = progress(clock=clock, minibatches=2 * clock, compute_seconds=self.seconds[place])
-        return self.of.add(StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life)), report)
+        return self.of.add(StageKey(JOB_ID, Vw(vw), StageIndex(stage), Incarnation(life), Term(1)), report)
 
     def window(self, seconds: Mapping[tuple[int, int], float], others: float = 0.1, *, waves: int = 1) -> None:
         for place in PLACES:
@@ -143,10 +143,12 @@ def test_the_start_of_a_life_counts_nothing() -> None:
 
 def test_a_report_without_a_whole_wave_closes_no_window() -> None:
     told = Told()
-    key = StageKey(JOB_ID, Vw(0), StageIndex(0), Incarnation(0))
+    key = StageKey(JOB_ID, Vw(0), StageIndex(0), Incarnation(0), Term(1))
 
     assert not told.of.add(key, progress(clock=1, minibatches=3, compute_seconds=9.0))
-    assert not told.of.add(StageKey(JOB_ID, Vw(7), StageIndex(0), Incarnation(0)), progress(clock=9, minibatches=9))
+    assert not told.of.add(
+        StageKey(JOB_ID, Vw(7), StageIndex(0), Incarnation(0), Term(1)), progress(clock=9, minibatches=9)
+    )
 
 
 def test_by_another_plan_it_is_compared_with_what_that_foresees() -> None:

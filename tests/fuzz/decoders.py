@@ -69,7 +69,7 @@ from hetpipe.spec.events import (
     WorkerLeft,
     WorkerLost,
 )
-from hetpipe.spec.ids import Clock, Incarnation, JobId, VirtualWorkerIndex, Wave
+from hetpipe.spec.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.job import load_job
 from hetpipe.spec.job_json import job_from_json
 from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
@@ -247,7 +247,7 @@ def _messages() -> Iterator[tuple[type[Message], Callable[[Any], object], list[M
     commands = [
         NumberedCommand(1, START),
         NumberedCommand(2, InspectCommand(JOB_ID, "{}", "/", "/")),
-        NumberedCommand(3, StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(1), Incarnation(2))),
+        NumberedCommand(3, StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(1), Incarnation(2), Term(1))),
     ]
     yield pb.WatchCommandsResponse, convert.command_from_proto, [convert.command_to_proto(c) for c in commands]
     events: list[JobEvent] = [

@@ -78,7 +78,7 @@ from tests.coordinator.machine_driver import Driver
 from tests.profiler.builders import layer, measurement
 
 PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
-KEY = StageKey(JOB_ID, Vw(1), StageIndex(0), FIRST_LIFE)
+KEY = StageKey(JOB_ID, Vw(1), StageIndex(0), FIRST_LIFE, Term(1))
 START = stage_commands(
     Assignment(job=job(), submission=submission(job()), plan=PLAN, agents=(agent_info(),), shards=(shard_member(0),))
 )[0]
@@ -139,7 +139,7 @@ def test_clocks() -> None:
         InspectCommand(JOB_ID, "{}", "/code", "/run", with_model=False, measure=("cpu", "T4")),
         START,
         StopJobCommand(JOB_ID),
-        StopVirtualWorkerCommand(JOB_ID, Vw(1), Incarnation(2)),
+        StopVirtualWorkerCommand(JOB_ID, Vw(1), Incarnation(2), Term(1)),
     ],
 )
 def test_commands(command: Command) -> None:

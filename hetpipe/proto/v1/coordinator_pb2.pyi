@@ -260,14 +260,16 @@ class StopJobCommand(_message.Message):
     def __init__(self, job_id: _Optional[str] = ...) -> None: ...
 
 class StopVirtualWorkerCommand(_message.Message):
-    __slots__ = ("job_id", "vw", "incarnation")
+    __slots__ = ("job_id", "vw", "incarnation", "term")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     vw: int
     incarnation: int
-    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class WatchCommandsResponse(_message.Message):
     __slots__ = ("sequence", "inspect", "start_stage", "stop_job", "stop_virtual_worker")
@@ -284,16 +286,18 @@ class WatchCommandsResponse(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., inspect: _Optional[_Union[InspectCommand, _Mapping]] = ..., start_stage: _Optional[_Union[StartStageCommand, _Mapping]] = ..., stop_job: _Optional[_Union[StopJobCommand, _Mapping]] = ..., stop_virtual_worker: _Optional[_Union[StopVirtualWorkerCommand, _Mapping]] = ...) -> None: ...
 
 class StageKey(_message.Message):
-    __slots__ = ("job_id", "vw", "stage", "incarnation")
+    __slots__ = ("job_id", "vw", "stage", "incarnation", "term")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     VW_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     vw: int
     stage: int
     incarnation: int
-    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ..., stage: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ..., stage: _Optional[int] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class StageNews(_message.Message):
     __slots__ = ("key", "report_json")
