@@ -80,7 +80,7 @@ def test_every_sample_counts_once_wherever_a_life_ends(at: str, number: int | No
     ("changes", "deaths"),
     [
         # One after the other, in the same place of the pipeline or not.
-        ({"workers": 3, "stages": 2, "staleness": 0}, [death("after staged", 1, vw=0), death("before push", 3, vw=2)]),
+        ({"workers": 3, "stages": 2, "staleness": 0}, [death("after staged", 1, vw=0), death("before push", 2, vw=2)]),
         (
             {"workers": 2, "stages": 3, "wave": 4},
             [death("before backward", vw=1, stage=2), death("after push", stage=1)],

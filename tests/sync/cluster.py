@@ -309,8 +309,12 @@ class Worker:
         self.pushed[stage] = set()
         return True
 
-    def may_pull(self) -> set[int]:
-        """Clocks that a stage may still ask for: of switch points not complete everywhere, and of the next one."""
+    def may_pull(self, unread: Sequence[Record]) -> set[int]:
+        """Clocks that a stage may still ask for: of switch points not complete everywhere, and of the next one.
+
+        `unread`: records that it has yet to read. It reads them in order, so a barrier that was set before a clock was
+        published keeps it from asking for that.
+        """
         if self.segment is None:
             return {self._passed} if self._passed is not None else set()
         wanted = set(self.chosen.values())
@@ -320,6 +324,17 @@ class Worker:
             n = self.scenario.n
             last = min(self.segment * n + len(self.blocks), self.barrier * n)
             following = next((p for p in range(self.started + 1, last + 1) if self._switches(p)), None)
-            if following is not None:
+            if following is not None and following <= n * self._barrier_at(self._required(following), unread):
                 wanted.add(self._required(following))
         return wanted
+
+    def _barrier_at(self, clock: int, unread: Sequence[Record]) -> int:
+        """The barrier that it knows when it reads, or read, that `clock` is published."""
+        barrier = self.barrier
+        for record in unread if clock > self.published else ():
+            match record:
+                case PublishRecord(clock=published) if published >= clock:
+                    break
+                case BarrierRecord():
+                    barrier = min(barrier, record.clock)
+        return barrier

@@ -73,6 +73,7 @@ class Machine(RuleBasedStateMachine):
         self.mishaps = mishaps
         self.log = DecisionLog(scenario.log_config())
         self.oracle = Oracle(scenario)
+        self.told: list[Record] = []
         self.shards = [ModelShard(index, scenario) for index in range(scenario.num_shards)]
         self.workers = [Worker(vw, scenario) for vw in range(len(scenario.num_stages))]
         self.judge()
@@ -95,6 +96,7 @@ class Machine(RuleBasedStateMachine):
             if isinstance(record, PublishRecord):
                 assert all(shard.state.built >= record.clock for shard in self.shards), f"{record}: a shard lacks it"
             self.oracle.see(record, used)
+            self.told.append(record)
             if isinstance(record, PublishRecord) and self.oracle.start == record.clock:
                 assert self.log.progress == self.oracle.progress()
             if isinstance(record, BarrierRecord):
@@ -497,7 +499,7 @@ class Machine(RuleBasedStateMachine):
     def pulls_get_what_they_need(self) -> None:
         """A clock that a member may ask for is served, or not published yet on this shard; it is never freed."""
         for worker in self.members():
-            for clock in worker.may_pull():
+            for clock in worker.may_pull(self.told[worker.known :]):
                 for shard in self.shards:
                     try:
                         shard.state.check_pull(Clock(clock))
@@ -586,27 +588,44 @@ def test_the_same_runs_as_always() -> None:
 
 def test_a_report_of_an_empty_wave_comes_when_the_barrier_that_dropped_it_is_passed() -> None:
     """Found by chance: who has read neither barrier nor segment reports what was empty in the segment before."""
-    machine = Machine()
-    machine.begin(
-        scenario=Scenario(
-            num_stages=(2, 3, 2),
-            num_shards=1,
-            n=2,
-            d=0,
-            weights="flush",
-            deterministic=False,
-            num_samples=26,
-            batch_size=1,
-            epochs=1,
-            total_minibatches=None,
-            every=None,
-            used=(0,),
-        ),
-        prompt=True,
-        schedule=84572451,
-        head_start=500,
-        mishaps=0.005,
+    scenario = Scenario(
+        num_stages=(2, 3, 2),
+        num_shards=1,
+        n=2,
+        d=0,
+        weights="flush",
+        deterministic=False,
+        num_samples=26,
+        batch_size=1,
+        epochs=1,
+        total_minibatches=None,
+        every=None,
+        used=(0,),
     )
+    machine = Machine()
+    machine.begin(scenario=scenario, prompt=True, schedule=84572451, head_start=500, mishaps=0.005)
+    machine.teardown()
+
+
+def test_nobody_asks_for_a_clock_that_was_published_behind_its_barrier() -> None:
+    """Found by chance: the clock is free before one who has yet to read of the barrier has read so far."""
+    scenario = Scenario(
+        num_stages=(2, 2),
+        num_shards=1,
+        n=1,
+        d=1,
+        weights="flush",
+        deterministic=True,
+        num_samples=8,
+        batch_size=1,
+        epochs=None,
+        total_minibatches=8,
+        every=None,
+    )
+    machine = Machine()
+    machine.begin(scenario=scenario, prompt=False, schedule=52062, head_start=200, mishaps=0.005)
+    machine.bustle(amount=39)
+    machine.check()
     machine.teardown()
 
 
