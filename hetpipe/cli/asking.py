@@ -11,12 +11,12 @@ from hetpipe.cli.mending import Mending
 from hetpipe.cli.run_folder import RUNS, RunFolder, RunRecord, find_run
 from hetpipe.cli.shell import CoordinatorPort, Shell
 from hetpipe.cli.status import pointing_at_status
-from hetpipe.errors import Unavailable, UserError
+from hetpipe.errors import DeadlineExceeded, Unavailable, UserError
 from hetpipe.spec.events import JobState, JobStatus
 from hetpipe.spec.ids import JobId
 
 #: Seconds between two looks at what is waited for.
-LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,41 @@ class Asked:
     folder: RunFolder | None
     """Of the run, where that is known."""
 
-    def looks(self, status: JobStatus, say: Callable[[str], None], shell: Shell) -> Callable[[], JobStatus]:
+    def wait(
+        self,
+        status: JobStatus,
+        is_reached: Callable[[JobStatus], bool],
+        late: Callable[[JobStatus], str],
+        say: Callable[[str], None],
+        shell: Shell,
+        *,
+        timeout_seconds: float,
+    ) -> JobStatus:
+        """The status of a job once what is waited for is reached, or the job is over.
+
+        Args:
+            status: the newest one.
+            is_reached: whether it is.
+            late: what to say when it is not reached in time.
+            say: hears what becomes of the connection.
+            shell: has the time.
+            timeout_seconds: how long to wait.
+
+        Raises:
+            DeadlineExceeded: it was not reached in time.
+            Unavailable: the coordinator does not answer, and has not for minutes.
+        """
+        look = self._looks(status, say, shell)
+        until = shell.clock.monotonic() + timeout_seconds
+        while True:
+            status = look()
+            if is_over(status) or is_reached(status):
+                return status
+            if shell.clock.monotonic() >= until:
+                raise DeadlineExceeded(late(status))
+            shell.clock.sleep(_LOOK_SECONDS)
+
+    def _looks(self, status: JobStatus, say: Callable[[str], None], shell: Shell) -> Callable[[], JobStatus]:
         """Asks for the status of the job in `status` until a coordinator answers, or the run has a result."""
         mending = Mending(shell.clock, say=say)
         mending.whole()
@@ -59,6 +93,11 @@ class Asked:
                     return found
 
         return look
+
+
+def is_over(status: JobStatus) -> bool:
+    """Whether the job has ended, or there is none."""
+    return status.state is None or status.state.is_terminal
 
 
 @contextmanager

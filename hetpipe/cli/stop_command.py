@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from hetpipe.cli.asking import LOOK_SECONDS, WhichJob, asked
+from hetpipe.cli.asking import WhichJob, asked, is_over
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.training import resume_command
-from hetpipe.errors import DeadlineExceeded, UserError
+from hetpipe.errors import UserError
 from hetpipe.ps.manifest import has_checkpoint
 from hetpipe.spec.events import JobState, JobStatus, StopMode
 
@@ -28,12 +28,13 @@ def stop(
         status = there.client.status(there.job_id)
         if status.job_id is None:
             raise UserError("the coordinator has no job yet: there is nothing to stop")
-        if not _is_over(status):
+        if not is_over(status):
             there.client.stop_job(status.job_id, mode=mode)
             status = there.client.status(status.job_id)
-        if wait and not _is_over(status):
+        if wait and not is_over(status):
             output.note(_AWAITED[mode])
-            status = _ended(there.looks(status, output.note, shell), shell, timeout_seconds=timeout_seconds)
+            late = partial(_late, timeout_seconds=timeout_seconds)
+            status = there.wait(status, is_over, late, output.note, shell, timeout_seconds=timeout_seconds)
     way_on = _way_on(status, shell)
     output.answer(
         {
@@ -47,33 +48,16 @@ def stop(
     return ExitStatus.FAILED if status.state is JobState.FAILED else ExitStatus.OK
 
 
-def _ended(look: Callable[[], JobStatus], shell: Shell, *, timeout_seconds: float) -> JobStatus:
-    """The status of a job once it has ended.
-
-    Raises:
-        DeadlineExceeded: it did not in time.
-        Unavailable: the coordinator does not answer, and has not for minutes.
-    """
-    until = shell.clock.monotonic() + timeout_seconds
-    while True:
-        status = look()
-        if _is_over(status):
-            return status
-        if shell.clock.monotonic() >= until:
-            raise DeadlineExceeded(
-                f"{_sentence(status)}, and has not stopped within {timeout_seconds:.0f} s; `hetpipe clocks` shows "
-                "who does not move, and `hetpipe stop --now` stops it without a checkpoint"
-            )
-        shell.clock.sleep(LOOK_SECONDS)
-
-
-def _is_over(status: JobStatus) -> bool:
-    return status.state is None or status.state.is_terminal
+def _late(status: JobStatus, timeout_seconds: float) -> str:
+    return (
+        f"{_sentence(status)}, and has not stopped within {timeout_seconds:.0f} s; `hetpipe clocks` shows who does not "
+        "move, and `hetpipe stop --now` stops it without a checkpoint"
+    )
 
 
 def _sentence(status: JobStatus) -> str:
     name = f"{status.name} (job {status.job_id})"
-    if status.state is None or not status.state.is_terminal:
+    if status.state is None or not is_over(status):
         return f"{name} is {'going' if status.state is None else status.state.value}"
     return f"{name} has {status.state.value}" + (f": {status.failure}" if status.failure else "")
 

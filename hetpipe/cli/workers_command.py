@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetpipe.cli.asking import LOOK_SECONDS, WhichJob, asked
+from hetpipe.cli.asking import WhichJob, asked
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.progress import stages_text
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.status import worker_json
 from hetpipe.cli.text import columns, count
-from hetpipe.errors import DeadlineExceeded, HetpipeError, UserError
+from hetpipe.errors import HetpipeError, UserError
 from hetpipe.spec.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
 from hetpipe.spec.ids import VirtualWorkerIndex
 
@@ -49,8 +49,15 @@ def drain(
         told = _one_by_one(vws, lambda vw: (there.client.drain_worker(VirtualWorkerIndex(vw), there.job_id),), output)
         if wait:
             output.note("waiting for the next barrier")
-            look = there.looks(there.client.status(there.job_id), output.note, shell)
-            told = _gone(vws, look, shell, timeout_seconds=timeout_seconds)
+            status = there.wait(
+                there.client.status(there.job_id),
+                lambda status: not _late(status, vws),
+                lambda status: _sentence(status, vws, timeout_seconds),
+                output.note,
+                shell,
+                timeout_seconds=timeout_seconds,
+            )
+            told = [worker for worker in status.workers if worker.vw in vws]
     _answer(told, output)
     return ExitStatus.OK
 
@@ -173,24 +180,10 @@ def _line(worker: WorkerStatus) -> str:
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
-def _gone(
-    vws: Sequence[int], look: Callable[[], JobStatus], shell: Shell, *, timeout_seconds: float
-) -> list[WorkerStatus]:
-    """Where virtual workers stand once they have left, or the run is over.
+def _late(status: JobStatus, vws: Sequence[int]) -> list[WorkerStatus]:
+    """Those of `vws` that have not left."""
+    return [worker for worker in status.workers if worker.vw in vws and worker.state not in _GONE]
 
-    Raises:
-        DeadlineExceeded: they did not leave in time.
-        Unavailable: the coordinator does not answer, and has not for minutes.
-    """
-    until = shell.clock.monotonic() + timeout_seconds
-    while True:
-        status = look()
-        told = [worker for worker in status.workers if worker.vw in vws]
-        is_over = status.state is None or status.state.is_terminal
-        late = [worker for worker in told if worker.state not in _GONE]
-        if is_over or not late:
-            return told
-        if shell.clock.monotonic() >= until:
-            named = "; ".join(f"virtual worker {w.vw} {_STATE_TEXTS.get(w.state, w.state)}" for w in late)
-            raise DeadlineExceeded(f"not everybody has left within {timeout_seconds:.0f} s: {named}")
-        shell.clock.sleep(LOOK_SECONDS)
+
+def _sentence(status: JobStatus, vws: Sequence[int], timeout_seconds: float) -> str:
+    return f"not everybody has left within {timeout_seconds:.0f} s: {'; '.join(map(_line, _late(status, vws)))}"

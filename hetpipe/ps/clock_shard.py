@@ -83,10 +83,10 @@ class ClockShard:
         #: What a coordinator that has never heard of the job is told of it.
         self._run = config.run
         if old is None or old.state is None:
-            self._log = DecisionLog(_settings(config))
+            self._log = DecisionLog(log_config(config))
             self._remember(self._log.records)
         else:
-            self._log = DecisionLog.restore(_settings(config), old.state.log)
+            self._log = DecisionLog.restore(log_config(config), old.state.log)
             self._addresses = {(address.vw, address.stage): address for address in old.state.addresses}
             self._run = old.state.run or config.run
         for event in () if old is None else old.events:
@@ -369,7 +369,8 @@ class ClockShard:
                 )
 
 
-def _settings(config: ShardConfig) -> LogConfig:
+def log_config(config: ShardConfig) -> LogConfig:
+    """What the decision log of a job is told."""
     return LogConfig(
         term=config.term,
         num_shards=config.num_shards,

@@ -68,6 +68,17 @@ class Rewinding(Driver):
         assert self.rewinds[-1].number == number
         self.prepare_again(clock, number=number)
 
+    def runs_again_without(self, vw: int) -> None:
+        """The other virtual worker gets ready; this one stays out."""
+        self.prepare_again(4)
+        self.feed(Evicted(Vw(vw), Incarnation(0)))
+        for stage in (0, 1):
+            self.exit(vw, stage, -9, ordered=True)
+            self.report(1 - vw, stage, ready())
+
+        assert self.machine.state is JobState.RUNNING
+        assert self.worker(vw).state is LifeState.OUT
+
     @property
     def rewinds(self) -> list[Rewind]:
         return self.tasks(Rewind)
@@ -322,28 +333,14 @@ class TestWhatPeopleWanted:
         for stage in (0, 1):
             driver.exit(0, stage, -15)
         driver.wait(0.25)
-        driver.prepare_again(4)
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
-        for stage in (0, 1):
-            driver.exit(1, stage, -9, ordered=True)
-            driver.report(0, stage, ready())
-
-        assert driver.machine.state is JobState.RUNNING
-        assert driver.worker(1).state is LifeState.OUT
+        driver.runs_again_without(1)
 
     def test_who_was_about_to_leave_stays_out(self, driver: Rewinding) -> None:
         driver.feed(DrainAsked(Vw(1), "out"))
         driver.lose_disk()
         driver.end_all()
         driver.wait(0.25)
-        driver.prepare_again(4)
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
-        for stage in (0, 1):
-            driver.exit(1, stage, -9, ordered=True)
-            driver.report(0, stage, ready())
-
-        assert driver.machine.state is JobState.RUNNING
-        assert driver.worker(1).state is LifeState.OUT
+        driver.runs_again_without(1)
 
     @pytest.mark.parametrize("mode", list(StopMode))
     def test_a_stop_on_the_way_ends_the_job(self, driver: Rewinding, mode: StopMode) -> None:

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from hetpipe.coordinator.tasks import Tools
 from hetpipe.errors import CheckpointError, PeerUnreachable, StaleTerm, UnknownJob
+from hetpipe.ps.clock_shard import log_config
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.run_document import RunDescription, RunDocument
 from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.decision_log import DecisionLog
-from hetpipe.sync.log_core import LogConfig
 from hetpipe.sync.segment import CHECKPOINTS
 
 T = TypeVar("T")
@@ -155,17 +155,8 @@ class Port:
         self._shard.highest_term = max(self._shard.highest_term, config.term)
         if known is not None and config.term == known.config.term:
             return
-        settings = LogConfig(
-            term=config.term,
-            num_shards=config.num_shards,
-            membership=config.membership,
-            sync=config.sync,
-            data=config.data,
-            checkpoint_every_waves=config.checkpoint_every_waves,
-            progress=config.progress,
-        )
         self._shard.lost.pop(config.job_id, None)
-        self._shard.jobs[config.job_id] = Served(config, DecisionLog(settings), config.run)
+        self._shard.jobs[config.job_id] = Served(config, DecisionLog(log_config(config)), config.run)
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
         def ask(served: Served) -> Clock:
