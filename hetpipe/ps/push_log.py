@@ -17,7 +17,7 @@ from hetpipe.ps.frames import Extent
 from hetpipe.ps.kept import Found, Kept
 from hetpipe.spec import wire
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
-from hetpipe.sync.shard_state import ClosedState
+from hetpipe.sync.closed_state import ClosedState
 from hetpipe.weights.flat import FlatBuffer
 
 log = structlog.get_logger(__name__)

@@ -26,19 +26,9 @@ from hetpipe.spec.ids import Clock, VirtualWorkerIndex
 from hetpipe.spec.plan import SlicePlan
 from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader, Watermarks
 from hetpipe.spec.shard_config import ShardConfig
+from hetpipe.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
 from hetpipe.sync.records import CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
-from hetpipe.sync.shard_state import (
-    Admission,
-    Apply,
-    Close,
-    Drop,
-    Free,
-    Initialize,
-    Instruction,
-    ShardState,
-    StageKey,
-    stage_key,
-)
+from hetpipe.sync.shard_state import Admission, ShardState
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 
 
@@ -226,7 +216,7 @@ class Shard:
         self._check_caught_up()
         with self._lock:
             self._state.check_request(header.requester)
-            indices = self._state.slice_indices(header.slices)
+            indices = self._state.slice_index.of(header.slices)
             self._state.check_pull(header.clock)
             version = self._pool.hold(self._versions[header.clock])
             self._counts.pulls += 1

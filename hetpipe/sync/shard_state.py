@@ -21,7 +21,9 @@ from hetpipe.errors import (
 )
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.plan import SlicePlan
-from hetpipe.spec.requests import PushHeader, Requester, SliceHeader
+from hetpipe.spec.requests import PushHeader, Requester
+from hetpipe.sync.closed_state import ClosedState, CommittedWave, Worker
+from hetpipe.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
 from hetpipe.sync.records import (
     BarrierRecord,
     CommitRecord,
@@ -32,17 +34,10 @@ from hetpipe.sync.records import (
     SegmentRecord,
     TermRecord,
 )
+from hetpipe.sync.slice_index import SliceIndex
 
 #: How far a push may be ahead of the commits when D = ∞: all that bounds what is staged on a shard that falls behind.
 MAX_WAVES_AHEAD = 16
-
-#: What a shard stages a wave under; the first weights have no wave.
-StageKey = tuple[VirtualWorkerIndex, Incarnation, Wave | None]
-
-
-def stage_key(header: PushHeader) -> StageKey:
-    """What a push is staged under."""
-    return header.requester.vw, header.requester.incarnation, header.wave
 
 
 class Admission(Enum):
@@ -50,87 +45,6 @@ class Admission(Enum):
 
     ACCEPT = "accept"
     DUPLICATE = "duplicate"
-
-
-@dataclass(frozen=True, slots=True)
-class Initialize:
-    """Make w^(clock) from the first weights staged under `key`."""
-
-    clock: Clock
-    key: StageKey
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Add the wave staged under `key` to the weights of `clock`, which are being built."""
-
-    clock: Clock
-    key: StageKey
-    is_empty: bool
-    num_members: int
-    """V at the last barrier, for `combine: mean`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """The weights of `clock` are complete: every wave they need is added."""
-
-    clock: Clock
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Forget what is staged under `key`; it will never count."""
-
-    key: StageKey
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Forget w^(clock)."""
-
-    clock: Clock
-
-
-Instruction = Initialize | Apply | Close | Drop | Free
-
-
-@dataclass(slots=True)
-class Worker:
-    """A member, as a shard knows it."""
-
-    incarnation: Incarnation
-    start: Clock
-    """The clock at which it became one."""
-    committed: Clock
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedWave:
-    """A wave that counts and is not added yet."""
-
-    vw: VirtualWorkerIndex
-    incarnation: Incarnation
-    wave: Wave
-    is_empty: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedState:
-    """A shard's state at the moment at which the weights of `built` were complete, and nothing of the next clock added.
-
-    With w^(built), the pushes that were staged, and the decision log from record `followed` on, a shard continues.
-    """
-
-    built: Clock
-    followed: int
-    workers: dict[VirtualWorkerIndex, Worker]
-    lives: dict[VirtualWorkerIndex, Incarnation]
-    order: tuple[VirtualWorkerIndex, ...]
-    num_members: int
-    barrier: Clock
-    published: Clock
-    committed: tuple[CommittedWave, ...]
 
 
 @dataclass(slots=True)
@@ -160,8 +74,7 @@ class ShardState:
         self.job_id = job_id
         self.term = term
         self.slices = slices
-        self._index = {(s.parameter.name, s.start, s.stop): i for i, s in enumerate(slices)}
-        self._names = {s.parameter.name for s in slices}
+        self.slice_index = SliceIndex(slices)
         self._staleness = staleness
         #: Who may make the first weights.
         self._founders = founders
@@ -213,28 +126,6 @@ class ShardState:
             present = "no member any more" if worker is None else f"in incarnation {worker.incarnation}"
             raise StaleIncarnation(f"request of {requester}, whose virtual worker is {present}")
 
-    def slice_indices(self, headers: tuple[SliceHeader, ...]) -> tuple[int, ...]:
-        """The positions of the named slices in this shard.
-
-        Raises:
-            SliceMismatch: unknown name, other bounds or dtype, or a slice named twice.
-        """
-        found: list[int] = []
-        for header in headers:
-            index = self._index.get((header.parameter, header.start, header.stop))
-            if index is None:
-                known = "with other bounds" if header.parameter in self._names else "not at all"
-                raise SliceMismatch(
-                    f"slice {header.parameter!r:.200} [{header.start}, {header.stop}): this shard holds it {known}"
-                )
-            wanted = self.slices[index].parameter.dtype
-            if header.dtype != wanted:
-                raise SliceMismatch(f"slice {header.parameter} is {wanted}, not {header.dtype!r:.40}")
-            found.append(index)
-        if len(set(found)) != len(found):
-            raise SliceMismatch("a slice is named twice in one request")
-        return tuple(found)
-
     def admit(self, header: PushHeader) -> tuple[Admission, tuple[int, ...]]:
         """Judge a push before anything is allocated; returns the verdict and the slices' positions.
 
@@ -249,7 +140,7 @@ class ShardState:
             self._check_maker(requester)
         else:
             self._check_life(requester)
-        indices = self.slice_indices(header.slices)
+        indices = self.slice_index.of(header.slices)
         key = stage_key(header)
         if self._already_counted(header):
             return Admission.DUPLICATE, indices

@@ -346,7 +346,7 @@ def _state() -> ShardState:
 def _judge_pull(header: PullHeader) -> None:
     state = _state()
     state.check_request(header.requester)
-    state.slice_indices(header.slices)
+    state.slice_index.of(header.slices)
     state.check_pull(header.clock)
 
 

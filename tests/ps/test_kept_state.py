@@ -19,7 +19,7 @@ from hetpipe.ps.push_log import LoggedPush, PushLimits, push_limits
 from hetpipe.ps.shard import shard_layout
 from hetpipe.ps.write_ahead_log import Level
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
-from hetpipe.sync.shard_state import ClosedState
+from hetpipe.sync.closed_state import ClosedState
 from hetpipe.weights.flat import BufferPool
 
 from .builders import requester, shard_config, slices_of

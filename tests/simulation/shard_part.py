@@ -12,20 +12,10 @@ from dataclasses import dataclass
 
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.requests import PullHeader, PushHeader
+from hetpipe.sync.closed_state import ClosedState
+from hetpipe.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
 from hetpipe.sync.records import Record
-from hetpipe.sync.shard_state import (
-    Admission,
-    Apply,
-    Close,
-    ClosedState,
-    Drop,
-    Free,
-    Initialize,
-    Instruction,
-    ShardState,
-    StageKey,
-    stage_key,
-)
+from hetpipe.sync.shard_state import Admission, ShardState
 from tests.sync.scenario import JOB, TERM
 
 from .disk import Disk
@@ -85,7 +75,7 @@ class ShardPart:
     def pull(self, header: PullHeader) -> Weights:
         """Slices of a published clock."""
         self.state.check_request(header.requester)
-        indices = self.state.slice_indices(header.slices)
+        indices = self.state.slice_index.of(header.slices)
         self.state.check_pull(header.clock)
         weights = self._versions[header.clock]
         return tuple(weights[index] for index in indices)
@@ -121,7 +111,7 @@ class ShardPart:
             self.state.restore(snapshot.closed)
             self._versions = {snapshot.closed.built: snapshot.weights}
         for header, parts in self.disk.entries:
-            indices = self.state.slice_indices(header.slices)
+            indices = self.state.slice_index.of(header.slices)
             if self.state.restage(header, indices):
                 self._staging.setdefault(stage_key(header), {}).update(zip(indices, parts, strict=True))
         self._carry_out(self.state.resume())

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.spec.requests import PushHeader
 from hetpipe.sync.division import Block
+from hetpipe.sync.instructions import Apply, Close, Instruction
 from hetpipe.sync.log_view import LogView
 from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.shard_state import Apply, Close, Instruction, ShardState
+from hetpipe.sync.shard_state import ShardState
 from tests.sync.scenario import Scenario
 
 from .freezing import freeze_object
@@ -18,7 +19,7 @@ from .job import Faults, Job
 from .scheduler import Violation
 
 #: What copies of a shard's state share, and what does not tell two of them apart.
-SHARD_SHARED = frozenset({"job_id", "term", "slices", "_index", "_names", "_founders"})
+SHARD_SHARED = frozenset({"job_id", "term", "slices", "slice_index", "_founders"})
 _SHARD_LEFT_OUT = SHARD_SHARED | {"_closed"}
 
 #: The same of the decision log.

@@ -352,7 +352,7 @@ class SmallWorld:
         shard = Shard(state, old.pushes, self.log.num_records, frozenset(), old.built)
         self.shards[index] = shard
         for header in shard.pushes:
-            state.restage(header, state.slice_indices(header.slices))
+            state.restage(header, state.slice_index.of(header.slices))
         carry_out(index, shard, state.resume(), self.committed)
 
     def _again(self, who: int) -> None:

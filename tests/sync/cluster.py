@@ -13,19 +13,9 @@ from hetpipe.errors import ClockNotPublished, StaleIncarnation, WaveOutOfOrder
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import PushHeader
 from hetpipe.sync.decision_log import DecisionLog
+from hetpipe.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
 from hetpipe.sync.records import BarrierRecord, PublishRecord, Record, SegmentRecord
-from hetpipe.sync.shard_state import (
-    Admission,
-    Apply,
-    Close,
-    Drop,
-    Free,
-    Initialize,
-    Instruction,
-    ShardState,
-    StageKey,
-    stage_key,
-)
+from hetpipe.sync.shard_state import Admission, ShardState
 
 from .oracle import Blocks, Oracle, required_clock, seen_through
 from .scenario import JOB, LIFE, TERM, Scenario, push_header

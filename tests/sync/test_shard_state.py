@@ -16,6 +16,7 @@ from hetpipe.errors import (
 )
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import PushHeader
+from hetpipe.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey
 from hetpipe.sync.records import (
     BarrierRecord,
     CommitRecord,
@@ -27,18 +28,7 @@ from hetpipe.sync.records import (
     SegmentRecord,
     TermRecord,
 )
-from hetpipe.sync.shard_state import (
-    MAX_WAVES_AHEAD,
-    Admission,
-    Apply,
-    Close,
-    Drop,
-    Free,
-    Initialize,
-    Instruction,
-    ShardState,
-    StageKey,
-)
+from hetpipe.sync.shard_state import MAX_WAVES_AHEAD, Admission, ShardState
 
 from .scenario import JOB, LIFE, TERM, Scenario, push_header, requester
 
@@ -316,7 +306,7 @@ class TestRestart:
 
 def _staged(vw: int, wave: int, stage: int) -> tuple[PushHeader, tuple[int, ...]]:
     header = push_header(SCENARIO, vw, stage, 0, wave)
-    return header, Follower().state.slice_indices(header.slices)
+    return header, Follower().state.slice_index.of(header.slices)
 
 
 class TestAdmission:
