@@ -24,7 +24,8 @@ from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.wire import from_json, plain
 from tests.fuzz.conftest import MUTATIONS_PER_EXAMPLE
-from tests.fuzz.decoders import DECODERS, SHARD_CONFIG, Decoder
+from tests.fuzz.decoder import SHARD_CONFIG, Decoder
+from tests.fuzz.decoders import DECODERS
 from tests.fuzz.memory import resident_bytes
 from tests.fuzz.mutations import mutated
 from tests.ps.builders import requester

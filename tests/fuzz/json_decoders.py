@@ -1,0 +1,135 @@
+"""Decoders of JSON that becomes a dataclass, and of documents of people and of other programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
+from hetpipe.coordinator.store import JobRecord
+from hetpipe.observe.history import MemoryHistory
+from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
+from hetpipe.ps.clock_shard import ClockShard
+from hetpipe.ps.config_check import check_config, check_run
+from hetpipe.ps.manifest import VERSION, Manifest, manifest_bytes, parse_manifest
+from hetpipe.ps.shard import Shard
+from hetpipe.spec import wire
+from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.document import Document, parse_document
+from hetpipe.spec.events import (
+    Evaluated,
+    JobEvent,
+    JobState,
+    StateChanged,
+    Waiting,
+    WorkerLost,
+)
+from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
+from hetpipe.spec.job import load_job
+from hetpipe.spec.job_json import job_from_json
+from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
+from hetpipe.spec.measurement import Measurement, ProfileStep
+from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.plan import ModelReport
+from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.requests import CheckpointFile
+from hetpipe.spec.run import ClockSnapshot, StageConfig, StageReport
+from hetpipe.spec.run_document import RunDescription, RunDocument
+from hetpipe.spec.shard_config import ShardConfig
+from hetpipe.spec.sync import Progress
+from tests.coordinator.builders import (
+    BASE,
+    JOB_ID,
+    agent_member,
+    clocks,
+    job,
+    model,
+    shard_member,
+    submission,
+)
+from tests.profiler.builders import layer, measurement
+from tests.rpc.test_convert import REPORTS, START
+from tests.spec.document_cases import CLUSTER, PLAN, PROFILE
+
+from .decoder import LIVES, RUN, SHARD_CONFIG, Decode, Decoder
+
+
+def _values() -> Iterator[tuple[Any, list[Any]]]:
+    """Types that travel as JSON, with examples."""
+    yield StageConfig, [START.config]
+    yield ClockSnapshot, [clocks(1, 2)]
+    yield StageReport, list(REPORTS)
+    yield ModelReport, [model()]
+    yield Measurement, [measurement("cpu", layer(parameters=3))]
+    yield ProfileStep, [ProfileStep("cpu", "head", 2, 8)]
+    yield InspectionAnswer, [InspectionAnswer(model(), (measurement("cpu"),))]
+    yield (
+        InspectionOrder,
+        [InspectionOrder(job={"a": 1}, import_path="/", with_model=True, measure=("cpu",), cache_folder="/c")],
+    )
+    yield ProfileOrder, [ProfileOrder(job={"a": 1}, import_path="/", cache_folder="/c")]
+    yield ProfileAnswer, [ProfileAnswer((measurement("cpu"),), ())]
+    yield MemberInfo, [agent_member(), shard_member(0)]
+    yield JobRecord, [JobRecord(job_id=JOB_ID, name="a", state=JobState.RUNNING, run_dir="/r", submitted_wall=1.0)]
+    yield RunDescription, [RunDescription(SHARD_CONFIG.term, RUN, LIVES, clocks(1, 2), ("stop",), is_over=False)]
+    events = [StateChanged(JobState.RUNNING), Waiting("a", 1.0), Evaluated(Clock(1), 0, 1, {"loss": 0.5})]
+    yield JobEvent, [*events, WorkerLost(VirtualWorkerIndex(1), Incarnation(2), "it was killed")]
+
+
+def _json_decoder(kind: Any) -> Decode:
+    return lambda data: wire.from_json(kind, data)
+
+
+def _keep_run(data: bytes) -> None:
+    check_run(SHARD_CONFIG, wire.from_json(RunDocument, data))
+
+
+def _configure(data: bytes) -> object:
+    config: ShardConfig = wire.from_json(ShardConfig, data)
+    check_config(config, memory_bytes=1 << 20)
+    return ClockShard(config, MemoryHistory()), Shard(config, MemoryHistory())
+
+
+MANIFEST = Manifest(
+    VERSION,
+    "job",
+    Progress(Clock(2), 0, b"\x03", 2, 4),
+    {VirtualWorkerIndex(0): 1},
+    tuple(CheckpointFile(f"{part}.safetensors", "00" * 32, 10) for part in ("shard-0", "vw-0-stage-0")),
+    num_shards=1,
+)
+
+
+def json_decoders() -> Iterator[Decoder]:
+    for kind, examples in _values():
+        texts = tuple(wire.to_json(kind, example).encode() for example in examples)
+        yield Decoder(f"json {getattr(kind, '__name__', 'union')} {len(texts)}", _json_decoder(kind), texts)
+    configs = (SHARD_CONFIG, replace(SHARD_CONFIG, run=RUN))
+    yield Decoder("json ShardConfig", _configure, tuple(wire.to_json(ShardConfig, c).encode() for c in configs))
+    yield Decoder("json RunDocument", _keep_run, (wire.to_json(RunDocument, RUN).encode(),))
+    yield Decoder("checkpoint manifest", parse_manifest, (manifest_bytes(MANIFEST),))
+    yield Decoder("submitted job", job_from_json, (submission(job()).job_json.encode(),))
+
+
+def _document_decoder(kind: type[Document]) -> Decode:
+    return lambda data: parse_document(kind, data.decode(errors="replace"), what="document")
+
+
+def _job_yaml(data: bytes) -> object:
+    try:
+        value, _ = parse_yaml(data.decode(errors="replace"))
+    except YamlSyntaxError:  # whoever reads the file makes its own error from it
+        return None
+    return load_job(value if isinstance(value, dict) else {})
+
+
+def document_decoders() -> Iterator[Decoder]:
+    for kind, example in ((Cluster, CLUSTER), (Profile, PROFILE), (PlanDocument, PLAN)):
+        yield Decoder(f"document {kind.__name__}", _document_decoder(kind), (json.dumps(example).encode(),))
+    text = yaml.safe_dump({**BASE, "seed": 0}, sort_keys=False)
+    yield Decoder("job file", _job_yaml, (text.encode(), text.replace("seed: 0", "seed: &zero 0").encode()))
