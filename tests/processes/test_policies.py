@@ -23,9 +23,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gpipe": {"weights": "flush", "schedule": "gpipe", "kind": "none", "workers": 1, "wave": 4},
     "stashed": {"weights": "stash", "workers": 2, "accumulate": 2, "wave": 4, "staleness": 0},
 }
+#: Those without shards or sums between processes are for `make exhaustive`.
+LATER = {"alone", "gpipe"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name in LATER else ()) for name in CASES]
+)
 def test_processes_equal_the_reference(name: str, tmp_path: Path) -> None:
     case = Case(
         **{"optimizer": MOMENTUM, "model": "mlp64", "data": "data64", "batch_size": 4, "epochs": 2, **CASES[name]}

@@ -70,8 +70,9 @@ def predicted(name: str, counts: tuple[int, ...], stage: int, n: int) -> int:
 def cases() -> Iterator[Any]:
     for name, cuts in CUTS.items():
         marks = [] if name == "digits" else [pytest.mark.matrix]
-        for counts, n in itertools.product(cuts, (1, 4)):
-            yield pytest.param(name, counts, n, id=f"{name}-K{len(counts)}-N{n}", marks=marks)
+        for place, (counts, n) in enumerate(itertools.product(cuts, (1, 4))):
+            later = [pytest.mark.exhaustive] if name == "transformer" and place in (1, 2, 5) else []
+            yield pytest.param(name, counts, n, id=f"{name}-K{len(counts)}-N{n}", marks=marks + later)
 
 
 @pytest.mark.parametrize(("name", "counts", "n"), list(cases()))
