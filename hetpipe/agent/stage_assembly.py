@@ -41,7 +41,7 @@ from hetpipe.spec.requests import Requester
 from hetpipe.spec.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
-from hetpipe.weights.flat import BufferPool
+from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.policy import StageWeights
 
@@ -123,16 +123,8 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
     pool = BufferPool(layout_of(code.layers), device)
     versions = versions_of(job, identity)
-    # What the optimizer steps on: ρ, or the weights themselves where no parameter server holds them.
     target = pool.take().zero_()
-    optimizer = StageOptimizer(
-        job.optimizer,
-        target,
-        job.lr_schedule,
-        predicts=versions.is_predicting,
-        include_decay=job.prediction.include_decay,
-        load=partial(load_callable, import_path=Path(config.import_path)),
-    )
+    optimizer = _optimizer(job, config, target, versions)
     start = restore(config, code.layers, optimizer)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
     client = ShardClient(
@@ -158,13 +150,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         sync=job.sync_spec(),
         layers=code.layers,
         compute=compute,
-        emulator=wiring.emulator
-        or Emulator(
-            config.device,
-            wiring.clock,
-            seed=job.seed + 1000 * config.vw + config.stage,
-            emulation=config.emulation,
-        ),
+        emulator=wiring.emulator or _emulator(job, config, wiring.clock),
         versions=versions,
         weights=weights,
         has_shards=job.has_shards,
@@ -189,6 +175,23 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         stall_seconds=wiring.stall_seconds,
     )
     return StageRunner(parts, inbox), client
+
+
+def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: VersionTable) -> StageOptimizer:
+    """Steps on `target`: ρ, or the weights themselves where no parameter server holds them."""
+    return StageOptimizer(
+        job.optimizer,
+        target,
+        job.lr_schedule,
+        predicts=versions.is_predicting,
+        include_decay=job.prediction.include_decay,
+        load=partial(load_callable, import_path=Path(config.import_path)),
+    )
+
+
+def _emulator(job: Job, config: StageConfig, clock: TimeSource) -> Emulator:
+    seed = job.seed + 1000 * config.vw + config.stage
+    return Emulator(config.device, clock, seed=seed, emulation=config.emulation)
 
 
 def _clipping(job: Job) -> Clipping | None:

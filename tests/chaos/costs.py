@@ -3,7 +3,7 @@
 Every contender runs on a cluster of its own (real processes, mutual TLS), one after the other, again and again in
 another order; a ratio is that of two neighbours of one round. What is compared:
 
-    write-ahead log    all pushes and decisions logged, no snapshot / nothing kept on disk at all
+    write-ahead log    all pushes and decisions logged, old files deleted / nothing kept on disk at all
     snapshots          as users have it, and a checkpoint every 50 waves / the log alone
     staged commit      D = 1 / D = 8
 
@@ -76,6 +76,8 @@ class Rate:
     samples_per_second: float
     cpu_seconds: float
     """Of all processes of its cluster, per 1,000 samples."""
+    shard_seconds: float
+    """Of its parameter servers, per 1,000 samples."""
     commit_seconds: float
     """From a wave's last part that is staged to the last shard that has added it; median."""
 
@@ -118,18 +120,25 @@ def _rate(cluster: Cluster, contender: Contender, name: str) -> Rate:
     trial = Trial(cluster, cluster.folder / f"run-{name}", **text_job(contender))
     try:
         trial.wait_moving(waves=_WARM_WAVES)
-        first, began, cpu = trial.published(), SYSTEM_CLOCK.monotonic(), _cpu_seconds(cluster)
+        first, began, before = trial.published(), SYSTEM_CLOCK.monotonic(), _cpu_seconds(cluster)
         trial.wait_moving(waves=_WAVES, timeout_seconds=_WAVES_SECONDS)
-        last, seconds, cpu = trial.published(), SYSTEM_CLOCK.monotonic() - began, _cpu_seconds(cluster) - cpu
+        last, seconds, after = trial.published(), SYSTEM_CLOCK.monotonic() - began, _cpu_seconds(cluster)
     finally:
         trial.abandon()
     samples = _samples(trial.run_dir, first, last)
-    return Rate(samples / seconds, cpu * 1_000 / samples, statistics.median(_commits(trial.run_dir)))
+    spent, of_shards = (1_000 * (used - was) / samples for was, used in zip(before, after, strict=True))
+    return Rate(samples / seconds, spent, of_shards, statistics.median(_commits(trial.run_dir)))
 
 
-def _cpu_seconds(cluster: Cluster) -> float:
-    stats = (Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in owned(cluster.owner))
-    return sum(int(user) + int(system) for *_, user, system in (each[:13] for each in stats)) / _TICKS_PER_SECOND
+def _cpu_seconds(cluster: Cluster) -> tuple[float, float]:
+    """What all processes have used so far, and what the parameter servers have."""
+    used = {pid: _cpu_seconds_of(pid) for pid in owned(cluster.owner)}
+    return sum(used.values()), sum(used[cluster.kept[shard].lives[-1].pid] for shard in cluster.layout.shards)
+
+
+def _cpu_seconds_of(pid: int) -> float:
+    *_, user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:13]
+    return (int(user) + int(system)) / _TICKS_PER_SECOND
 
 
 def _samples(run_dir: Path, first: int, last: int) -> int:
@@ -168,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, found in rates.items():
         sys.stdout.write(
             f"{name}: {_spread([rate.samples_per_second for rate in found], 1)} samples/s; "
-            f"{_spread([rate.cpu_seconds for rate in found], 2)} s of processor per 1,000; "
+            f"{_spread([rate.cpu_seconds for rate in found], 2)} s of processor per 1,000, "
+            f"{_spread([rate.shard_seconds for rate in found], 3)} of them in parameter servers; "
             f"{_spread([1e3 * rate.commit_seconds for rate in found], 1)} ms from staged to added\n"
         )
     medians: dict[str, float] = {}
@@ -177,7 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shares = [with_it.samples_per_second / without.samples_per_second for with_it, without in pairs]
         medians[name] = round(statistics.median(shares), 4)
         work = [with_it.cpu_seconds / without.cpu_seconds for with_it, without in pairs]
-        sys.stdout.write(f"{name}: samples/s × {_spread(shares, 3)}; processor time × {_spread(work, 3)}\n")
+        more = [(with_it.shard_seconds - without.shard_seconds) / without.cpu_seconds for with_it, without in pairs]
+        sys.stdout.write(
+            f"{name}: samples/s × {_spread(shares, 3)}; processor time × {_spread(work, 3)}, "
+            f"in parameter servers {_spread([100 * share for share in more], 2)} % more of all\n"
+        )
     if options.json:
         sys.stdout.write(json.dumps(medians) + "\n")
     return 0

@@ -7,29 +7,24 @@ run on it does not outlive it. What comes behind KEEPING are the options of `ser
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
 
-from hetpipe.ps.job_state import StateOptions
-from hetpipe.ps.push_log import PushLimits
+from hetpipe.ps import kept
 from services.parameter_server import __main__ as service
 
-#: More than is ever pushed.
-_NEVER = 1 << 50
+
+def _nothing(*_arguments: object, **_options: object) -> None:
+    """No log of pushes, none of decisions; or no snapshot."""
 
 
-def _nothing(**_options: Any) -> None:
-    """No log of pushes, none of decisions, no snapshot."""
-
-
-KEEPING: dict[str, Callable[..., StateOptions | None]] = {
-    "nothing": _nothing,
-    # Logs that are never shortened, so that no snapshot is ever due.
-    "log": partial(StateOptions, limits=PushLimits(_NEVER, _NEVER, _NEVER)),
+#: What is put in place of what: a log is shortened as ever, whether or not there is a snapshot in place of its files.
+KEEPING: Mapping[str, tuple[Any, str, Callable[..., None]]] = {
+    "nothing": (service, "StateOptions", _nothing),
+    "log": (kept, "write_snapshot", _nothing),
 }
 
 if __name__ == "__main__":
-    with patch.object(service, "StateOptions", KEEPING[sys.argv[1]]):
+    with patch.object(*KEEPING[sys.argv[1]]):
         sys.exit(service.main(sys.argv[2:]))
