@@ -20,6 +20,7 @@ from hetpipe.spec.events import (
     WorkerRejoined,
     WorkerReplanned,
 )
+from hetpipe.spec.life_state import COMPUTING, LifeState
 
 #: What a state means, for people.
 STATE_TEXTS: dict[JobState, str] = {
@@ -36,7 +37,7 @@ STATE_TEXTS: dict[JobState, str] = {
 
 
 #: States of a virtual worker that computes waves, or has computed the last one.
-_COMPUTING = frozenset({"ready", "leaving", "done"})
+_COMPUTING = COMPUTING | {LifeState.DONE}
 
 
 def headings(table: ProgressTable) -> list[str]:
@@ -84,7 +85,7 @@ def distance_text(row: VirtualWorkerRow, staleness: int | None) -> str:
     if row.state not in _COMPUTING:
         return row.state
     ahead = str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
-    return f"{ahead}, {row.state}" if row.state == "leaving" else ahead
+    return f"{ahead}, {row.state}" if row.state is LifeState.LEAVING else ahead
 
 
 def totals_text(table: ProgressTable) -> str:
@@ -125,7 +126,7 @@ def table_line(table: ProgressTable) -> str:
     }
     for row in table.rows:
         name = f"vw{row.vw}"
-        values[f"{name}.state"] = None if row.state == "ready" else row.state
+        values[f"{name}.state"] = None if row.state is LifeState.READY else row.state
         values[f"{name}.clock"] = row.clock
         values[f"{name}.ahead"] = row.distance if row.state in _COMPUTING else None
         values[f"{name}.samples_per_second"] = round(row.samples_per_second, 1)

@@ -19,6 +19,7 @@ from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
 from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.rewinds import run_folders
 from hetpipe.spec.wire import plain
 
@@ -26,13 +27,13 @@ from hetpipe.spec.wire import plain
 STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown", "no job"
 
 #: States of a virtual worker that goes or is gone without having been lost.
-_AWAY = frozenset({"leaving", "ending", "awaiting", "admitting", "out"})
+_AWAY = frozenset(LifeState) - {LifeState.STARTING, LifeState.READY, LifeState.DONE}
 
 
 #: How such a virtual worker comes back.
 _WAYS_ON = {
-    "awaiting": "it comes back after a pause, once its agents and all parameter servers are there",
-    "out": "`hetpipe workers add {vw}` brings it back",
+    LifeState.AWAITING: "it comes back after a pause, once its agents and all parameter servers are there",
+    LifeState.OUT: "`hetpipe workers add {vw}` brings it back",
 }
 
 
@@ -108,7 +109,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
 def _life_text(worker: WorkerStatus, *, is_over: bool) -> str:
     """People count lives from 1; only a virtual worker that is not in the midst of its life has a state to tell."""
     lost = f", lost {count(worker.deaths, 'time')}" if worker.deaths else ""
-    state = "" if worker.state == "ready" else f", {worker.state}"
+    state = "" if worker.state is LifeState.READY else f", {worker.state}"
     way = "" if is_over or worker.state not in _WAYS_ON else f": {_WAYS_ON[worker.state].format(vw=worker.vw)}"
     return f"virtual worker {worker.vw}: life {worker.incarnation + 1}{lost}{state}{way}"
 

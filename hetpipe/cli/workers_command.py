@@ -14,21 +14,22 @@ from hetpipe.cli.text import columns, count
 from hetpipe.errors import HetpipeError, UserError
 from hetpipe.spec.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
 from hetpipe.spec.ids import VirtualWorkerIndex
+from hetpipe.spec.life_state import COMPUTING, LifeState
 
 #: What a state means, for people who asked for something.
 _STATE_TEXTS = {
-    "starting": "is starting",
-    "ready": "is there",
-    "leaving": "leaves at the next barrier",
-    "done": "has come to the end of the run",
-    "ending": "is being ended",
-    "awaiting": "comes back as soon as it can",
-    "admitting": "is coming back",
-    "out": "is out",
+    LifeState.STARTING: "is starting",
+    LifeState.READY: "is there",
+    LifeState.LEAVING: "leaves at the next barrier",
+    LifeState.DONE: "has come to the end of the run",
+    LifeState.ENDING: "is being ended",
+    LifeState.AWAITING: "comes back as soon as it can",
+    LifeState.ADMITTING: "is coming back",
+    LifeState.OUT: "is out",
 }
 
 #: States in which nothing more becomes of somebody who was asked to leave.
-_GONE = frozenset({"out", "done"})
+_GONE = frozenset({LifeState.OUT, LifeState.DONE})
 
 
 def list_workers(which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
@@ -163,7 +164,7 @@ def _clock(worker: WorkerStatus, row: VirtualWorkerRow | None, status: JobStatus
 
 def _distance(worker: WorkerStatus, row: VirtualWorkerRow | None) -> int | None:
     """Waves ahead of the slowest; None for one that does not compute."""
-    return row.distance if row is not None and worker.state in {"ready", "leaving"} else None
+    return row.distance if row is not None and worker.state in COMPUTING else None
 
 
 def _answer(workers: Sequence[WorkerStatus], output: Output) -> None:

@@ -14,11 +14,12 @@ from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.stage_table import StageLife, StageState, StageTable
-from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.errors import JobFailed
 from hetpipe.spec.commands import ChildExit, StageKey, StageNews, StopVirtualWorkerCommand
 from hetpipe.spec.events import JobState
 from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
+from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import StageDone, StageFailed
 from hetpipe.spec.run_document import LifeSeen, RunDescription

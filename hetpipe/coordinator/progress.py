@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hetpipe.coordinator.worker_life import COMPUTING, UP, LifeState
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import ProgressTable, StageRow, VirtualWorkerRow
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.life_state import COMPUTING, UP, LifeState
 from hetpipe.spec.plan import Plan, VirtualWorkerPlan
 from hetpipe.spec.run import ClockSnapshot, StageProgress
 from hetpipe.spec.sync import DataSpec, Progress
@@ -207,5 +207,5 @@ class ProgressBoard:
             loss=None if last is None else last.loss,
             waiting_share=0.0 if first is None or running <= 0.0 else min(1.0, first.waiting_seconds / running),
             memory_bytes=sum(report.weight_bytes + report.activation_bytes for report in reports),
-            state=state.value,
+            state=state,
         )

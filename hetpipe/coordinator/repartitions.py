@@ -18,12 +18,13 @@ from hetpipe.coordinator.configs import Assignment
 from hetpipe.coordinator.exchange import Announce, Replan, Replanned, SettleReplan
 from hetpipe.coordinator.replanning import Basis, Recut, can_recut, expected, rate
 from hetpipe.coordinator.stragglers import Expected, Stragglers
-from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.coordinator.worker_lives import WorkerLives
 from hetpipe.coordinator.worker_steps import Told
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import ReplanJudged, Straggling, WorkerReplanned
 from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
+from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.plan import VirtualWorkerPlan
 from hetpipe.spec.run import StageEmulation, StageProgress
 

@@ -31,11 +31,12 @@ from hetpipe.coordinator.root_cause import Failure
 from hetpipe.coordinator.shard_watch import ShardWatch
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.summary import RunRecord, result_object
-from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.coordinator.worker_lives import LivesInput, WorkerLives
 from hetpipe.coordinator.worker_steps import Told
 from hetpipe.spec.commands import StageNews
 from hetpipe.spec.events import Evaluated, JobEvent, Waiting
+from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.run import ClockSnapshot, StageEvaluation, StageProgress, StageWaiting
 from hetpipe.spec.run_document import RunDescription
 

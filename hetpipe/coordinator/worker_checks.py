@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.stage_table import StageState, StageTable
-from hetpipe.coordinator.worker_life import COMPUTING, LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.spec.life_state import COMPUTING, LifeState
 
 
 def overdue(

@@ -14,27 +14,7 @@ from hetpipe.coordinator.root_cause import Failure
 from hetpipe.errors import InvalidTransition
 from hetpipe.spec.events import WorkerStatus
 from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
-
-
-class LifeState(StrEnum):
-    """Where a virtual worker stands."""
-
-    STARTING = "starting"
-    """Its stages were told to start."""
-    READY = "ready"
-    """All of them are linked: it computes, or joins at the next barrier."""
-    LEAVING = "leaving"
-    """It was asked to go: it computes until the next barrier, and what it did until then counts."""
-    DONE = "done"
-    """All of them came to the end of the run."""
-    ENDING = "ending"
-    """It is lost, or sent away with nothing done: the clock shard evicts it, and its processes are ended."""
-    AWAITING = "awaiting"
-    """Between two lives: for a pause, for its agents, for parameter servers."""
-    ADMITTING = "admitting"
-    """The clock shard is told of its next life."""
-    OUT = "out"
-    """It is not started anew, unless somebody asks for it."""
+from hetpipe.spec.life_state import UP, LifeState
 
 
 class LifeStep(StrEnum):
@@ -84,12 +64,6 @@ TABLE: Mapping[LifeState, Mapping[LifeStep, LifeState]] = {
     },
     _S.OUT: {LifeStep.ADD_ASKED: _S.AWAITING},
 }
-
-#: States in which processes of the newest life count.
-UP = frozenset({LifeState.STARTING, LifeState.READY, LifeState.LEAVING, LifeState.DONE})
-
-#: States in which all its stages are ready and it commits waves.
-COMPUTING = frozenset({LifeState.READY, LifeState.LEAVING})
 
 #: Lives that may end for want of memory: with the same plan the next one will, too.
 _MOST_WANTS = 2
@@ -153,7 +127,7 @@ class WorkerLife:
     @property
     def status(self) -> WorkerStatus:
         """As people see it."""
-        return WorkerStatus(self.vw, self.incarnation, self.deaths, self.state.value)
+        return WorkerStatus(self.vw, self.incarnation, self.deaths, self.state)
 
     def take(self, step: LifeStep, *, now: float) -> None:
         """Make `step` at monotonic second `now`.

@@ -41,13 +41,14 @@ from hetpipe.coordinator.stage_table import (
     wants_memory,
 )
 from hetpipe.coordinator.worker_checks import overdue
-from hetpipe.coordinator.worker_life import COMPUTING, LifeState, LifeStep, WorkerLife
+from hetpipe.coordinator.worker_life import LifeStep, WorkerLife
 from hetpipe.coordinator.worker_outs import Outs
 from hetpipe.coordinator.worker_steps import Told, WorkerSteps
 from hetpipe.errors import JobFailed, StaleIncarnation
 from hetpipe.spec.commands import ChildExit, StageNews
 from hetpipe.spec.events import WorkerStatus
 from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
+from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.plan import VirtualWorkerPlan
 from hetpipe.spec.run import StageDone, StageEmulation, StageFailed, StageReady

@@ -7,9 +7,10 @@ from collections.abc import Collection
 from hetpipe.coordinator.configs import Assignment, agents_of
 from hetpipe.coordinator.exchange import Admit, Drain, Evict, NewPlan, SendCommand
 from hetpipe.coordinator.stage_table import StageTable
-from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.spec.commands import StopVirtualWorkerCommand
 from hetpipe.spec.ids import AgentId
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import MemberInfo, MemberRole
 from hetpipe.spec.plan import Plan
 

@@ -13,10 +13,11 @@ from hetpipe.coordinator.exchange import Announce, Instruction, SendCommand
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.root_cause import Failure, Rank, root_cause
 from hetpipe.coordinator.stage_table import StageTable
-from hetpipe.coordinator.worker_life import LifeState, LifeStep, WorkerLife
+from hetpipe.coordinator.worker_life import LifeStep, WorkerLife
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import WorkerLeft, WorkerRejoined
 from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 
 #: States in which the clock shard is asked for something.
 _ASKING = frozenset({LifeState.LEAVING, LifeState.ENDING, LifeState.ADMITTING})

@@ -14,11 +14,12 @@ from hetpipe.coordinator.enlarging import new_worker
 from hetpipe.coordinator.exchange import AddAsked, DrainAsked, NewWorker
 from hetpipe.coordinator.job_host import JobHost
 from hetpipe.coordinator.job_machine import JobMachine
-from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.errors import Unavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.events import JobState, WorkerStatus
 from hetpipe.spec.ids import JobId, VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import AgentInfo
 
 _log = get_logger(__name__)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetpipe.coordinator.root_cause import Failure, Rank
-from hetpipe.coordinator.worker_life import LifeState, WorkerLife
+from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.errors import JobFailed
 from hetpipe.spec.events import Waiting, WorkerLost, WorkerQuarantined
 from hetpipe.spec.ids import AgentId
+from hetpipe.spec.life_state import LifeState
 
 
 def lost(worker: WorkerLife, cause: Failure) -> WorkerLost:

@@ -34,6 +34,7 @@ from hetpipe.spec.events import (
     WorkerStatus,
 )
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.wire import revive
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
@@ -67,6 +68,14 @@ def state_from_proto(number: int) -> JobState:
     if state is None:
         raise ProtocolViolation(f"job state {number} is not known to this version")
     return state
+
+
+def life_state_from_word(word: str) -> LifeState:
+    """Where a virtual worker stands."""
+    try:
+        return LifeState(word)
+    except ValueError:
+        raise ProtocolViolation(f"state {word!r:.40} of a virtual worker is not known to this version") from None
 
 
 def stop_mode_to_proto(mode: StopMode) -> pb.StopMode:
@@ -157,7 +166,7 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
             loss=row.loss if row.HasField("loss") else None,
             waiting_share=row.waiting_share,
             memory_bytes=row.memory_bytes,
-            state=row.state or "ready",
+            state=life_state_from_word(row.state or LifeState.READY),
         )
         for row in message.rows
     )
@@ -332,7 +341,7 @@ def worker_from_proto(message: pb.WorkerStatus) -> WorkerStatus:
         VirtualWorkerIndex(message.vw),
         Incarnation(message.incarnation),
         message.deaths,
-        message.state,
+        life_state_from_word(message.state),
         tuple(message.devices),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import ClockSnapshot
 
 
@@ -204,8 +205,7 @@ class VirtualWorkerRow:
     """Share of the running time its first stage waited for a clock, 0 to 1."""
     memory_bytes: int = 0
     """Weight buffers and activations on its devices, at most at once so far, summed over its stages."""
-    state: str = "ready"
-    """As in `WorkerStatus`."""
+    state: LifeState = LifeState.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +307,7 @@ class WorkerStatus:
     """Its newest life, 0 for the first."""
     deaths: int
     """Lives that ended before the run."""
-    state: str
-    """`starting`, `ready`, `leaving`, `done`, `ending`, `awaiting`, `admitting` or `out`."""
+    state: LifeState
     devices: tuple[str, ...] = ()
     """Those that it has just been given, as it is new to the run."""
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.errors import HetpipeError
 from hetpipe.spec.ids import VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 from tests.chaos.cells import Cell, Deed
 from tests.chaos.cluster import COORDINATOR, Cluster
 from tests.chaos.command import Command

@@ -28,6 +28,7 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import Job, load_job
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import AgentDevice, ClockSnapshot
 from hetpipe.testing.fake_clock import FakeClock
@@ -202,14 +203,14 @@ class FakeCoordinator:
 
     def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
         self.wishes.append(("drain", vw, job_id))
-        return WorkerStatus(vw, Incarnation(0), 0, "leaving")
+        return WorkerStatus(vw, Incarnation(0), 0, LifeState.LEAVING)
 
     def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
         self.wishes.append(("add", vw, job_id))
         if self.new:
             return self.new
         known = (1, 2) if vw is None else (vw,)
-        return tuple(WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, "admitting") for one in known)
+        return tuple(WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, LifeState.ADMITTING) for one in known)
 
     def status(self, job_id: JobId | None = None) -> JobStatus:
         return self._status or JobStatus(None, "", None, "", "")

@@ -17,6 +17,7 @@ from hetpipe.cli.progress import (
 )
 from hetpipe.spec.events import JobState, Straggling
 from hetpipe.spec.ids import StageIndex, VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 from tests.cli.fakes import evaluated, table
 
 
@@ -51,7 +52,8 @@ def test_a_line_holds_the_whole_table() -> None:
 
 def test_who_does_not_compute_is_not_ahead_of_anybody() -> None:
     there = table(9, 4, 4)
-    lost, leaving = (replace(row, state=state) for row, state in zip(there.rows[1:], ("out", "leaving"), strict=True))
+    away = (LifeState.OUT, LifeState.LEAVING)
+    lost, leaving = (replace(row, state=state) for row, state in zip(there.rows[1:], away, strict=True))
     slow = (Straggling(VirtualWorkerIndex(0), StageIndex(1), 2.04),)
     there = replace(there, rows=(there.rows[0], lost, leaving), slow=slow)
     assert [row[3] for row in cells(there)] == ["5 of 2", "out", "0 of 2, leaving"]

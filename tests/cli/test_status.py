@@ -19,6 +19,7 @@ from hetpipe.errors import PeerUnreachable, UnknownJob
 from hetpipe.spec.events import JobState, JobStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.testing.fake_clock import FakeClock
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with, table
@@ -104,11 +105,11 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
 def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> None:
     folder.write_record(record(folder))
     workers = (
-        WorkerStatus(Vw(0), Incarnation(0), 0, "ready"),
-        WorkerStatus(Vw(1), Incarnation(1), 1, "ready"),
-        WorkerStatus(Vw(2), Incarnation(4), 5, "out"),
-        WorkerStatus(Vw(3), Incarnation(0), 0, "leaving"),
-        WorkerStatus(Vw(4), Incarnation(0), 0, "awaiting"),
+        WorkerStatus(Vw(0), Incarnation(0), 0, LifeState.READY),
+        WorkerStatus(Vw(1), Incarnation(1), 1, LifeState.READY),
+        WorkerStatus(Vw(2), Incarnation(4), 5, LifeState.OUT),
+        WorkerStatus(Vw(3), Incarnation(0), 0, LifeState.LEAVING),
+        WorkerStatus(Vw(4), Incarnation(0), 0, LifeState.AWAITING),
     )
     running = replace(
         running_status(str(folder.path)),

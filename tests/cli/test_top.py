@@ -20,6 +20,7 @@ from hetpipe.cli.top import REFRESH_SECONDS, Picture, top
 from hetpipe.errors import PeerUnreachable
 from hetpipe.spec.events import JobState, JobStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import Member
 from hetpipe.spec.wire import plain
 from hetpipe.testing.fake_clock import FakeClock
@@ -81,8 +82,8 @@ def test_a_picture_for_people() -> None:
 
 def test_who_was_lost_is_away_or_slow_and_that_the_job_went_back_is_told() -> None:
     picture = table(4, 3)
-    rows = (picture.rows[0], replace(picture.rows[1], state="ending"))
-    worker = WorkerStatus(VirtualWorkerIndex(1), Incarnation(0), 1, "ending")
+    rows = (picture.rows[0], replace(picture.rows[1], state=LifeState.ENDING))
+    worker = WorkerStatus(VirtualWorkerIndex(1), Incarnation(0), 1, LifeState.ENDING)
     slow = (Straggling(VirtualWorkerIndex(0), StageIndex(1), 2.04),)
     there = replace(running(), progress=replace(picture, rows=rows, slow=slow), workers=(worker,), rewinds=1)
     lines = Picture(there, ()).lines(Path.cwd())

@@ -15,12 +15,13 @@ from hetpipe.cli.run_folder import RunFolder
 from hetpipe.errors import PeerUnreachable, UserError
 from hetpipe.spec.events import JobState, JobStatus, WorkerStatus
 from hetpipe.spec.ids import Incarnation, JobId, VirtualWorkerIndex
+from hetpipe.spec.life_state import LifeState
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with, table
 from tests.cli.scripted import CLUSTER, Scripted, run_folder
 
 
 def worker(vw: int, state: str, *, life: int = 0, deaths: int = 0) -> WorkerStatus:
-    return WorkerStatus(VirtualWorkerIndex(vw), Incarnation(life), deaths, state)
+    return WorkerStatus(VirtualWorkerIndex(vw), Incarnation(life), deaths, LifeState(state))
 
 
 def status(*workers: WorkerStatus, **changes: Any) -> JobStatus:

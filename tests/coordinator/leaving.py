@@ -10,9 +10,9 @@ from hetpipe.coordinator.exchange import (
     Drained,
     MemberGone,
 )
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.spec.ids import AgentId, Clock, Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import MemberId
 from hetpipe.spec.run import StageDone
 from tests.coordinator.machine_driver import SHARDS, Driver

@@ -16,10 +16,10 @@ from hetpipe.coordinator.exchange import (
     KeptOut,
     MemberSeen,
 )
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.spec.events import JobState, Waiting, WorkerLeft, WorkerRejoined
 from hetpipe.spec.ids import Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import StageFailed, StageReady
 from tests.coordinator.builders import agent_member, clocks, job
 from tests.coordinator.leaving import departs, drain, gone, order, pass_barrier, state

@@ -29,7 +29,6 @@ from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.repartitions import Repartitions
 from hetpipe.coordinator.replanning import basis_of
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.coordinator.worker_wishes import WorkerWishes, another
 from hetpipe.errors import UserError
 from hetpipe.planner.partition import plan_job
@@ -37,6 +36,7 @@ from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import JobState, ProgressTable, StopMode, WorkerStatus
 from hetpipe.spec.ids import Clock, Incarnation, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import MemberId
 from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.run import AgentInfo, StageDone, StageEmulation, StageReady
@@ -291,7 +291,7 @@ class TestWishes:
     def test_it_takes_what_a_new_agent_has(self, cluster: Cluster) -> None:
         self.describe(cluster)
         cluster.join(agent_member("n2", devices=1))
-        assert self.add(cluster) == (WorkerStatus(Vw(2), Incarnation(1), 0, "admitting", ("n2/0",)),)
+        assert self.add(cluster) == (WorkerStatus(Vw(2), Incarnation(1), 0, LifeState.ADMITTING, ("n2/0",)),)
         with pytest.raises(UserError, match="no device is free for another one"):
             self.add(cluster)
         cluster.train()

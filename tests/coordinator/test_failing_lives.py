@@ -13,13 +13,13 @@ from hetpipe.coordinator.exchange import (
     MemberSeen,
     Tick,
 )
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.spec.events import (
     JobState,
     WorkerQuarantined,
 )
 from hetpipe.spec.ids import Clock, Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import StageDone, StageFailed, StageReady, StageWaiting
 from tests.coordinator.builders import progress
 from tests.coordinator.lives import admit, evict, gone, keep_reporting, running

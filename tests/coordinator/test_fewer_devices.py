@@ -14,11 +14,11 @@ from hetpipe.coordinator.exchange import (
     Replanned,
 )
 from hetpipe.coordinator.replan_tasks import ReplanTasks
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import ProgressTable, ReplanJudged, WorkerReplanned
 from hetpipe.spec.ids import Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import MemberId
 from hetpipe.spec.run import StageReady
 from tests.coordinator.builders import JOB_ID, agent_member, job

@@ -17,11 +17,11 @@ from hetpipe.coordinator.exchange import (
     ShardNotAsked,
     StopAsked,
 )
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import JobState, StopMode, WorkerLeft, WorkerQuarantined, WorkerRejoined
 from hetpipe.spec.ids import Clock, Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import StageDone, StageFailed
 from tests.coordinator.builders import agent_member, job, progress
 from tests.coordinator.leaving import departs, drain, gone, order, pass_barrier, state

@@ -11,12 +11,12 @@ import pytest
 from hetpipe.coordinator.configs import data_of, fresh_progress
 from hetpipe.coordinator.progress import ProgressBoard
 from hetpipe.coordinator.summary import RunRecord, clocks_from_reports, result_object
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.planner.partition import plan_job
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import Evaluated
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.sync import Progress
 from tests.coordinator.builders import JOB_ID, STAGES, agent_info, clocks, job, model, progress
 

@@ -23,11 +23,11 @@ from hetpipe.coordinator.exchange import (
     StopAsked,
 )
 from hetpipe.coordinator.replan_tasks import ReplanTasks
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import JobState, ProgressTable, ReplanJudged, StopMode, WorkerLeft, WorkerReplanned
 from hetpipe.spec.ids import Clock, Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.run import StageDone, StageReady
 from hetpipe.spec.wire import to_json

@@ -21,12 +21,12 @@ from hetpipe.coordinator.exchange import (
     TaskFailed,
 )
 from hetpipe.coordinator.planning import PlannedRun
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.planner.partition import plan_job
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import JobState, Rewound, StateChanged, StopMode, WorkerLeft
 from hetpipe.spec.ids import Clock, Incarnation, LayerIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import MemberId
 from hetpipe.spec.run import StageDone, StageFailed, StageReady
 from tests.coordinator.builders import JOB_ID, STAGES, agent_member, clocks, job, model, shard_member

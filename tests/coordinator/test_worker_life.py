@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.coordinator.worker_life import TABLE, LifeState, LifeStep, WorkerLife
+from hetpipe.coordinator.worker_life import TABLE, LifeStep, WorkerLife
 from hetpipe.errors import InvalidTransition
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 
 LEGAL = {
     ("starting", "got_ready", "ready"),

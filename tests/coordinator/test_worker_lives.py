@@ -13,7 +13,6 @@ from hetpipe.coordinator.exchange import (
     MemberGone,
     MemberSeen,
 )
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.spec.events import (
     JobState,
     ProgressTable,
@@ -21,6 +20,7 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import StageDone, StageFailed
 from tests.coordinator.builders import STAGES, agent_member, clocks
 from tests.coordinator.lives import UNREACHABLE, admit, evict, gone, keep_reporting, not_asked, running, started

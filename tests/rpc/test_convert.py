@@ -52,6 +52,7 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import (
@@ -233,7 +234,7 @@ def test_submissions(restore: str | None) -> None:
             (ProcessStatus("coordinator", 0, None, "h", 1, "up"), ProcessStatus("stage", 1, Vw(0), "h", 2, "ready")),
             clocks(1, 1),
             picture(),
-            (WorkerStatus(Vw(1), Incarnation(2), 2, "awaiting"),),
+            (WorkerStatus(Vw(1), Incarnation(2), 2, LifeState.AWAITING),),
             3,
         ),
     ],
@@ -259,6 +260,7 @@ def test_what_is_left_out_or_unknown_is_refused() -> None:
         lambda: convert_jobs.event_from_proto(pb.WatchJobResponse(ended=pb.JobEnded(state=8, result_json="["))),  # type: ignore[arg-type]
         lambda: convert_jobs.state_from_proto(0),
         lambda: convert_jobs.state_from_proto(99),
+        lambda: convert_jobs.worker_from_proto(pb.WorkerStatus(vw=1, state="asleep")),
         lambda: convert_jobs.stop_mode_from_proto(0),
         lambda: convert_jobs.submission_from_proto(pb.SubmitJobRequest(run_dir="/run")),
         lambda: convert_jobs.process_from_proto(pb.Process(role="cook")),

@@ -6,11 +6,11 @@ from collections import Counter
 
 from hetpipe.coordinator.exchange import SendCommand
 from hetpipe.coordinator.job_host import JobHost
-from hetpipe.coordinator.worker_life import LifeState
 from hetpipe.errors import UnknownJob
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import JobState, WorkerQuarantined
 from hetpipe.spec.ids import JobId
+from hetpipe.spec.life_state import LifeState
 
 from .world import World
 
