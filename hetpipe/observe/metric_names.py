@@ -167,7 +167,11 @@ def _of_stage() -> tuple[Family, ...]:
         gauge("loss", "1", "Mean over the samples of the latest finished wave; last stage only. May be NaN."),
         gauge("learning_rate", "1", "Of the next update; only where there are parameters."),
         gauge("gradient_norm", "1", "Of the latest gradient stepped, before it was clipped; only with clipping."),
-        counter("compute_seconds", "seconds", "Time spent computing, emulation included."),
+        counter(
+            "compute_seconds",
+            "seconds",
+            "What minibatches that are done took to compute, and updates; emulation included.",
+        ),
         counter("waiting_seconds", "seconds", "Time without work because a clock was not published yet: the gate."),
         counter("idle_seconds", "seconds", "Time without work for any other reason."),
         counter("pushed_bytes", "bytes", "Updates sent to shards."),

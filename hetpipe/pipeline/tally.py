@@ -56,6 +56,8 @@ class Tally:
         self._reported_at = clock.monotonic()
         waiter.show_life = self.tick
         self._compute_seconds = 0.0
+        #: Of minibatches whose backward is still to come: what their forward took.
+        self._forward_seconds: dict[Minibatch, float] = {}
         self._minibatches = 0
         self._samples = 0
         self._waves = Clock(0)
@@ -74,10 +76,19 @@ class Tally:
         self._samples += num_samples
 
     def computed(self, activity: Activity, p: Minibatch, started: float) -> None:
-        """A computation that began at `started` has ended."""
+        """A computation that began at `started` has ended.
+
+        A minibatch and all that it took count when its backward has ended. So seconds per minibatch, between any two
+        reports, are those of whole minibatches.
+        """
         ended = self._clock.monotonic()
-        self._compute_seconds += ended - started
-        self._minibatches += activity is Activity.BACKWARD
+        if activity is Activity.FORWARD:
+            self._forward_seconds[p] = ended - started
+        else:
+            self._compute_seconds += ended - started
+        if activity is Activity.BACKWARD:
+            self._compute_seconds += self._forward_seconds.pop(p, 0.0)
+            self._minibatches += 1
         self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p)
 
     def wave_closed(self, num_waves: int, last: Minibatch) -> None:

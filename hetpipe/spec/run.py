@@ -131,6 +131,7 @@ class StageProgress:
     idle_seconds: Seconds
     """Time with nothing at all to compute."""
     compute_seconds: Seconds
+    """Of the minibatches that are done, and of updates."""
     pushed_bytes: Count
     pulled_bytes: Count
     weight_bytes: Count = 0

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from hetpipe.observe.metrics import WaveMetrics
-from hetpipe.observe.timeline import NullTimeline
+from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.pipeline.tally import Figures, Tally
@@ -37,8 +37,8 @@ class Nobody:
     pushed_bytes = pulled_bytes = 0
 
 
-def tally_with(lines: Lines, report: Callable[[StageReport], None]) -> Tally:
-    clock, timeline, inbox = FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
+def tally_with(lines: Lines, report: Callable[[StageReport], None], clock: FakeClock | None = None) -> Tally:
+    clock, timeline, inbox = clock or FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
     around: dict[str, Any] = {"report": report, "timeline": timeline, "clock": clock}
     waiter = Waiter("a stage", inbox.bell, stall_seconds=1.0, **around)
     measure = lambda: Figures(weight_bytes=7, activation_bytes=9, learning_rate=0.5, max_norm=1.0)  # noqa: E731
@@ -83,3 +83,27 @@ def test_a_stage_that_waits_reports_as_often_as_one_that_computes() -> None:
             waiter.sleep("nothing", for_clock=False, at_most_seconds=0.0)
 
     assert [type(report) for report in reports] == [StageProgress] * 4
+
+
+def test_what_a_minibatch_took_counts_when_it_is_done() -> None:
+    """Else seconds per minibatch between two reports were those of backwards here, and of forwards there."""
+    reports: list[StageReport] = []
+    clock = FakeClock()
+    tally = tally_with(Lines(), reports.append, clock)
+
+    def compute(activity: Activity, p: int, seconds: float) -> None:
+        started = clock.monotonic()
+        clock.advance(seconds)
+        tally.computed(activity, Minibatch(p), started)
+
+    compute(Activity.FORWARD, 1, 4.0)
+    compute(Activity.FORWARD, 2, 8.0)
+    tally.tick(now=True)
+    compute(Activity.BACKWARD, 1, 1.0)
+    compute(Activity.STEP, 1, 0.5)
+    tally.tick(now=True)
+    compute(Activity.BACKWARD, 2, 2.0)
+    tally.tick(now=True)
+
+    told = [(one.minibatches, one.compute_seconds) for one in reports if isinstance(one, StageProgress)]
+    assert told == [(0, 0.0), (1, 5.5), (2, 15.5)]
