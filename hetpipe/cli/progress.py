@@ -20,7 +20,7 @@ from hetpipe.spec.events import (
     WorkerRejoined,
     WorkerReplanned,
 )
-from hetpipe.spec.life_state import COMPUTING, LifeState
+from hetpipe.spec.life_state import WORKING, LifeState
 
 #: What a state means, for people.
 STATE_TEXTS: dict[JobState, str] = {
@@ -34,10 +34,6 @@ STATE_TEXTS: dict[JobState, str] = {
     JobState.STOPPED: "stopped",
     JobState.FAILED: "failed",
 }
-
-
-#: States of a virtual worker that computes waves, or has computed the last one.
-_COMPUTING = COMPUTING | {LifeState.DONE}
 
 
 def headings(table: ProgressTable) -> list[str]:
@@ -82,7 +78,7 @@ def _layers(stage: StageRow) -> str:
 
 def distance_text(row: VirtualWorkerRow, staleness: int | None) -> str:
     """Waves ahead of the slowest, of how many are allowed; where one stands that does not compute, or goes."""
-    if row.state not in _COMPUTING:
+    if row.state not in WORKING:
         return row.state
     ahead = str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
     return f"{ahead}, {row.state}" if row.state is LifeState.LEAVING else ahead
@@ -128,7 +124,7 @@ def table_line(table: ProgressTable) -> str:
         name = f"vw{row.vw}"
         values[f"{name}.state"] = None if row.state is LifeState.READY else row.state
         values[f"{name}.clock"] = row.clock
-        values[f"{name}.ahead"] = row.distance if row.state in _COMPUTING else None
+        values[f"{name}.ahead"] = row.distance if row.state in WORKING else None
         values[f"{name}.samples_per_second"] = round(row.samples_per_second, 1)
         values[f"{name}.loss"] = row.loss
         values[f"{name}.waiting_percent"] = round(100 * row.waiting_share, 1)

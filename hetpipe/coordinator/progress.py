@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.events import ProgressTable, StageRow, VirtualWorkerRow
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.life_state import COMPUTING, UP, LifeState
+from hetpipe.spec.life_state import UP, WORKING, LifeState
 from hetpipe.spec.plan import Plan, VirtualWorkerPlan
 from hetpipe.spec.run import ClockSnapshot, StageProgress
 from hetpipe.spec.sync import DataSpec, Progress
@@ -22,9 +22,6 @@ STALE_SECONDS = 3.0
 
 #: Who waits for this share of its time is held up.
 HELD_UP_SHARE = 0.5
-
-#: Who does not stand so does nothing, whatever it did a moment ago.
-_WORKING = COMPUTING | {LifeState.DONE}
 
 StagePlace = tuple[VirtualWorkerIndex, StageIndex]
 """A stage, whatever its life."""
@@ -203,7 +200,7 @@ class ProgressBoard:
             stages=tuple(StageRow(stage.first_layer, stage.last_layer, stage.device) for stage in vw.stages),
             clock=clock,
             distance=max(0, clock - slowest),
-            samples_per_second=self._rates[vw.index].per_second(now) if state in _WORKING else 0.0,
+            samples_per_second=self._rates[vw.index].per_second(now) if state in WORKING else 0.0,
             loss=None if last is None else last.loss,
             waiting_share=0.0 if first is None or running <= 0.0 else min(1.0, first.waiting_seconds / running),
             memory_bytes=sum(report.weight_bytes + report.activation_bytes for report in reports),

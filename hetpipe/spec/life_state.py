@@ -31,3 +31,6 @@ UP = frozenset({LifeState.STARTING, LifeState.READY, LifeState.LEAVING, LifeStat
 
 #: States in which all its stages are ready and it commits waves.
 COMPUTING = frozenset({LifeState.READY, LifeState.LEAVING})
+
+#: The same, and that in which it has computed the last one.
+WORKING = COMPUTING | {LifeState.DONE}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -31,7 +30,7 @@ from typing import Any
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.spec.job import load_job
 from tests.chaos.cluster import ROOT, Cluster, Layout
-from tests.chaos.keeper import owned
+from tests.chaos.keeper import cpu_seconds_of, owned
 from tests.chaos.trial import Trial
 
 ROUNDS = 5
@@ -41,7 +40,6 @@ _WARM_WAVES, _WAVES = 20, 150
 _WAVES_SECONDS = 300.0
 
 _NO_CHECKPOINTS: Mapping[str, Any] = {"keep": 2}
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +130,8 @@ def _rate(cluster: Cluster, contender: Contender, name: str) -> Rate:
 
 def _cpu_seconds(cluster: Cluster) -> tuple[float, float]:
     """What all processes have used so far, and what the parameter servers have."""
-    used = {pid: _cpu_seconds_of(pid) for pid in owned(cluster.owner)}
+    used = {pid: cpu_seconds_of(pid) for pid in owned(cluster.owner)}
     return sum(used.values()), sum(used[cluster.kept[shard].lives[-1].pid] for shard in cluster.layout.shards)
-
-
-def _cpu_seconds_of(pid: int) -> float:
-    *_, user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:13]
-    return (int(user) + int(system)) / _TICKS_PER_SECOND
 
 
 def _samples(run_dir: Path, first: int, last: int) -> int:

@@ -21,6 +21,8 @@ from typing import Self
 from hetpipe.clock import SYSTEM_CLOCK
 from tests.polling import wait_until
 
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
 #: Names, in the environment of every process of a cluster and of their children, which cluster they are of.
 OWNER_VARIABLE = "HETPIPE_CHAOS_OWNER"
 
@@ -240,6 +242,12 @@ def parent_of(pid: int) -> int:
     """The process that has started another one; 0 when that is gone."""
     _, parent, *_ = (*_stat(pid), "", "0")
     return int(parent)
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """The processor time that a process has used so far; 0 when it is gone."""
+    *_, user, system = (*_stat(pid), *13 * "0")[:13]
+    return (int(user) + int(system)) / _TICKS_PER_SECOND
 
 
 def _stat(pid: int) -> Iterator[str]:

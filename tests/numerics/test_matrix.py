@@ -14,7 +14,11 @@ from tests.thinning import thinned
 pytestmark = pytest.mark.matrix
 
 AXES: tuple[tuple[Any, ...], ...] = (
-    *(("32", "64"), (1, 2, 3), (1, 2, 3), (1, 2, 4), (0, 1, 4)),
+    ("32", "64"),
+    (1, 2, 3),
+    (1, 2, 3),
+    (1, 2, 4),
+    (0, 1, 4),
     (SGD, MOMENTUM, ADAMW),
 )
 POINTS = list(itertools.product(*AXES))
