@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak bench-recovery fuzz e2e-docker docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,7 @@ help:
 	@echo "make chaos-pairs   two faults at once, or one while the job gets over the other; ARGS=\"--count 40\" for some"
 	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
 	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
+	@echo "make storm   half an hour of kills, pauses, lost and full disks, a Redis that restarts or forgets; MINUTES, ARGS=\"--seed 7\""
 	@echo "make bench-recovery   how long what takes when somebody dies, and what surviving costs, medians (a quarter of an hour)"
 	@echo "make e2e-docker   the image and docker-compose.yml for real: needs dockerd and root (some minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
@@ -81,6 +82,9 @@ MINUTES ?= 30
 
 soak: setup
 	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
+
+storm: setup
+	@$(BIN)/python -m tests.chaos.storm --minutes $(MINUTES) $(ARGS)
 
 bench-recovery: setup
 	@$(BIN)/python -m tests.chaos.recovery

@@ -1,6 +1,6 @@
 """The Redis user that a coordinator needs: its keys, its commands, nothing else.
 
-    user default off
+    user default off resetpass ~* &* +@all
     user hetpipe on #SHA256 ~{hetpipe}:* resetchannels -@all +evalsha +exists …
 
 The lines are an ACL file of Redis (`aclfile`). They hold a digest of the password, not the password.
@@ -43,6 +43,10 @@ _HEALTH_COMMANDS = frozenset({"ping"})
 
 COMMANDS = _OWN_COMMANDS | _SCRIPT_COMMANDS | _HEALTH_COMMANDS
 
+#: Nobody can log in as the default user. It keeps every right all the same, because Redis replays its append-only
+#: file as this user: without them, transactions and scripts with two writes are left out of the replay.
+DEFAULT_USER = "user default off resetpass ~* &* +@all"
+
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -59,4 +63,4 @@ def acl_lines(user: str, password: str) -> tuple[str, str]:
         )
     digest = hashlib.sha256(password.encode()).hexdigest()
     rights = " ".join(f"+{command}" for command in sorted(COMMANDS))
-    return "user default off", f"user {user} on #{digest} ~{redis_keys.PREFIX}* resetchannels -@all {rights}"
+    return DEFAULT_USER, f"user {user} on #{digest} ~{redis_keys.PREFIX}* resetchannels -@all {rights}"
