@@ -295,10 +295,13 @@ class Cluster:
             each.kill()
         yield
         wait_until(
-            lambda: not any(each.is_up for each in kept), timeout_seconds=_READY_SECONDS, what=f"end of {victims}"
+            lambda: all(each.process is None for each in kept),
+            timeout_seconds=_READY_SECONDS,
+            what=f"end of {victims}",
         )
-        shutil.rmtree(self._data(key))
-        self._data(key).mkdir()
+        folder = self._data(key)
+        shutil.rmtree(folder)
+        folder.mkdir()
         for each in kept:
             each.wanted = True
 

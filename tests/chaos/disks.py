@@ -104,10 +104,10 @@ class Disk:
         saved.rename(self._folder)
 
     @property
-    def free_bytes(self) -> int:
-        """Room that is left."""
+    def used_bytes(self) -> int:
+        """What is on it."""
         found = os.statvfs(self._folder)
-        return found.f_bavail * found.f_frsize
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
 
     @contextmanager
     def full(self) -> Iterator[None]:

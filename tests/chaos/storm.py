@@ -199,6 +199,8 @@ class Leg:
                 SYSTEM_CLOCK.sleep(_LOOK_SECONDS)
             SYSTEM_CLOCK.sleep(CALM_SECONDS)
             self._renew()
+            # Whoever is hit now is well: what an earlier fault has done is not blamed on the next one.
+            self._wait_recovered("the last fault")
         self._wait_end()
         self._judge()
 
@@ -215,7 +217,8 @@ class Leg:
     def _judge(self) -> None:
         run_dir = self._job.run_dir
         verdict = self._job.verdict()
-        self._storm.note_job(run_dir, verdict.tally, unproven=verdict.lacking)
+        used = {key: disk.used_bytes for key, disk in self._cluster.disks.items()}
+        self._storm.note_job(run_dir, verdict.tally, unproven=verdict.lacking, used_bytes=used)
         assert not verdict.problems, f"{run_dir.name}: {'; '.join(verdict.problems[:5])}"
         if not self._storm.keeps_all:
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -358,13 +361,15 @@ class Storm:
         self._write(entry.to_json())
         self._say(entry.line())
 
-    def note_job(self, run_dir: Path, tally: Tally, *, unproven: Sequence[str]) -> None:
-        """Enter what the judges say of a job."""
+    def note_job(self, run_dir: Path, tally: Tally, *, unproven: Sequence[str], used_bytes: Mapping[str, int]) -> None:
+        """Enter what the judges say of a job, and what is on the disks at its end."""
         self._tally += tally
         name = f"{run_dir.parents[3].name}/{run_dir.name}"
         self._unproven += [name] if unproven else []
-        self._write({"job": name, "judged": True, "waves": tally.waves, "violations": tally.violations})
-        self._say(f"{name} came to its end: {tally.waves} waves, {tally.violations} violations")
+        self._write({"job": name, "waves": tally.waves, "violations": tally.violations, "disk_bytes": dict(used_bytes)})
+        disks = ", ".join(f"{key} {used / (1 << 20):.1f}" for key, used in used_bytes.items())
+        told = f"; MiB on disks: {disks}" if disks else ""
+        self._say(f"{name} came to its end: {tally.waves} waves, {tally.violations} violations{told}")
 
     def report(self, *, skipped: Mapping[str, str], again: str) -> StormReport:
         """What it has shown so far."""
@@ -429,7 +434,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Have a storm; the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
     selection = Selection(only=tuple(parsed.only), without=tuple(parsed.without))
     options = StormOptions(
         seconds=60.0 * parsed.minutes,
@@ -438,6 +444,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_faults=parsed.faults,
         selection=selection,
     )
+    if next(schedule(parsed.seed, selection.admits), None) is None:
+        parser.error("no fault is left by --only and --without; --list names some")
     if parsed.list:
         count = parsed.faults or round(parsed.minutes * FAULTS_PER_MINUTE)
         faults = itertools.islice(schedule(parsed.seed, selection.admits), count)
@@ -448,6 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _storm(parsed: argparse.Namespace, options: StormOptions, means: MountMeans, arguments: Sequence[str]) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ[witness_job.SAMPLES_VARIABLE] = str(parsed.samples)
     skipped = {name: f"{reason}; whoever loses both hands it in again" for name, reason in BEYOND.items()}
     if means is MountMeans.NONE:
