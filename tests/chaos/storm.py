@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -186,21 +187,21 @@ class Leg:
         """
         storm = self._storm
         self._wait_recovered("the first job")
-        while not storm.is_over:
-            began = SYSTEM_CLOCK.monotonic()
+        due = SYSTEM_CLOCK.monotonic()
+        while not storm.is_over_at(due):
+            due = SYSTEM_CLOCK.monotonic() + storm.options.every_seconds
             entry = self._play(next(faults))
             storm.note(entry)
             if not entry.outcome.survived:
                 return
-            while (SYSTEM_CLOCK.monotonic() < began + storm.options.every_seconds and not storm.is_over) or (
-                self._job.exit_status is not None
-            ):
+            due = max(due, SYSTEM_CLOCK.monotonic() + CALM_SECONDS)
+            while SYSTEM_CLOCK.monotonic() < due and not storm.is_over_at(due):
                 self._renew()
                 SYSTEM_CLOCK.sleep(_LOOK_SECONDS)
-            SYSTEM_CLOCK.sleep(CALM_SECONDS)
-            self._renew()
-            # Whoever is hit now is well: what an earlier fault has done is not blamed on the next one.
-            self._wait_recovered("the last fault")
+            if not storm.is_over_at(due):
+                self._renew()
+                # Whoever is hit now is well: what an earlier fault has done is not blamed on the next one.
+                self._wait_recovered("the last fault")
         self._wait_end()
         self._judge()
 
@@ -330,11 +331,9 @@ class Storm:
         """So far."""
         return len(self._entries)
 
-    @property
-    def is_over(self) -> bool:
-        """No further fault is to come."""
-        elapsed = SYSTEM_CLOCK.monotonic() - self.began
-        return self.options.is_over(elapsed=elapsed, num_faults=self.num_faults)
+    def is_over_at(self, when: float) -> bool:
+        """Whether no further fault is to come at this time, in monotonic seconds."""
+        return self.options.is_over(elapsed=when - self.began, num_faults=self.num_faults)
 
     def run(self) -> None:
         """The whole storm. After something that is not survived it goes on with a new cluster."""
@@ -351,7 +350,7 @@ class Storm:
                 self._problems.append(f"{folder.name}: {' '.join(str(error).split())}")
                 self._say(f"WRONG: {self._problems[-1]} (see {folder})")
             has_shown_nothing = len(self._problems) > before and self.num_faults == 0
-            if self.is_over or has_shown_nothing:
+            if self.is_over_at(SYSTEM_CLOCK.monotonic()) or has_shown_nothing:
                 break
         self._ended = SYSTEM_CLOCK.monotonic()
 
@@ -470,7 +469,8 @@ def _storm(parsed: argparse.Namespace, options: StormOptions, means: MountMeans,
         storm.run()
     except KeyboardInterrupt:
         is_interrupted = True
-    again = " ".join(["python -m tests.chaos.storm", *arguments, *(() if "--seed" in arguments else ("--seed 0",))])
+    seed = () if any(each.startswith("--seed") for each in arguments) else ("--seed", str(options.seed))
+    again = shlex.join(["python", "-m", "tests.chaos.storm", *arguments, *seed])
     report = storm.report(skipped=skipped, again=again)
     keeps = parsed.keep or not report.ok or is_interrupted
     where = f"everything is in {folder}" if keeps else "nothing was kept; --keep does"

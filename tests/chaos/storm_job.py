@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,10 @@ class StormJob:
             problems += found.problems
             tally += found.tally
         weights = self._weights(last)
-        return StormVerdict((*problems, *weights.problems), tally + weights.tally, tuple(lacking))
+        # What was trained again after a rewind was committed twice, and is looked for once.
+        looked_for = self._epochs * witness_job.num_samples()
+        tally = replace(tally + weights.tally, samples=looked_for)
+        return StormVerdict((*problems, *weights.problems), tally, tuple(lacking))
 
     def _weights(self, last: Path) -> Verdict:
         """The final weights hold every sample once for every epoch, in each layer."""
