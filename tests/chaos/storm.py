@@ -7,8 +7,8 @@
 
 Redis, a coordinator, two parameter servers and three agents run under mutual TLS, each started again whenever it ends.
 `hetpipe submit` hands in one witness job after the other and follows it; it is among the victims. A fault is survived
-if by itself, within `RECOVER_SECONDS`, everybody is back and the clock moves on, or the job has come to its end. Exit
-status 1 unless all were survived, and every job held every sample of every epoch once.
+if by itself, within `RECOVER_SECONDS`, everybody is back, the clock moves on and there is a new checkpoint, or the job
+has come to its end. Exit status 1 unless all were survived, and every job held every sample of every epoch once.
 """
 
 from __future__ import annotations
@@ -263,16 +263,18 @@ class Leg:
                 yield f"{key}: {kept.story()}"
 
     def _wait_recovered(self, after: str) -> None:
-        """Until everybody is back and the clock moves on, or the job has come to its end.
+        """Until everybody is back, the clock moves on and there is a new checkpoint, or the job has come to its end.
 
         Raises:
             AssertionError: it took too long, or the job failed.
         """
         job = self._job
         first: Position | None = None
+        has_moved = False
+        checkpoint = job.checkpoint()
 
         def is_recovered() -> bool:
-            nonlocal first
+            nonlocal first, has_moved
             if job.exit_status is not None:
                 assert job.exit_status == 0, (
                     f"`hetpipe submit` ended with status {job.exit_status}: {job.follower.last_words()}; {job.story()}"
@@ -282,14 +284,14 @@ class Leg:
             if position is None:
                 return False
             if first is None or position.rewinds != first.rewinds:
-                first = position
-            return position.clock >= first.clock + MOVES_WAVES
+                first, has_moved = position, False
+            has_moved = has_moved or position.clock >= first.clock + MOVES_WAVES
+            return has_moved and job.checkpoint() not in {None, checkpoint}
 
         if not _comes_true(is_recovered, RECOVER_SECONDS):
-            clock = None if first is None else first.clock
+            reached = "no new checkpoint" if has_moved else "not whole and moving"
             raise AssertionError(
-                f"not whole and moving within {RECOVER_SECONDS:.0f} s after {after} (clock {clock}): "
-                f"{self._cluster.story()}; {job.story()}"
+                f"{reached} within {RECOVER_SECONDS:.0f} s after {after}: {self._cluster.story()}; {job.story()}"
             )
 
     def _wait_end(self) -> None:

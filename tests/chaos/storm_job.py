@@ -119,6 +119,13 @@ class StormJob:
         )
         return Position(status.rewinds, status.clocks.published) if is_whole else None
 
+    def checkpoint(self) -> Path | None:
+        """Its newest complete checkpoint, in the folder where it is now; None before any, and while one is replaced."""
+        try:
+            return newest_checkpoint(run_folders(self.run_dir)[-1])
+        except (HetpipeError, OSError):
+            return None
+
     def stage_pids(self) -> dict[str, int]:
         """The stages that live, as `stage-V.S`; as far as the coordinator knows."""
         status = self.status()
