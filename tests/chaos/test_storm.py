@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ import pytest
 from tests.chaos.cells import Deed
 from tests.chaos.cluster import COORDINATOR, REDIS, ROOT, RUNS
 from tests.chaos.disks import MountMeans, probe
+from tests.chaos.keeper import Keeper, Kept, Life, Spec
 from tests.chaos.outcome import Outcome, Tally
 from tests.chaos.storm import DEVICES, DISK_BYTES, StormOptions
 from tests.chaos.storm_faults import (
@@ -30,8 +32,10 @@ from tests.chaos.storm_faults import (
     schedule,
     single_faults,
 )
+from tests.chaos.storm_job import Screen
 from tests.chaos.storm_report import Entry, StormReport
 from tests.coordinator.redis_server import needs_redis
+from tests.polling import wait_until
 
 
 def storm(seed: int, count: int, selection: Selection | None = None) -> list[StormFault]:
@@ -162,6 +166,45 @@ def test_a_line_of_progress_tells_the_fault_the_recovery_and_the_screen() -> Non
         "NOT SURVIVED: nobody came; screen: nothing"
         in entry(1, "kill/redis", seconds=0.0, sentence="nobody came").line()
     )
+
+
+def test_the_screen_of_a_follower_is_read_over_its_lives_without_the_progress_table(tmp_path: Path) -> None:
+    follower = Kept(Spec(key="submit", command=[], environment={}, ready="t="), tmp_path, lives=[Life(0, 1, 0.0)])
+    screen = Screen(follower)
+    assert screen.news() == ()
+    (tmp_path / "submit.0.out").write_text("t=0.1 event=note\nt=1.0 state=running epoch=1 samples=3/9\nt=1.5 torn")
+    assert screen.news() == ("event=note",)
+    follower.lives.append(Life(1, 2, 3.0))
+    with (tmp_path / "submit.0.out").open("a") as file:
+        file.write(" no more\n")
+    (tmp_path / "submit.1.out").write_text("t=0.0 follows again\n")
+    (tmp_path / "submit.err").write_text("error: gone\n")
+    assert screen.news() == ("torn no more", "follows again", "error: gone")
+    assert screen.news() == ()
+
+
+#: Lives until it is killed; the next time it ends by itself.
+FOLLOW = "[ -e mark ] && exit 3; touch mark; echo ready; read forever"
+
+
+@pytest.mark.processes
+def test_whoever_follows_is_started_again_when_it_was_killed_and_not_when_it_has_ended(tmp_path: Path) -> None:
+    with Keeper(tmp_path / "processes", "test-of-followers") as keeper:
+        kept = keeper.keep(
+            Spec(
+                key="submit",
+                command=["sh", "-c", FOLLOW],
+                environment=dict(os.environ),
+                ready="ready",
+                current=tmp_path,
+                restarts=False,
+            )
+        )
+        kept.wait_up(timeout_seconds=20.0)
+        kept.kill()
+        wait_until(lambda: kept.exit_status is not None, timeout_seconds=20.0, what="end by itself")
+        assert kept.exit_status == 3
+        assert len(kept.lives) == 2
 
 
 #: Fills a disk, frees some of it meanwhile, and looks at it when the disk is gone.
