@@ -5,9 +5,9 @@ Every process has an address for life, so it is found again when it was started 
 
 from __future__ import annotations
 
-import io
 import os
 import random
+import secrets
 import shutil
 import socket
 import sys
@@ -25,9 +25,8 @@ import redis
 from hetpipe.certs.authority import PROCESS_DAYS
 from hetpipe.certs.files import CA_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate
-from hetpipe.cli import render_redis_acl
-from hetpipe.cli.outcome import Output
 from hetpipe.coordinator.client import CoordinatorClient
+from hetpipe.coordinator.redis_acl import acl_lines
 from hetpipe.errors import HetpipeError
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.identity import NamedPeer, Role
@@ -42,8 +41,11 @@ COORDINATOR, REDIS = "coordinator", "redis"
 #: Names the disk with the folders of runs.
 RUNS = "runs"
 
-#: The coordinator's name in Redis, and that of an administrator, whom the rendered ACL does not know.
-_REDIS_USER, _REDIS_ADMIN = "hetpipe", "chaos"
+#: The coordinator's name in Redis.
+_STORE_USER = "hetpipe"
+
+#: The name of an administrator there, who makes it forget everything.
+_STORE_ADMINISTRATOR = "chaos"
 
 #: Whoever hands jobs in and looks at them.
 _OPERATOR = NamedPeer(Role.OPERATOR, "chaos")
@@ -144,7 +146,6 @@ class Cluster:
         #: By key.
         self.kept: dict[str, Kept] = {}
         self._ports = {key: free_port() for key in (REDIS, COORDINATOR, *self.layout.shards)}
-        self._password = uuid.uuid4().hex
         self._keeper = Keeper(folder / "processes", self.owner)
         self._stack = ExitStack()
         #: By key; those of `Layout.disk_bytes`.
@@ -154,10 +155,10 @@ class Cluster:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_certificates()
+        self._make_password()
         try:
             for key, size in self.layout.disk_bytes.items():
                 self.disks[key] = self._stack.enter_context(Disk(self._disk(key), size))
-            self._write_acl()
             self._stack.enter_context(self._keeper)
             self.start(REDIS)
             self.kept[REDIS].wait_up(timeout_seconds=_READY_SECONDS)
@@ -281,10 +282,10 @@ class Cluster:
         with self.killed_without_data(REDIS, victims):
             """All of them are dead."""
 
-    def lose_disk(self, shard: str) -> None:
-        """Kill a parameter server, and start it again with an empty disk."""
-        with self.killed_without_data(shard, [shard]):
-            """It is dead."""
+    def lose_disk(self, victims: Sequence[str]) -> None:
+        """Kill `victims`, of whom the first is a parameter server, and start them again, that one without its disk."""
+        with self.killed_without_data(victims[0], victims):
+            """All of them are dead."""
 
     @contextmanager
     def killed_without_data(self, key: str, victims: Sequence[str]) -> Iterator[None]:
@@ -312,8 +313,8 @@ class Cluster:
         client = redis.Redis(
             host=place.name,
             port=self._ports[REDIS],
-            username=_REDIS_ADMIN,
-            password=self._password,
+            username=_STORE_ADMINISTRATOR,
+            password=(self.folder / "store" / "password").read_text(),
             ssl=True,
             ssl_ca_certs=str(own / CA_FILE),
             ssl_certfile=str(own / "cert.pem"),
@@ -347,10 +348,10 @@ class Cluster:
     def _program(self, key: str) -> tuple[NamedPeer, str, list[str]]:
         role, _, index = key.partition("-")
         if role == COORDINATOR:
-            store = f"rediss://{_REDIS_USER}@{self.layout.place(REDIS).name}:{self._ports[REDIS]}/0"
+            store = f"rediss://{_STORE_USER}@{self.layout.place(REDIS).name}:{self._ports[REDIS]}/0"
             ca = self._certificates(NamedPeer(Role.COORDINATOR, COORDINATOR)) / CA_FILE
             options = ["--store", store, "--store-ca", str(ca), "--port", str(self._ports[key])]
-            options += ["--store-password-file", str(self._password_file)]
+            options += ["--store-password-file", str(self.folder / "store" / "password")]
             options += ["--leader-lease", str(self.layout.lease_seconds), "--lease", str(self.layout.lease_seconds)]
             return NamedPeer(Role.COORDINATOR, COORDINATOR), "coordinator", options
         to_coordinator = ["--coordinator", self.address(COORDINATOR)]
@@ -363,20 +364,12 @@ class Cluster:
 
     def _redis(self) -> list[str]:
         own = self._certificates(NamedPeer(Role.REDIS, self.layout.place(REDIS).name))
-        tls = [
-            "--tls-port",
-            str(self._ports[REDIS]),
-            "--port",
-            "0",
-            "--tls-auth-clients",
-            "yes",
-            "--protected-mode",
-            "no",
-        ]
+        tls = ["--tls-port", str(self._ports[REDIS]), "--port", "0", "--tls-auth-clients", "yes"]
         tls += ["--tls-ca-cert-file", str(own / "ca.pem"), "--tls-cert-file", str(own / "cert.pem")]
         tls += ["--tls-key-file", str(own / "key.pem"), "--bind", self.layout.place(REDIS).host]
+        users = ["--aclfile", str(self.folder / "store" / "users.acl")]
         kept = ["--save", "", "--appendonly", "yes", "--dir", str(self._data(REDIS))]
-        return ["redis-server", *tls, *kept, "--aclfile", str(self._acl_file)]
+        return ["redis-server", *tls, *users, *kept]
 
     def _disk(self, key: str) -> Path:
         return self.folder / "disks" / key
@@ -387,24 +380,6 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    @property
-    def _password_file(self) -> Path:
-        return self.folder / "redis-password"
-
-    @property
-    def _acl_file(self) -> Path:
-        return self.folder / "redis.acl"
-
-    def _write_acl(self) -> None:
-        """What `hetpipe render redis-acl` writes, and an administrator."""
-        self._password_file.touch(mode=0o600)
-        self._password_file.write_text(self._password)
-        out = io.StringIO()
-        render_redis_acl.run(_REDIS_USER, self._password_file, Output(people=out, complaints=sys.stderr, machine=None))
-        administrator = f"user {_REDIS_ADMIN} on >{self._password} ~* &* +@all\n"
-        self._acl_file.touch(mode=0o600)
-        self._acl_file.write_text(out.getvalue() + administrator)
-
     def _environment(self, peer: NamedPeer | None) -> dict[str, str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.layout.environment}
         if peer is not None:
@@ -413,6 +388,16 @@ class Cluster:
 
     def _certificates(self, peer: NamedPeer) -> Path:
         return process_folder(self.folder / "certs", peer)
+
+    def _make_password(self) -> None:
+        """The coordinator's; the users of Redis as `hetpipe render redis-acl` writes them, and an administrator."""
+        folder, password = self.folder / "store", secrets.token_urlsafe(32)
+        folder.mkdir(exist_ok=True)
+        (folder / "password").touch(mode=0o600)
+        (folder / "password").write_text(password, encoding="utf-8")
+        administrator = f"user {_STORE_ADMINISTRATOR} on >{password} ~* &* +@all"
+        lines = [*acl_lines(_STORE_USER, password), administrator, ""]
+        (folder / "users.acl").write_text("\n".join(lines), encoding="utf-8")
 
     def _make_certificates(self) -> None:
         authority = self.folder / "certs"

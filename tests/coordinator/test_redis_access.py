@@ -162,7 +162,7 @@ class TestWhatTheUserMayNot:
 class TestTheLines:
     def test_they_hold_no_password(self) -> None:
         lines = acl_lines("hetpipe", PASSWORD)
-        assert lines[0] == "user default off"
+        assert lines[0] == "user default off resetpass ~* &* +@all"
         assert re.fullmatch(
             r"user hetpipe on #[0-9a-f]{64} ~\{hetpipe\}:\* resetchannels -@all( \+[a-z]+(\|[a-z]+)?)+", lines[1]
         )
