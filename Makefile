@@ -26,12 +26,17 @@ help:
 setup: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/ensure-redis
 
-$(STAMP): pyproject.toml requirements.lock
+# Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way.
+PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+$(STAMP): pyproject.toml requirements.lock requirements-torch.lock
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing the package, examples and development tools into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[cli,examples,reflection,dev]'
+	@$(PIP) --require-hashes --only-binary=:all: --requirement requirements.lock
+	@$(PIP) --only-binary=:all: --requirement requirements-torch.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
 demo: $(STAMP)
