@@ -42,7 +42,8 @@ _STATES = ".state"
 #: The coordinator's name in Redis.
 STORE_USER = "hetpipe"
 
-REDIS_IMAGE = "redis:7.4-alpine"
+#: With a digest behind the tag once `make digests` has resolved it.
+REDIS_IMAGE = "redis:7.4.2-bookworm"
 
 #: Who hands jobs in, from this machine or from a container.
 OPERATOR = NamedPeer(identity.Role.OPERATOR, "submit")
