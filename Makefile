@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak bench-recovery fuzz e2e-docker docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak bench-recovery fuzz e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +20,8 @@ help:
 	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
 	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
 	@echo "make bench-recovery   how long what takes when somebody dies, and what surviving costs, medians (a quarter of an hour)"
-	@echo "make e2e-docker   the image and docker-compose.yml for real: needs dockerd and root (some minutes)"
+	@echo "make e2e-docker   the image and docker-compose.yml for real, each container restarted: needs dockerd and root (a quarter of an hour)"
+	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
 setup: $(STAMP)
@@ -96,7 +97,10 @@ fuzz: $(STAMP)
 	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal
 
 e2e-docker:
-	@scripts/e2e-docker
+	@PYTHON=$(PYTHON) scripts/e2e-docker
+
+digests:
+	@$(PYTHON) -m tests.supply.digests
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
