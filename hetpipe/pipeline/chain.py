@@ -77,11 +77,16 @@ def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
     return TensorSpec(name, tuple(tensor.shape), dtype)
 
 
+def has_forward(model: nn.Module) -> bool:
+    """Whether the model says itself what it computes; else its chain of layers does."""
+    return type(model).forward is not nn.Module.forward or "forward" in vars(model)
+
+
 def _entries(model: nn.Module) -> Sequence[nn.Module]:
-    if isinstance(model, nn.Sequential):
-        return list(model)
     layers = getattr(model, "layers", None)
     if not callable(layers) or isinstance(layers, nn.Module):
+        if isinstance(model, nn.Sequential):
+            return list(model)
         raise CallableError(
             f"model is a {type(model).__name__}: hetpipe needs a chain of layers, so return an nn.Sequential or give "
             "the model a method layers() that returns its modules in the order in which they run"

@@ -191,13 +191,10 @@ class StageCompute:
     @torch.no_grad()
     def evaluate(self, number: int, weights: Mapping[str, Tensor], values: Values) -> Values:
         """Run evaluation minibatch `number` (from 1) in evaluation mode; nothing is kept."""
-
-        def seed(layer: Layer) -> None:
-            seed_generators(evaluation_layer_seed(self._seed, self._vw, number, layer.index), self._device)
-
+        values = tuple(value.to(self._device) for value in values)
         enter_evaluation(self._modes)
         try:
-            return run_layers(self._layers, weights, tuple(value.to(self._device) for value in values), seed)
+            return run_layers(self._layers, weights, values, lambda layer: self._seed_for_evaluation(number, layer))
         finally:
             enter_training(self._modes)
 
@@ -232,6 +229,9 @@ class StageCompute:
 
     def _seed_for(self, p: Minibatch, layer: Layer) -> None:
         seed_generators(layer_seed(self._seed, self._vw, p, layer.index), self._device)
+
+    def _seed_for_evaluation(self, number: int, layer: Layer) -> None:
+        seed_generators(evaluation_layer_seed(self._seed, self._vw, number, layer.index), self._device)
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:

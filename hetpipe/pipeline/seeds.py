@@ -79,6 +79,14 @@ def preserved_generators() -> Iterator[None]:
                 numpy.random.set_state(of_numpy)
 
 
+def generator_states() -> tuple[object, ...]:
+    """Where the generators of torch (on the CPU), `random` and NumPy stand; equal as long as nobody draws."""
+    numpy = _numpy()
+    kept = () if numpy is None else numpy.random.get_state()
+    of_numpy = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in kept)
+    return bytes(torch.get_rng_state().tolist()), random.getstate(), of_numpy
+
+
 def _numpy() -> ModuleType | None:
     """NumPy, which hetpipe itself does not need: who has not imported it has drawn nothing from it."""
     return sys.modules.get("numpy")
