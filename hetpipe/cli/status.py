@@ -20,8 +20,9 @@ from hetpipe.ps.manifest import has_checkpoint
 from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.rewinds import run_folders
-from hetpipe.spec.wire import plain
+from hetpipe.spec.wire import plain, revive
 
 #: States of a run beyond those of its job.
 STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown", "no job"
@@ -58,6 +59,8 @@ class RunStatus:
     """The stages that take longer than planned."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    proof: ProofReport | None = None
+    """What was proven of the model before training; None before that, and where nobody knows."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -71,6 +74,7 @@ class RunStatus:
             "straggler": self.straggler,
             "slow": [plain(Straggling, one) for one in self.slow],
             "rewinds": self.rewinds,
+            "proof": None if self.proof is None else plain(ProofReport, self.proof),
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -82,6 +86,8 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
+        if self.proof is not None:
+            lines.append(f"proof: {self.proof.scope}")
         lines += self.troubles()
         if self.processes:
             heading = ["role", "index", "vw", "host", "pid", "state"]
@@ -187,6 +193,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         straggler=None if progress is None else progress.straggler,
         slow=() if progress is None else progress.slow,
         rewinds=status.rewinds,
+        proof=status.proof,
     )
 
 
@@ -200,7 +207,13 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         global_clock=global_clock,
         remark="; ".join(result.errors),
         rewinds=len(run_folders(folder.path)) - 1,
+        proof=_proof_of(result),
     )
+
+
+def _proof_of(result: RunResult) -> ProofReport | None:
+    told = result.values.get("proof")
+    return None if told is None else revive(ProofReport, told)
 
 
 def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:

@@ -11,7 +11,7 @@ from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.plan import ModelReport, Plan, VirtualWorkerPlan
+from hetpipe.spec.plan import ModelReport, Plan, ProofReport, VirtualWorkerPlan
 from hetpipe.spec.run import AgentInfo, DeviceConfig, StageConfig, StageEmulation
 from hetpipe.spec.run_document import RunDocument
 from hetpipe.spec.shard_config import ShardConfig
@@ -162,7 +162,13 @@ def later_life(
 
 
 def run_document(
-    assignment: Assignment, data: DataSpec, start: Progress, *, eval_samples: int | None, submitted_wall: float
+    assignment: Assignment,
+    data: DataSpec,
+    start: Progress,
+    *,
+    eval_samples: int | None,
+    submitted_wall: float,
+    proof: ProofReport | None = None,
 ) -> RunDocument:
     """What the clock shard keeps for a coordinator that has never heard of the job.
 
@@ -172,6 +178,7 @@ def run_document(
         start: where the run begins.
         eval_samples: samples of an evaluation; None: nobody has said.
         submitted_wall: when the job was handed in, in seconds since 1970.
+        proof: of the model, before training.
     """
     return RunDocument(
         job=assignment.job.model_dump(mode="json"),
@@ -184,6 +191,7 @@ def run_document(
         start=start,
         eval_samples=eval_samples,
         submitted_wall=submitted_wall,
+        proof=proof,
     )
 
 

@@ -22,6 +22,7 @@ from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Subm
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
 
 
@@ -86,6 +87,11 @@ class JobCourse:
     def run(self) -> PlannedRun | None:
         """How it was planned; None before it was."""
         return None if self._prepared is None else self._prepared.run
+
+    @property
+    def proof(self) -> ProofReport | None:
+        """What was proven of the model; None before that, and where nobody knows."""
+        return None if self.run is None else self.run.proof
 
     @property
     def clocks(self) -> ClockSnapshot | None:

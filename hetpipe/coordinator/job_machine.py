@@ -143,7 +143,7 @@ class JobMachine(JobCourse):
         for taken in self._way.handle(fact, state=self.state, now=now):
             match taken:
                 case Step():
-                    self._step(taken, now=now)
+                    self._step(taken, now=now, remark=self._way.remark(taken))
                 case Failure():
                     self._fail(taken, now=now)
                 case _:

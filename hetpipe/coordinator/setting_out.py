@@ -97,6 +97,13 @@ class SettingOut:
         """Samples that a whole evaluation covers; None: not known."""
         return self._eval_samples if self._inspections is None else self._inspections.inspected.model.eval_samples
 
+    def remark(self, step: Step) -> str:
+        """What people are told of a step; empty if nothing."""
+        if step is not Step.INSPECTED or self._inspections is None:
+            return ""
+        proof = self._inspections.inspected.model.proof
+        return "" if proof is None else proof.sentence
+
     def awaited(self, state: JobState) -> str:
         """For whom the coordinator waits on the way, and for what."""
         match state:

@@ -13,9 +13,10 @@ from typing import Any
 
 from hetpipe.spec.events import Evaluated
 from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.plan import Plan
+from hetpipe.spec.plan import Plan, ProofReport
 from hetpipe.spec.run import ClockSnapshot, StageProgress
 from hetpipe.spec.sync import Progress
+from hetpipe.spec.wire import plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class RunRecord:
     """Lives of each virtual worker that ended before the run."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    proof: ProofReport | None = None
+    """Of the model, before training; None if nobody knows."""
 
     @property
     def clocks(self) -> ClockSnapshot:
@@ -52,6 +55,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
     virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
     `deaths`: lives of each virtual worker that ended before the run; what is summed is summed over all its lives.
     `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one.
+    `proof`: what was proven of the model before training; null if nobody knows.
     `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
     `violations` is null: only the checker of the history can tell.
     """
@@ -87,6 +91,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
         "deaths": {str(vw): record.deaths.get(vw, 0) for vw in members},
         "rewinds": record.rewinds,
+        "proof": None if record.proof is None else plain(ProofReport, record.proof),
         "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
 

@@ -218,6 +218,7 @@ class JobTasks:
             prepared.start,
             eval_samples=eval_samples,
             submitted_wall=self._submitted_wall,
+            proof=run.proof,
         )
         # The clock shard comes first: the others follow its log as soon as they are configured.
         for shard, config in zip(shards, shard_configs(run.job, kept), strict=True):

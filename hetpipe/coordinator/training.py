@@ -165,6 +165,7 @@ class Training:
                 staleness=self._assignment.job.sync.D,
                 deaths={worker.vw: worker.deaths for worker in self._lives},
                 rewinds=rewinds,
+                proof=self._prepared.run.proof,
             )
         )
 

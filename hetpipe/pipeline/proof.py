@@ -233,7 +233,8 @@ class _Proof:
                 if difference:
                     self._fail(layer, f"gradient of {name}", difference, explain)
 
-        cut.backward(_FIRST, weights, on_gradients)
+        with _backward_told("its layers, each one as a stage of its own,"):
+            cut.backward(_FIRST, weights, on_gradients)
         for layer, ours in zip(self._chain, self._uncut.chain, strict=True):
             for local, name in layer.buffers.items():
                 difference = comparison.difference(layer.module.get_buffer(local), ours.module.get_buffer(local))
@@ -331,7 +332,8 @@ class _Proof:
 
             alone = _Cut(self._chain, self._loss, self._seed)
             alone.forward(_FIRST, weights, first)
-            alone.backward(_FIRST, weights, on_first)
+            with _backward_told("its layers, each one as a stage of its own,"):
+                alone.backward(_FIRST, weights, on_first)
             _load_buffers(self._chain, buffers)
         cut = _Cut(self._chain, self._loss, self._seed)
         seen: list[tuple[Values, Values]] = []
@@ -568,7 +570,8 @@ class _Uncut:
         for parameter in named.values():
             parameter.grad = None
         if loss.requires_grad:
-            torch.autograd.backward(loss)
+            with _backward_told("the model itself"):
+                torch.autograd.backward(loss)
         gradients: dict[str, Tensor | None] = {}
         for name, parameter in named.items():
             gradients[name], parameter.grad = parameter.grad, None
@@ -882,6 +885,17 @@ def _told(layer: Layer, values: Values) -> Iterator[None]:
         raise
     except Exception as error:
         raise UncutFailure(f"model: {_failure_in(layer, values, error)}") from error
+
+
+@contextmanager
+def _backward_told(who: str) -> Iterator[None]:
+    """What a backward raises, as one sentence."""
+    try:
+        yield
+    except HetpipeError:
+        raise
+    except Exception as error:
+        raise UncutFailure(f"model: the backward of {who} failed: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

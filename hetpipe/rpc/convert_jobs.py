@@ -35,7 +35,8 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.wire import revive
+from hetpipe.spec.plan import ProofReport
+from hetpipe.spec.wire import from_json, revive, to_json
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
     JobState.SUBMITTED: pb.JOB_STATE_SUBMITTED,
@@ -359,6 +360,7 @@ def status_to_proto(status: JobStatus) -> pb.JobStatus:
         progress=None if status.progress is None else progress_to_proto(status.progress),
         workers=[worker_to_proto(worker) for worker in status.workers],
         rewinds=status.rewinds,
+        proof_json="" if status.proof is None else to_json(ProofReport, status.proof),
     )
 
 
@@ -376,6 +378,7 @@ def status_from_proto(message: pb.JobStatus) -> JobStatus:
         progress=progress_from_proto(message.progress) if message.HasField("progress") else None,
         workers=tuple(worker_from_proto(worker) for worker in message.workers),
         rewinds=message.rewinds,
+        proof=from_json(ProofReport, message.proof_json) if message.proof_json else None,
     )
 
 

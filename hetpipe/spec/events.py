@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.run import ClockSnapshot
 
 
@@ -331,3 +332,5 @@ class JobStatus:
     """In index order; empty before they were started."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    proof: ProofReport | None = None
+    """What was proven of the model before training; None before that, and where nobody knows."""
