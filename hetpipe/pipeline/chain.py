@@ -102,8 +102,8 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
     """Cut `model` into its layers, and leave it in the mode in which it trains (`modes`).
 
     Raises:
-        CallableError: no chain, an empty one, parameters outside of it, one parameter in two layers, a hook that would
-            never run, or a `train()` or `eval()` of the model's own that raised.
+        CallableError: no chain, an empty one, parameters outside of it or without a shape, one parameter in two
+            layers, a hook that would never run, or a `train()` or `eval()` of the model's own that raised.
     """
     modes = modes_of(model)
     parameter_names = {id(p): name for name, p in model.named_parameters()}
@@ -117,6 +117,11 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
         frozen: dict[str, str] = {}
         for local, parameter in module.named_parameters():
             name = parameter_names.get(id(parameter), f"layers.{index}.{local}")
+            if nn.parameter.is_lazy(parameter):
+                raise CallableError(
+                    f"parameter {name} has no shape before the first forward (a lazy module); run the model once on a "
+                    "sample before you return it, or give the module its sizes"
+                )
             if owner.setdefault(name, index) != index:
                 raise CallableError(
                     f"parameter {name} belongs to layers {owner[name]} and {index}: tied weights across layers are not "

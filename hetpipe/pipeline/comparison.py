@@ -30,13 +30,15 @@ class Comparison:
         self._is_loose = is_loose
         self.is_exact = True
 
-    def difference(self, found: Tensor | None, expected: Tensor | None, *, noise: float = 0.0) -> str | None:
+    def difference(
+        self, found: Tensor | None, expected: Tensor | None, among: Mapping[str, Tensor | None] | None = None
+    ) -> str | None:
         """How `found` differs from `expected`, as a phrase, or None where it does not but for rounding.
 
         Args:
             found: a tensor, or None for no tensor at all.
             expected: the same.
-            noise: a magnitude that is nothing beside what else was computed.
+            among: the gradients of the whole model, beside which a small one may be nothing but rounding.
         """
         if found is None or expected is None:
             return None if found is expected else f"{_there(found)} instead of {_there(expected)}"
@@ -51,13 +53,8 @@ class Comparison:
             return f"{int((found != expected).sum())} of {found.numel()} elements"
         wide = torch.complex128 if found.is_complex() else torch.float64
         distance = float((found.to(wide) - expected.to(wide)).abs().max())
-        largest = max(float(expected.to(wide).abs().max()), noise)
+        largest = max(float(expected.to(wide).abs().max()), 0.0 if among is None else _noise_of(among))
         return None if distance <= self._rounding(found.dtype) * largest else short(distance)
-
-    def noise_of(self, gradients: Mapping[str, Tensor | None]) -> float:
-        """The magnitude below which a gradient is nothing beside the others."""
-        largest = (float(value.abs().max()) for value in gradients.values() if value is not None and value.numel())
-        return _NOISE_SHARE * max(largest, default=0.0)
 
     def _rounding(self, dtype: torch.dtype) -> float:
         """The share of the largest element that may be rounding."""
@@ -84,6 +81,12 @@ def short(value: float) -> str:
     ('3.1e-2', '1.2e+1', 'nan')
     """
     return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def _noise_of(gradients: Mapping[str, Tensor | None]) -> float:
+    """The magnitude below which a gradient is nothing beside the others."""
+    present = (value for value in gradients.values() if value is not None and value.numel())
+    return _NOISE_SHARE * max((float(torch.linalg.vector_norm(value, torch.inf)) for value in present), default=0.0)
 
 
 def _same_elements(one: Tensor, other: Tensor) -> bool:

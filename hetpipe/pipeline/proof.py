@@ -189,10 +189,7 @@ class _Proof:
 
     def run(self, first: Batch, second: Batch) -> Proof:
         uncut, chain = self._uncut, self._chain
-        computed = uncut.train(first)
-        self._check_loss(first, computed)
-        leaves = {name: weight.detach().requires_grad_() for name, weight in self._weights.items()}
-        self._compare(computed, leaves, first, self._explain_definition)
+        self._compare_as_made(first)
         # From here on the weights are others than those that the model was made with, as after any update.
         others = _other_weights(self._weights)
         uncut.take_over(others)
@@ -210,6 +207,13 @@ class _Proof:
 
     # -- what is compared --------------------------------------------------------------------------------------------
 
+    def _compare_as_made(self, batch: Batch) -> None:
+        """On the weights that the model was made with, so that only its definition can differ."""
+        computed = self._uncut.train(batch)
+        self._check_loss(batch, computed)
+        leaves = {name: weight.detach().requires_grad_() for name, weight in self._weights.items()}
+        self._compare(computed, leaves, batch, self._explain_definition)
+
     def _compare(
         self, computed: _Computed, weights: Mapping[str, Tensor], batch: Batch, explain: Explain
     ) -> dict[str, Tensor | None]:
@@ -225,11 +229,10 @@ class _Proof:
             # Gradients of what is read behind the boundary are missing where it is registered; the outputs on other
             # weights will tell where it is read.
             return {}
-        noise = comparison.noise_of(computed.gradients)
 
         def on_gradients(layer: Layer, found: Mapping[str, Tensor | None]) -> None:
             for name, gradient in found.items():
-                difference = comparison.difference(gradient, computed.gradients[name], noise=noise)
+                difference = comparison.difference(gradient, computed.gradients[name], computed.gradients)
                 if difference:
                     self._fail(layer, f"gradient of {name}", difference, explain)
 
@@ -337,7 +340,6 @@ class _Proof:
             _load_buffers(self._chain, buffers)
         cut = _Cut(self._chain, self._loss, self._seed)
         seen: list[tuple[Values, Values]] = []
-        noise = self._strict.noise_of(expected)
 
         def on_layer(layer: Layer, inputs: Values, found: Values) -> None:
             seen.append((inputs, tuple(value.detach().clone() for value in found)))
@@ -346,7 +348,7 @@ class _Proof:
 
         def on_gradients(layer: Layer, found: Mapping[str, Tensor | None]) -> None:
             for name, gradient in found.items():
-                difference = self._strict.difference(gradient, expected[name], noise=noise)
+                difference = self._strict.difference(gradient, expected[name], expected)
                 if difference:
                     raise _in_flight(layer, f"the gradient of {name} differs, {difference}")
 
@@ -820,11 +822,11 @@ def _other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     others: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        wide = torch.complex128 if weight.is_complex() else torch.float64
-        size = float(weight.abs().to(torch.float64).square().mean().sqrt()) if weight.numel() else 0.0
-        noise = torch.randn(weight.shape, generator=generator, dtype=wide)
-        changed = weight.to(wide) + noise * (size * _CHANGED_SHARE or _CHANGED_ZERO)
-        others[name] = weight.clone().copy_(changed).requires_grad_()
+        size = float(torch.linalg.vector_norm(weight)) / max(1, weight.numel()) ** 0.5
+        # Of the same strides, as parameters that are stepped in place keep theirs.
+        other = torch.empty_like(weight)
+        (torch.view_as_real(other) if other.is_complex() else other).uniform_(-1.0, 1.0, generator=generator)
+        others[name] = other.mul_(size * _CHANGED_SHARE or _CHANGED_ZERO).add_(weight).requires_grad_()
     return others
 
 
@@ -913,7 +915,7 @@ def _memory_errors_told(chain: Sequence[Layer]) -> Iterator[None]:
             raise
         num_bytes = sum(tensor.nbytes for layer in chain for tensor in layer.module.parameters())
         raise CallableError(
-            f"model: the proof before training does not fit into this host's memory: it needs four times the "
+            f"model: the proof before training does not fit into this host's memory: it needs about five times the "
             f"{num_bytes / 1e9:.1f} GB of the weights, and the activations of {PROVEN_SAMPLES} samples twice; inspect "
             "the job on a node with more memory, or make room there"
         ) from error

@@ -589,6 +589,10 @@ def test_a_model_that_no_plain_loop_could_train_is_refused_as_such() -> None:
         proven(lambda: mlp(nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)))
 
 
+def test_a_lazy_module_is_refused_with_the_fix() -> None:
+    assert "run the model once on a sample" in refusal(lambda: nn.Sequential(nn.LazyLinear(CLASSES)))
+
+
 def test_too_little_memory_is_told_as_what_the_proof_needs() -> None:
     class Hungry(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
