@@ -170,6 +170,8 @@ class JobTasks:
 
     def _prepare(self, task: Prepare) -> Prepared:
         model = task.inspected.model
+        if model.proof is not None:
+            _log.info("model_proven", job=self._job_id, proof=model.proof.sentence)
         start = self._start(self._submission.restore, model.train_samples)
         term = self._next_term(above=Term(max(shard.highest_term for shard in task.shards)))
         run = plan_run(self._job, task.inspected, task.agents, self._tools.planner, term=term, job_id=self._job_id)
