@@ -39,11 +39,23 @@ app = typer.Typer(
 NewRunDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for the run, new or empty.  [default: runs/NAME-TIME]")
 ]
+RunDirOfJob = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for the run, new or empty; or that of a job handed in before, which is followed again.  "
+        "[default: runs/NAME-TIME]",
+    ),
+]
 Resume = Annotated[
     Path | None,
     typer.Option(metavar="RUN_DIR", help="Go on from the newest checkpoint of that run, in a new folder."),
 ]
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not needed with --resume.")]
+SubmittedFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="JOB", help="Job file; not needed with --resume, nor to follow the job of --run-dir again."),
+]
 RunDir = Annotated[Path | None, typer.Argument(metavar="RUN_DIR", help="Folder of the run.  [default: the newest run]")]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Where to look for the newest run.")]
 Asked = Annotated[
@@ -76,19 +88,24 @@ def train(
 @app.command()
 def submit(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
-    job: JobFile = None,
+    job: SubmittedFile = None,
     *,
     coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Coordinator of the running cluster.")],
     settings: Set = None,
-    run_dir: NewRunDir = None,
+    run_dir: RunDirOfJob = None,
     resume: Resume = None,
     detach: Annotated[bool, typer.Option("--detach", help="Only hand the job in; do not follow it.")] = False,
     tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Train a job on a running cluster and follow it to its end. Ctrl-C stops it at a checkpoint."""
+    """Train a job on a running cluster and follow it to its end. Ctrl-C stops it at a checkpoint; SIGTERM detaches."""
     options = running.RunOptions(
-        job=job, settings=tuple(settings or ()), run_dir=run_dir, resume=resume, coordinator=coordinator
+        job=job,
+        settings=tuple(settings or ()),
+        run_dir=run_dir,
+        resume=resume,
+        coordinator=coordinator,
+        again=True,
     )
     command = running.submit_only if detach else running.train
     execute(ctx, lambda output, shell: command(options, output, shell), as_json=as_json, tls=tls)

@@ -52,7 +52,12 @@ class CoordinatorLost:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Ctrl-C or SIGTERM."""
+    """Somebody wants the run to stop: Ctrl-C, or SIGTERM where the run ends with this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """Whoever runs this process wants it to end, and not the run: SIGTERM where the run is a cluster's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class StopRefused:
     error: HetpipeError
 
 
-Message = Heard | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | StopRefused
+Message = Heard | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | Detached | StopRefused
 Inbox = queue.SimpleQueue[Message]
 
 
@@ -84,6 +89,10 @@ class Ending:
     sentences: tuple[str, ...] = ()
     """Why, unless it finished."""
     result: dict[str, Any] | None = None
+    detached: bool = False
+    """It did not: it is not followed any more, and stood there."""
+    lost_contact: bool = False
+    """Nobody tells any more how it goes; where a cluster has the run, it may go on."""
 
 
 class RunningJob:
@@ -121,6 +130,11 @@ class RunningJob:
         """
         self._job_id = self._client.submit_job(self._submission)
         return self._job_id
+
+    def know(self, job_id: JobId) -> None:
+        """The job was handed in before, and has begun. In the place of `hand_in`: it is never handed in again."""
+        self._job_id = job_id
+        self._has_begun = True
 
     def watch(self) -> None:
         """Begin to put events into the inbox. Once."""
@@ -224,6 +238,8 @@ class Follower:
         self._num_interrupts = 0
         #: It trains, so a stop has a barrier to come to.
         self._is_training = False
+        #: Where it stood when that was last heard.
+        self._state = JobState.SUBMITTED
         #: How it ended; None before.
         self.ending: Ending | None = None
 
@@ -238,7 +254,7 @@ class Follower:
                 self.handle(message)
         return self.ending
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:  # noqa: C901 - one case per kind of message
         """Take one message in."""
         match message:
             case Heard(event=JobEnded() as ended):
@@ -246,6 +262,7 @@ class Follower:
                 self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by somebody else")
             case Heard(event=event):
                 if isinstance(event, StateChanged):
+                    self._state = event.state
                     self._is_training = event.state is JobState.RUNNING
                 self._view.show(event)
             case Remark(sentence=sentence):
@@ -255,11 +272,13 @@ class Follower:
             case ServiceDeath():
                 self.ending = Ending(state=JobState.FAILED, error=JobFailed.__name__, sentences=(str(message),))
             case CoordinatorLost(error=error, sentence=sentence):
-                self.ending = Ending(state=JobState.FAILED, error=error, sentences=(sentence,))
+                self.ending = Ending(state=JobState.FAILED, error=error, sentences=(sentence,), lost_contact=True)
             case StopRefused(error=error):
                 told = f"the coordinator did not take the wish to stop ({error})"
                 again = " and is asked again" if isinstance(error, Unavailable | UnknownJob) else ""
                 self._view.say(f"{told}{again}; Ctrl-C again stops now")
+            case Detached():
+                self.ending = Ending(state=self._state, detached=True)
             case Interrupted():
                 self._interrupted()
 

@@ -20,8 +20,12 @@ class ExitStatus(IntEnum):
     """Something went wrong, or a check did not pass."""
     USAGE = 2
     """The user's input cannot be used: options, the job, a folder."""
+    LOST_CONTACT = 75
+    """The coordinator does not answer any more; its job may go on, and the same command may find it again."""
     INTERRUPTED = 130
     """Ended by Ctrl-C (128 + the number of SIGINT), by shells' convention."""
+    DETACHED = 143
+    """Told to end (128 + the number of SIGTERM) while it followed a job on a cluster, which goes on without it."""
 
 
 def error_class(name: str) -> type[HetpipeError]:

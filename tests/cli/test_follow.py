@@ -6,6 +6,7 @@ import pytest
 
 from hetpipe.cli.follow import (
     CoordinatorLost,
+    Detached,
     Ending,
     Follower,
     Heard,
@@ -90,6 +91,14 @@ def test_a_service_that_was_started_again_is_told() -> None:
     assert case.follower.ending is None
 
 
+def test_who_detaches_asks_for_nothing() -> None:
+    case = Case()
+    case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
+    case.follower.handle(Detached())
+    assert case.follower.ending == Ending(state=JobState.RUNNING, detached=True)
+    assert case.job.modes == []
+
+
 def test_the_first_interrupt_asks_for_a_checkpoint() -> None:
     case = Case()
     case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
@@ -166,7 +175,10 @@ def test_a_lost_coordinator_ends_the_run() -> None:
     case = Case()
     case.follower.handle(CoordinatorLost("PeerUnreachable", "it is gone; look with: hetpipe status"))
     assert case.follower.ending == Ending(
-        state=JobState.FAILED, error="PeerUnreachable", sentences=("it is gone; look with: hetpipe status",)
+        state=JobState.FAILED,
+        error="PeerUnreachable",
+        sentences=("it is gone; look with: hetpipe status",),
+        lost_contact=True,
     )
 
 
@@ -229,6 +241,16 @@ def test_one_that_has_begun_to_train_is_only_waited_for() -> None:
     inbox = watched(coordinator)
     assert [inbox.get(timeout=10.0) for _ in range(2)][1] == Heard(JobEnded(JobState.FINISHED))
     assert len(coordinator.submissions) == 1
+
+
+def test_one_that_is_known_to_have_begun_is_never_handed_in_again() -> None:
+    coordinator, inbox = FakeCoordinator([FORGOTTEN, JobEnded(JobState.FINISHED)]), Inbox()
+    handed_in = Submission("request-1", small_job().model_dump_json(), "/runs/small", "/code")
+    job = RunningJob(coordinator, handed_in, inbox, clock=FakeClock(auto_advance=True))
+    job.know(JOB_ID)
+    job.watch()
+    assert inbox.get(timeout=10.0) == Heard(JobEnded(JobState.FINISHED))
+    assert coordinator.submissions == []
 
 
 def test_and_not_for_ever() -> None:

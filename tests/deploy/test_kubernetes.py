@@ -16,6 +16,7 @@ import typer.main
 from kubernetes_validate import utils as schemas
 
 from hetpipe.cli.app import app
+from hetpipe.cli.outcome import ExitStatus
 from hetpipe.deploy import kubernetes_secrets, network_check
 from hetpipe.spec.catalogue import type_of_device_name
 from hetpipe.spec.job import Job, load_job
@@ -273,8 +274,28 @@ class TestCommands:
             status = int(option.partition("=")[2])
             assert ignored == [{"containerName": container["name"], "operator": "In", "values": [status]}]
             assert status != 0
-            assert workload.pod["terminationGracePeriodSeconds"] >= 15
+            (drain,) = [word for word in workload.command(container) if word.startswith("--drain-seconds=")]
+            # Time for a barrier with its checkpoint; and then to kill what is left, and to tell that.
+            assert 60 <= int(drain.partition("=")[2]) <= workload.pod["terminationGracePeriodSeconds"] - 10
             assert "lifecycle" not in container
+
+    def test_submit_does_not_own_the_run(self, workloads: tuple[Workload, ...]) -> None:
+        """Whoever takes its pod takes nothing else: the next one follows the same run, and nobody counts."""
+        for workload in workloads:
+            if workload.name != "submit":
+                continue
+            (container,) = workload.pod["containers"]
+            ignore, told, fail = workload.spec["podFailurePolicy"]["rules"]
+            assert ignore == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+            assert (told["action"], told["onExitCodes"]["values"]) == ("Ignore", [ExitStatus.DETACHED])
+            assert fail["action"] == "FailJob"
+            final = {ExitStatus.FAILED, ExitStatus.USAGE, ExitStatus.INTERRUPTED}
+            assert set(fail["onExitCodes"]["values"]) == final, "not when it lost contact"
+            assert told["onExitCodes"]["containerName"] == fail["onExitCodes"]["containerName"] == container["name"]
+            assert "--run-dir=/runs/submit-$(JOB_UID)" in container["command"]
+            (uid,) = [entry for entry in container["env"] if entry["name"] == "JOB_UID"]
+            path = uid["valueFrom"]["fieldRef"]["fieldPath"]
+            assert path == "metadata.labels['batch.kubernetes.io/controller-uid']"
 
     def test_addresses_are_of_services_and_may_be_reached(
         self, manifests: Manifests, workloads: tuple[Workload, ...]
