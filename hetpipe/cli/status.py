@@ -17,7 +17,7 @@ from hetpipe.cli.text import columns, count, shown_path
 from hetpipe.cli.training import resume_command
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
-from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, Straggling, WorkerStatus
+from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, QueuePlace, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.rewinds import run_folders
@@ -58,12 +58,18 @@ class RunStatus:
     """The stages that take longer than planned."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    queue: QueuePlace | None = None
+    """Of a job that is pending."""
+    job_id: str | None = None
+    """Of the coordinator; None where that is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
         return {
             "run_dir": self.run_dir,
+            "job_id": self.job_id,
             "state": self.state,
+            "queue": None if self.queue is None else plain(QueuePlace, self.queue),
             "processes": [plain(ProcessStatus, process) for process in self.processes],
             "clocks": {str(vw): clock for vw, clock in self.clocks.items()},
             "global_clock": self.global_clock,
@@ -77,6 +83,8 @@ class RunStatus:
         """The status for people; paths as seen from the folder `current`."""
         where = f" ({shown_path(Path(self.run_dir), current)})" if self.run_dir else ""
         lines = [f"{self.name or 'run'}: {self.state}{where}"]
+        if self.queue is not None:
+            lines.append(str(self.queue))
         if self.remark:
             lines.append(self.remark)
         if self.clocks:
@@ -187,6 +195,8 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         straggler=None if progress is None else progress.straggler,
         slow=() if progress is None else progress.slow,
         rewinds=status.rewinds,
+        queue=status.queue,
+        job_id=status.job_id,
     )
 
 
@@ -200,6 +210,7 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         global_clock=global_clock,
         remark="; ".join(result.errors),
         rewinds=len(run_folders(folder.path)) - 1,
+        job_id=record.job_id or None,
     )
 
 

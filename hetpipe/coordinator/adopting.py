@@ -28,7 +28,7 @@ from hetpipe.spec.run_document import RunDescription
 _log = get_logger(__name__)
 
 #: States in which nothing is lost when a job is begun again.
-_BEFORE_TRAINING = frozenset({JobState.SUBMITTED, JobState.INSPECTING, JobState.PLANNING})
+_BEFORE_TRAINING = frozenset({JobState.SUBMITTED, JobState.PENDING, JobState.INSPECTING, JobState.PLANNING})
 
 _BEGUN_AGAIN = "a new coordinator begins the job again, which had not begun to train"
 
@@ -68,7 +68,7 @@ class Adopting(JobHosts):
     def _hear_of(self, job_id: JobId, record: JobRecord | None = None) -> Orphan | None:
         """Somebody tells of a job. An orphan if it is one now; under the lock."""
         host = self._hosts.get(job_id)
-        if job_id in self._ended or (host is not None and host.machine.state is not JobState.SUBMITTED):
+        if job_id in self._ended or (host is not None and not host.machine.state.is_queued):
             return None
         orphan = self._orphans.hear_of(job_id, now=self._clock.monotonic())
         if orphan is not None:

@@ -274,7 +274,7 @@ class Coordinator(Adopting):
         )
         kept = self._store.create_job(record)
         with self.condition:
-            if job_id in self._hosts or kept.state is not JobState.SUBMITTED:
+            if job_id in self._hosts or not kept.state.is_queued:
                 return job_id
             now = self._clock.monotonic()
             machine = JobMachine(job_id, job, submission, patience=self._patience, now=now)

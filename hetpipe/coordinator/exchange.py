@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetpipe.coordinator.inspections import Inspected
+from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.replanning import Basis, Recut
 from hetpipe.coordinator.requirements import ClusterView
@@ -20,9 +21,10 @@ from hetpipe.spec.sync import DataSpec, Progress
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """What is free for a job that waits for members."""
+    """What is free for a job that waits for members, and whose turn it is."""
 
     cluster: ClusterView
+    turn: Turn = Turn()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import WorkerLives
 from hetpipe.spec.commands import StopJobCommand
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Submission, WorkerStatus
+from hetpipe.spec.events import JobEnded, JobEvent, JobState, QueuePlace, StateChanged, Submission, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
@@ -36,6 +36,8 @@ class JobCourse:
         #: When the current state was entered, when it last showed progress, and when its wait was last told.
         self._entered = self._heard = self._noticed = now
         self._out: list[Instruction] = []
+        #: Where it stood in the queue when that was last told.
+        self._told_place: QueuePlace | None = None
         self.stages = StageTable()
         #: How the job ended; None before.
         self.ended: JobEnded | None = None
@@ -76,6 +78,11 @@ class JobCourse:
     def state(self) -> JobState:
         """Where the job stands."""
         return self._lifecycle.state
+
+    @property
+    def queue_place(self) -> QueuePlace | None:
+        """Where it stands in the queue; None unless it is pending."""
+        return self._way.place if self.state is JobState.PENDING else None
 
     @property
     def rewinds(self) -> int:

@@ -7,7 +7,8 @@ takes time runs on the job's own thread and comes back as a fact.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from hetpipe.coordinator.exchange import (
 )
 from hetpipe.coordinator.fences import Election, Fences
 from hetpipe.coordinator.job_host import JobHost, save
+from hetpipe.coordinator.job_queue import turns
 from hetpipe.coordinator.mailboxes import Mailboxes
 from hetpipe.coordinator.orphans import Orphans
 from hetpipe.coordinator.patience import Patience
@@ -34,7 +36,7 @@ from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.tasks import JobTasks, Tools
 from hetpipe.errors import HetpipeError, ResourceExhausted, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
-from hetpipe.spec.events import JobEnded, JobState
+from hetpipe.spec.events import JobEnded
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberInfo, MemberRole
 from hetpipe.spec.run import AgentInfo
@@ -80,6 +82,8 @@ class JobHosts:
         self._clock = clock
         self._patience = patience
         self._executor_of = executor_of
+        #: When this coordinator began to lead, in monotonic seconds.
+        self._began = clock.monotonic()
         #: Guards everything below; notified after every change.
         self.condition = threading.Condition()
         self._registry = Registry(lease_seconds)
@@ -156,10 +160,23 @@ class JobHosts:
             self._feed(host, MemberGone(info.id, sentence))
 
     def _offer_cluster(self) -> None:
-        """Let jobs that wait for members look at what is free; not those of which somebody may know more."""
-        for host in list(self._hosts.values()):
-            if host.machine.state is JobState.SUBMITTED and host.job_id not in self._orphans:
-                self._feed(host, ClusterSeen(self._cluster()))
+        """Let jobs that wait for members look at what is free, oldest first.
+
+        Not those of which somebody may know more.
+        """
+        waiting = [host for host in self._hosts.values() if host.machine.state.is_queued]
+        waiting = [host for host in waiting if host.job_id not in self._orphans]
+        while waiting:
+            cluster = self._cluster()
+            places = turns([(host.job_id, host.machine.job) for host in waiting], cluster)
+            for host, turn in zip(waiting, places, strict=True):
+                self._feed(host, ClusterSeen(cluster, turn))
+                if not host.machine.state.is_queued:
+                    # It has what it needs, and the others look at what is left.
+                    break
+            else:
+                return
+            waiting = [host for host in waiting if host.machine.state.is_queued]
 
     def _has_ended(self, job_id: JobId) -> None:
         """It has ended, and has no host."""
@@ -231,8 +248,8 @@ class JobHosts:
         uses that nobody leads yet is not known.
         """
         now = self._clock.monotonic()
-        busy = {
-            device.device
+        users = {
+            device.device: host.job_id
             for host in self._hosts.values()
             if not host.machine.is_settled(now=now)
             for agent in host.machine.agents
@@ -240,12 +257,16 @@ class JobHosts:
         }
         members = self._registry.of_role(MemberRole.AGENT)
         agents = [member.agent_info for member in members if not self._registry.departs(member.id)]
+        devices = [device.device for agent in agents for device in agent.devices]
+        held = Counter(users[device] for device in devices if device in users)
         shards = self._registry.of_role(MemberRole.PARAMETER_SERVER)
         return ClusterView(
-            agents=tuple(_without(agent, busy) for agent in agents),
-            busy_devices=sum(device.device in busy for agent in agents for device in agent.devices),
+            agents=tuple(_without(agent, users) for agent in agents),
+            busy_devices=held.total(),
             shards=tuple(shard for shard in shards if self._registry.has_told(shard.id)),
             unled=tuple(orphan.job_id for orphan in self._orphans),
+            held=tuple(held.items()),
+            is_settled=now - self._began >= self._patience.echo_seconds,
         )
 
 
@@ -257,5 +278,5 @@ def _submit(host: JobHost, work: Callable[[JobHost], None]) -> None:
         _log.info("task_not_started", job=host.job_id)
 
 
-def _without(agent: AgentInfo, busy: set[str]) -> AgentInfo:
+def _without(agent: AgentInfo, busy: Container[str]) -> AgentInfo:
     return replace(agent, devices=tuple(device for device in agent.devices if device.device not in busy))

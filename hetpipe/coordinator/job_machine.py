@@ -137,11 +137,13 @@ class JobMachine(JobCourse):
 
     def _set_out(self, fact: WayInput, *, now: float) -> None:
         """Go on towards training."""
-        is_too_early = isinstance(fact, ClusterSeen) and bool(fact.cluster.unled)
-        if self.state is JobState.INSPECTING or is_too_early:
+        if self.state is JobState.INSPECTING:
             self._heard = now
         for taken in self._way.handle(fact, state=self.state, now=now):
             match taken:
+                case Step.CLUSTER_LACKS:
+                    self._told_place = self._way.place
+                    self._step(taken, now=now, remark=str(self._way.place))
                 case Step():
                     self._step(taken, now=now)
                 case Failure():
@@ -332,8 +334,13 @@ class JobMachine(JobCourse):
                 return
         if self._rewinds.is_waiting and self.state is JobState.PLANNING:
             self._go_back(now=now)
-        if self.state.is_terminal or self.state is JobState.RUNNING:
-            return
+        if self.state.is_queued:
+            self._tell_place(now=now)
+        elif not self.state.is_terminal and self.state is not JobState.RUNNING:
+            self._wait(now=now)
+
+    def _wait(self, *, now: float) -> None:
+        """Say who is waited for, and not for ever."""
         silent = now - self._heard
         limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
@@ -348,12 +355,20 @@ class JobMachine(JobCourse):
             waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
 
+    def _tell_place(self, *, now: float) -> None:
+        """Say again where the job stands in the queue: soon when that has changed, else now and then."""
+        place = self._way.place
+        pause = self._patience.notice_seconds if place != self._told_place else self._patience.queue_notice_seconds
+        if place is not None and now - self._noticed >= pause:
+            self._noticed, self._told_place = now, place
+            self._announce(Waiting(f"pending: {place}", now - self._entered))
+
     def _awaited(self) -> str:
         """For whom the coordinator waits, and for what."""
         match self.state:
             case JobState.PLANNING if self._rewinds.is_waiting:
                 return self._rewinds.awaited(self.stages, self._way)
-            case JobState.SUBMITTED | JobState.INSPECTING | JobState.PLANNING:
+            case JobState.INSPECTING | JobState.PLANNING:
                 return self._way.awaited(self.state)
             case JobState.STARTING:
                 return f"these to become ready: {_some(self.stages.unready())}"

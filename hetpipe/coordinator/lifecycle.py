@@ -17,6 +17,8 @@ from hetpipe.spec.events import JobState
 class Step(StrEnum):
     """What can happen to a job."""
 
+    CLUSTER_LACKS = "cluster_lacks"
+    """Too few devices or shards are free, or another job goes first."""
     CLUSTER_READY = "cluster_ready"
     """Enough devices and shards are there and are claimed."""
     INSPECTED = "inspected"
@@ -40,7 +42,13 @@ class Step(StrEnum):
 _S = JobState
 
 TABLE: Mapping[JobState, Mapping[Step, JobState]] = {
-    _S.SUBMITTED: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.SUBMITTED: {
+        Step.CLUSTER_LACKS: _S.PENDING,
+        Step.CLUSTER_READY: _S.INSPECTING,
+        Step.STOP_ASKED: _S.STOPPING,
+        Step.FAIL: _S.FAILED,
+    },
+    _S.PENDING: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.INSPECTING: {Step.INSPECTED: _S.PLANNING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.PLANNING: {Step.PREPARED: _S.STARTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.STARTING: {

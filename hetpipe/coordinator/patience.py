@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetpipe.coordinator.root_cause import Failure, decision_time
-from hetpipe.errors import DeadlineExceeded, PlanError
+from hetpipe.errors import DeadlineExceeded
 from hetpipe.spec.events import JobState
 
 #: Seconds a membership lasts without a heartbeat, and between two heartbeats.
@@ -42,6 +42,8 @@ class Patience:
     """Between two ticks; after more the coordinator itself was not there to hear anybody."""
     notice_seconds: float = 5.0
     """Until a wait is told, and between two such notices."""
+    queue_notice_seconds: float = 60.0
+    """Between two notices of a place in the queue that has not changed."""
     adoption_seconds: float = 60.0
     """For a parameter server that tells of a job whose coordinator is gone; then the job has failed."""
     picture_seconds: float = 1.0
@@ -55,8 +57,6 @@ class Patience:
         """How long a state may last without progress, in seconds, and the error's name after that."""
         late = DeadlineExceeded.__name__
         match state:
-            case JobState.SUBMITTED:
-                return self.members_seconds, PlanError.__name__
             case JobState.INSPECTING:
                 return self.inspection_seconds, late
             case JobState.PLANNING:

@@ -138,11 +138,11 @@ class CoordinatorServicer:
             return JobStatus(None, "", None, "", "", tuple(processes))
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
-            clocks, progress, rewinds = None, None, 0
+            clocks, progress, rewinds, queue = None, None, 0, None
             workers: tuple[WorkerStatus, ...] = ()
             if host is not None:
                 clocks, progress, workers = host.machine.clocks, host.picture, host.machine.workers
-                rewinds = host.machine.rewinds
+                rewinds, queue = host.machine.rewinds, host.machine.queue_place
                 processes += _stage_processes(host)
         return JobStatus(
             record.job_id,
@@ -155,6 +155,7 @@ class CoordinatorServicer:
             progress,
             workers,
             rewinds,
+            queue,
         )
 
     def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:

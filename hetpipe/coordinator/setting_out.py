@@ -11,13 +11,14 @@ from dataclasses import replace
 from hetpipe.coordinator.configs import Assignment, with_agents
 from hetpipe.coordinator.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
 from hetpipe.coordinator.inspections import Inspections, inspect_command, is_to_measure
+from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.lifecycle import Step
 from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
 from hetpipe.spec.commands import InspectionResult, InspectionStep
-from hetpipe.spec.events import JobState, Submission
+from hetpipe.spec.events import JobState, QueuePlace, Submission
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberId, MemberInfo
@@ -42,8 +43,8 @@ class SettingOut:
         self.shards: tuple[MemberInfo, ...] = ()
         #: A task that configures shards is under way: they must not be released before it is over.
         self.is_preparing = False
-        #: What the cluster lacks, while it does.
-        self._lacks = ""
+        #: Where it stands in the queue; None before it was looked for members, and once it has them.
+        self.place: QueuePlace | None = None
         self._inspections: Inspections | None = None
         #: Samples of an evaluation, as another coordinator has found out.
         self._eval_samples: int | None = None
@@ -60,8 +61,8 @@ class SettingOut:
             What to do, in order.
         """
         match fact, state:
-            case ClusterSeen(cluster=cluster), JobState.SUBMITTED:
-                return self._cluster_seen(cluster, now=now)
+            case ClusterSeen(), JobState.SUBMITTED | JobState.PENDING:
+                return self._cluster_seen(fact.cluster, fact.turn, now=now)
             case ((InspectionStep() | InspectionResult()), JobState.INSPECTING):
                 assert self._inspections is not None
                 return self._inspection_told(fact, self._inspections, now=now)
@@ -100,17 +101,20 @@ class SettingOut:
     def awaited(self, state: JobState) -> str:
         """For whom the coordinator waits on the way, and for what."""
         match state:
-            case JobState.SUBMITTED:
-                return self._lacks or "a look at the cluster"
             case JobState.INSPECTING:
                 return "the inspection of the model" if self._inspections is None else self._inspections.awaited
             case _:
                 return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
 
-    def _cluster_seen(self, cluster: ClusterView, *, now: float) -> list[Taken]:
-        self._lacks = missing(self.job, cluster)
-        if self._lacks:
-            return []
+    def _cluster_seen(self, cluster: ClusterView, turn: Turn, *, now: float) -> list[Taken]:
+        lacks = missing(self.job, cluster)
+        if turn.behind is not None:
+            lacks = f"{lacks}; job {turn.behind} goes first" if lacks else f"job {turn.behind} goes first"
+        if lacks:
+            is_new = self.place is None
+            self.place = QueuePlace(turn.position, lacks)
+            return [Step.CLUSTER_LACKS] if is_new else []
+        self.place = None
         self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
         self.shards = cluster.shards[: self.job.parameter_servers.count]
         self._inspections = Inspections(self.agents, to_measure=is_to_measure(self.job))

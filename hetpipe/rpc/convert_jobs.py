@@ -17,6 +17,7 @@ from hetpipe.spec.events import (
     NumberedEvent,
     ProcessStatus,
     ProgressTable,
+    QueuePlace,
     ReplanJudged,
     Rewound,
     StageRow,
@@ -39,6 +40,7 @@ from hetpipe.spec.wire import revive
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
     JobState.SUBMITTED: pb.JOB_STATE_SUBMITTED,
+    JobState.PENDING: pb.JOB_STATE_PENDING,
     JobState.INSPECTING: pb.JOB_STATE_INSPECTING,
     JobState.PLANNING: pb.JOB_STATE_PLANNING,
     JobState.STARTING: pb.JOB_STATE_STARTING,
@@ -359,6 +361,9 @@ def status_to_proto(status: JobStatus) -> pb.JobStatus:
         progress=None if status.progress is None else progress_to_proto(status.progress),
         workers=[worker_to_proto(worker) for worker in status.workers],
         rewinds=status.rewinds,
+        queue=None
+        if status.queue is None
+        else pb.QueuePlace(position=status.queue.position, reason=status.queue.reason),
     )
 
 
@@ -376,6 +381,7 @@ def status_from_proto(message: pb.JobStatus) -> JobStatus:
         progress=progress_from_proto(message.progress) if message.HasField("progress") else None,
         workers=tuple(worker_from_proto(worker) for worker in message.workers),
         rewinds=message.rewinds,
+        queue=QueuePlace(message.queue.position, message.queue.reason) if message.HasField("queue") else None,
     )
 
 

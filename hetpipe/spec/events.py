@@ -16,6 +16,7 @@ class JobState(StrEnum):
     """Where a job stands. The legal steps between states are the table in `coordinator.lifecycle`."""
 
     SUBMITTED = "submitted"
+    PENDING = "pending"
     INSPECTING = "inspecting"
     PLANNING = "planning"
     STARTING = "starting"
@@ -29,6 +30,11 @@ class JobState(StrEnum):
     def is_terminal(self) -> bool:
         """True when nothing can follow."""
         return self in {JobState.FINISHED, JobState.STOPPED, JobState.FAILED}
+
+    @property
+    def is_queued(self) -> bool:
+        """True while nobody works for the job: it has no devices and no parameter servers yet."""
+        return self in {JobState.SUBMITTED, JobState.PENDING}
 
 
 class StopMode(StrEnum):
@@ -313,6 +319,30 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """Where a job stands that is pending."""
+
+    position: int
+    """In the queue of the cluster, 1 is next."""
+    reason: str
+    """What it needs and what is there, or who goes first."""
+
+    def __str__(self) -> str:
+        """For a sentence."""
+        return f"{_ordinal(self.position)} in the queue; {self.reason}"
+
+
+def _ordinal(number: int) -> str:
+    """As it is spoken.
+
+    >>> [_ordinal(number) for number in (1, 2, 3, 4, 11, 22, 113)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd', '113th']
+    """
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job's status."""
 
@@ -331,3 +361,5 @@ class JobStatus:
     """In index order; empty before they were started."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    queue: QueuePlace | None = None
+    """None unless it is pending."""

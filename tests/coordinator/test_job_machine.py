@@ -6,10 +6,11 @@ import pytest
 
 from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, Evict, StopAsked, TaskFailed, WrappedUp
 from hetpipe.coordinator.inspections import Inspected
+from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.spec.commands import InspectCommand, InspectionResult, InspectionStep, StageKey, StageNews
-from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StateChanged, StopMode, Waiting
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
+from hetpipe.spec.events import Evaluated, JobState, ProgressTable, QueuePlace, StateChanged, StopMode, Waiting
+from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import ProfileStep
@@ -300,21 +301,32 @@ class TestWaits:
         driver.feed(ClusterSeen(ClusterView(AGENTS[:1], 0, SHARDS[:1])))
         driver.wait(6.0)
 
-        [sentence] = driver.sentences()
-        assert sentence == (
-            "the coordinator waits for 2 more devices (it needs 4, one per stage; 1 agent offers 2 free) and 1 more "
-            f"parameter server (it needs 2; 1 registered) (job {JOB_ID})"
+        place = (
+            "1st in the queue; needs 4 devices, one per stage, which are more than the 1 registered agent has (2): "
+            "start more agents, or stop this job, and needs 2 parameter servers, 1 registered: start 1 more"
         )
+        assert [(event.state, event.remark) for event in driver.events(StateChanged)] == [(JobState.PENDING, place)]
+        assert driver.sentences() == [], "it has just said so"
+        driver.wait(60.0)
+        assert driver.sentences() == [f"pending: {place}"]
 
-    def test_and_gives_up_naming_what_is_missing(self) -> None:
+    def test_a_place_in_the_queue_is_told_when_it_changes(self) -> None:
         driver = Driver()
-        driver.feed(ClusterSeen(ClusterView(AGENTS, 0, (shard_member(0),))))
-        driver.wait(30.0)
+        lacks = ClusterView(AGENTS, 0, (shard_member(0),))
+        driver.feed(ClusterSeen(lacks, Turn(2, JobId("first-1"))))
+        driver.wait(6.0)
+        driver.feed(ClusterSeen(lacks, Turn(1)))
+        driver.wait(1.0)
 
-        ended = driver.ended()
-        assert (ended.state, ended.error) == (JobState.FAILED, "PlanError")
-        assert "after 30 s of waiting for 1 more parameter server (it needs 2; 1 registered)" in ended.sentence
-        assert driver.machine.is_settled(now=driver.now)
+        needs = "needs 2 parameter servers, 1 registered: start 1 more"
+        assert driver.events(StateChanged)[0].remark == f"2nd in the queue; {needs}; job first-1 goes first"
+        assert driver.sentences() == [f"pending: 1st in the queue; {needs}"]
+        assert driver.machine.queue_place == QueuePlace(1, needs)
+        driver.wait(100_000.0)
+        assert driver.machine.state is JobState.PENDING, "no time is too long"
+        driver.see_cluster()
+        assert driver.machine.queue_place is None
+        assert driver.states() == ["pending", "inspecting"]
 
     def test_a_wait_is_told_every_five_seconds(self) -> None:
         driver = Driver().to(JobState.INSPECTING)

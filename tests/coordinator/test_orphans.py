@@ -89,7 +89,7 @@ class TestHandedInAgain:
     def test_it_is_the_same_job(self, succession: Succession) -> None:
         succession.replace(wiped=True)
         succession.submit()
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.come("n0", "n1", "ps0", "ps1")
         succession.cluster.executor.run_all()
 
@@ -103,7 +103,7 @@ class TestHandedInAgain:
         succession.come("n0", "n1", "ps1")
         succession.cluster.join(shard_member(2))
         succession.cluster.wait(40.0)
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.come("ps0")
 
         assert succession.state() is JobState.RUNNING
@@ -114,9 +114,9 @@ class TestHandedInAgain:
         for member in (agent_member("n0", devices=4), shard_member(1), shard_member(0)):
             token = succession.coordinator.register(member).registration
             succession.cluster.registrations[member.id] = token
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.cluster.beat("ps1")
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.tell_clocks()
         assert succession.state() is JobState.RUNNING
 

@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
+from hetpipe.cli.asking import is_over
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.spec.events import JobState, JobStatus, StopMode
+from hetpipe.spec.ids import JobId
 from tests.polling import wait_until
 from tests.processes.harness import HETPIPE, ROOT, write_job
+from tests.processes.test_lives import ENDLESS
 from tests.services.test_programs import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-#: A run that is under way until somebody stops it; and one that has an end.
-ENDLESS, SHORT = {"epochs": 100_000}, {"epochs": 2}
+#: A run with an end.
+SHORT = {"epochs": 2}
 
 
 class Services:
@@ -32,8 +37,17 @@ class Services:
         self.programs.append(Program("agent", *at, "--node", "n0", "--cpu-devices", "2", "--log", str(folder / "log")))
         for program in self.programs[1:]:
             program.ready()
+        self.client = CoordinatorClient(self.address)
+
+    def stop(self, job_id: str | None) -> JobStatus:
+        """Stop a job as `hetpipe stop` does, and wait until it has."""
+        assert job_id is not None
+        self.client.stop_job(JobId(job_id), mode=StopMode.CHECKPOINT)
+        wait_until(lambda: is_over(self.client.status(JobId(job_id))), timeout_seconds=60.0, what=f"end of {job_id}")
+        return self.client.status(JobId(job_id))
 
     def close(self) -> None:
+        self.client.close()
         for program in reversed(self.programs):
             program.process.kill()
             program.process.communicate()
@@ -72,20 +86,6 @@ class Submit:
         return self.process.returncode, json.loads(lines[-1]) if lines else {}
 
 
-def ask(services: Services, command: str, *arguments: str) -> dict[str, Any]:
-    """The answer of a command about a job of the cluster."""
-    done = subprocess.run(
-        [str(HETPIPE), command, "--coordinator", services.address, "--json", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60.0,
-        check=False,
-    )
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
-
-
 def job_of(folder: Path, **values: Any) -> Path:
     return write_job(folder, workers={"count": 2, "stages": 1}, **values)
 
@@ -101,8 +101,9 @@ def test_submit_that_is_told_to_end_detaches_and_a_restarted_one_tells_the_resul
     assert (status, answer["detached"]) == (143, True), first.said()
     assert "stop" not in first.said()
 
-    clock = ask(services, "status")["global_clock"]
-    wait_until(lambda: ask(services, "status")["global_clock"] > clock, timeout_seconds=30.0, what="a newer clock")
+    clocks = services.client.clocks()
+    assert clocks is not None
+    wait_until(lambda: services.client.clocks() != clocks, timeout_seconds=30.0, what="newer clocks")
     again = Submit(services, *command)
     again.wait_for("vw1.ahead=")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["job_id"] == answer["job_id"]
@@ -110,8 +111,7 @@ def test_submit_that_is_told_to_end_detaches_and_a_restarted_one_tells_the_resul
     again.end()
 
     # Only who asks for it stops it. Who comes after that hears what came of it.
-    stopped = ask(services, "stop", "--job", answer["job_id"])
-    assert (stopped["job_id"], stopped["state"]) == (answer["job_id"], "stopped")
+    assert services.stop(answer["job_id"]).state is JobState.STOPPED
     last = Submit(services, tmp_path / "run")
     status, result = last.end()
     assert (status, result["staleness"]["violations"], result["rewinds"]) == (1, 0, 0)
@@ -130,3 +130,29 @@ def test_submit_that_is_killed_hands_nothing_in_twice(services: Services, tmp_pa
     job_id = json.loads(record.read_text())["job_id"]
     status, result = Submit(services, *command).end()
     assert (status, result["samples"], json.loads(record.read_text())["job_id"]) == (0, 2 * 46, job_id)
+
+
+def test_a_job_without_room_is_pending_until_there_is_and_can_be_cancelled(services: Services, tmp_path: Path) -> None:
+    endless, short = ((tmp_path / name) for name in ("endless", "short"))
+    for folder in (endless, short):
+        folder.mkdir()
+    first = Submit(services, tmp_path / "first", job_of(endless, **ENDLESS))
+    first.wait_for("vw1.ahead=")
+    holder = services.client.status().job_id
+    second = Submit(services, tmp_path / "second", job_of(short, **SHORT))
+    second.wait_for("state=pending")
+    assert (
+        f"1st in the queue; needs 2 devices, one per stage, and 0 of 2 are free (job {holder} holds 2)" in second.said()
+    )
+    third = Submit(services, tmp_path / "third", job_of(short, **SHORT))
+    third.wait_for("2nd in the queue")
+    waiting = services.client.status()
+    assert waiting.queue is not None
+    assert (waiting.state, waiting.queue.position) == (JobState.PENDING, 2)
+    assert "goes first" in waiting.queue.reason
+
+    assert services.stop(waiting.job_id).state is JobState.STOPPED
+    assert third.end()[0] == 1
+    services.stop(holder)
+    status, result = second.end()
+    assert (status, result["samples"], first.end()[0]) == (0, 2 * 46, 1), second.said()

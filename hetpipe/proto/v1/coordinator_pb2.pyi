@@ -26,6 +26,7 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_FINISHED: _ClassVar[JobState]
     JOB_STATE_STOPPED: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_PENDING: _ClassVar[JobState]
 
 class StopMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,6 +47,7 @@ JOB_STATE_STOPPING: JobState
 JOB_STATE_FINISHED: JobState
 JOB_STATE_STOPPED: JobState
 JOB_STATE_FAILED: JobState
+JOB_STATE_PENDING: JobState
 STOP_MODE_UNSPECIFIED: StopMode
 STOP_MODE_CHECKPOINT: StopMode
 STOP_MODE_NOW: StopMode
@@ -487,8 +489,16 @@ class WorkerStatus(_message.Message):
     devices: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class QueuePlace(_message.Message):
+    __slots__ = ("position", "reason")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    reason: str
+    def __init__(self, position: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds")
+    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds", "queue")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -499,6 +509,7 @@ class JobStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     REWINDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: JobState
@@ -509,7 +520,8 @@ class JobStatus(_message.Message):
     progress: ProgressTable
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     rewinds: int
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., rewinds: _Optional[int] = ...) -> None: ...
+    queue: QueuePlace
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., rewinds: _Optional[int] = ..., queue: _Optional[_Union[QueuePlace, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)
