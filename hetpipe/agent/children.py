@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from hetpipe.errors import (
     UnknownMember,
 )
 from hetpipe.observe.log import get_logger
+from hetpipe.phases import LAUNCH, PHASE
 from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.rpc.tls import TLS_VARIABLE
@@ -31,6 +31,7 @@ from hetpipe.spec.commands import (
     AgentNews,
     ChildExit,
     InspectCommand,
+    InspectionPhase,
     InspectionResult,
     InspectionStep,
     StageKey,
@@ -41,7 +42,7 @@ from hetpipe.spec.commands import (
 )
 from hetpipe.spec.ids import DeviceId, JobId
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
+from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
 
 if TYPE_CHECKING:  # only who uses TLS pays for its import
@@ -60,8 +61,8 @@ SINGLE_THREADED: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS":
 class Programs:
     """What children run, without the arguments the agent adds."""
 
-    stage: Sequence[str] = (sys.executable, "-m", "hetpipe.agent.stage_process")
-    inspection: Sequence[str] = (sys.executable, "-m", "hetpipe.agent.inspect_process")
+    stage: Sequence[str] = (*LAUNCH, "hetpipe.agent.stage_process")
+    inspection: Sequence[str] = (*LAUNCH, "hetpipe.agent.inspect_process")
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, which import for a job no module but those that match.
@@ -361,6 +362,10 @@ class Inspection:
             raise ProtocolViolation(f"an inspection reported what is no JSON: {error}") from error
         if not isinstance(answer, dict):
             raise ProtocolViolation("an inspection reported what is no JSON object")
+        if answer.get("kind") == PHASE:
+            phase: StagePhase = revive(StagePhase, answer)
+            self._tell(InspectionPhase(self._job_id, phase.phase, phase.seconds))
+            return
         if "step" in answer:
             self._tell(InspectionStep(self._job_id, revive(ProfileStep, answer["step"])))
             return

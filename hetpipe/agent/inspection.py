@@ -13,6 +13,7 @@ import torch
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.clock import Clock
 from hetpipe.errors import CallableError
+from hetpipe.phases import report_phase
 from hetpipe.pipeline.callables import build_eval_data, call_loss, load_metrics
 from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
 from hetpipe.pipeline.data import Batch
@@ -36,6 +37,7 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
         CallableError, JobError: what cannot be used, by its path in the job.
     """
     import_path = Path(order.import_path)
+    report_phase("importing the user's code and building model and data")
     subject = load_subject(Job.model_validate(order.job), import_path)
     profile = ProfileOrder(
         job=order.job,
@@ -46,7 +48,9 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
     )
     # Before more of the user's modules is imported: so `hetpipe profile` and a run find each other's measurements.
     targets = targets_of(subject, profile) if order.measure else {}
+    report_phase("running one minibatch through the model")
     model = inspect_subject(subject, import_path) if order.with_model else None
+    report_phase("measuring the layers")
     return InspectionAnswer(model, measured(subject, targets, profile, clock, on_step).measurements)
 
 

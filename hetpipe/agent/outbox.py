@@ -11,9 +11,9 @@ import threading
 from dataclasses import dataclass
 
 from hetpipe.clock import Clock
-from hetpipe.spec.commands import AgentNews, InspectionStep, StageNews
+from hetpipe.spec.commands import AgentNews, InspectionPhase, InspectionStep, StageNews
 from hetpipe.spec.members import Registration
-from hetpipe.spec.run import StageProgress, StageWaiting
+from hetpipe.spec.run import StagePhase, StageProgress, StageWaiting
 
 #: Longest time that news wait for company, in seconds.
 BATCH_SECONDS = 0.5
@@ -122,11 +122,12 @@ class Outbox:
 
 
 def _replaceable(news: AgentNews) -> bool:
-    is_stages = isinstance(news, StageNews) and isinstance(news.report, StageProgress | StageWaiting)
-    return is_stages or isinstance(news, InspectionStep)
+    is_stages = isinstance(news, StageNews) and isinstance(news.report, StagePhase | StageProgress | StageWaiting)
+    return is_stages or isinstance(news, InspectionStep | InspectionPhase)
 
 
 def _replaces(new: AgentNews, old: AgentNews) -> bool:
     if isinstance(new, StageNews) and isinstance(old, StageNews):
         return new.key == old.key and type(new.report) is type(old.report)
-    return isinstance(new, InspectionStep) and isinstance(old, InspectionStep) and new.job_id == old.job_id
+    is_inspections = isinstance(new, InspectionStep | InspectionPhase)
+    return is_inspections and type(new) is type(old) and new.job_id == old.job_id

@@ -33,6 +33,7 @@ from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.timeline import Timeline
+from hetpipe.phases import end_phases, report_phase
 from hetpipe.pipeline.setup import StageIdentity
 from hetpipe.ps.emulated import over
 from hetpipe.ps.patient import Endurance, PatientClock, PatientShard, Waits
@@ -125,6 +126,7 @@ def _run(
     *,
     link_port: int,
 ) -> StageDone:
+    report_phase("importing the user's code and building model and data")
     code = load_user_code(config)
     tls = tls_from_environment(os.environ)
     # As long as the job waits for a parameter server, and no less than for anything else.
@@ -132,7 +134,9 @@ def _run(
     patience_seconds = max(STALL_SECONDS, absence_seconds)
     waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
     shards, clock_shard = _parameter_servers(config, waits, tls)
+    report_phase("meeting its neighbours")
     neighbours = meet(config, clock_shard, tls=tls, port=link_port)
+    report_phase("preparing the weights")
     timeline, history, metrics = _records(config, identity, name)
     wiring = Wiring(
         shards=shards,
@@ -147,6 +151,7 @@ def _run(
         stall_seconds=patience_seconds,
     )
     runner, client = assemble(config, code, wiring)
+    end_phases()
     report(StageReady(os.getpid(), link=str(neighbours.link or "")))
     gc.freeze()  # what was imported stays: the collector need not look at it again and again
     try:

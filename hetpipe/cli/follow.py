@@ -19,12 +19,15 @@ from hetpipe.cli.shell import CoordinatorPort
 from hetpipe.cli.supervisor import ServiceRestart
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
-from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UnknownJob
+from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, Unavailable, UnknownJob
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission
 from hetpipe.spec.ids import JobId
 
 #: Longest wait for the next message, which is how late a deadline may be noticed.
 _POLL_SECONDS = 0.25
+
+#: Between two notices of services that are coming up.
+_NOTICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +217,32 @@ def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
     return True
 
 
+class OwnServices(Protocol):
+    """The services of a run that were started for it alone."""
+
+    @property
+    def awaited(self) -> str:
+        """Which of them are not ready yet, and what they are doing; empty when all are."""
+        ...
+
+    def given_up(self, *, is_queued: bool) -> str:
+        """Why there is nothing left to wait for, as a sentence; empty while there is."""
+        ...
+
+
 class Follower:
     """Decides what each message means for one run. Not thread-safe."""
 
-    def __init__(self, job: JobPort, view: View, *, inbox: Inbox, clock: Clock, stop_now_seconds: float) -> None:
+    def __init__(
+        self,
+        job: JobPort,
+        view: View,
+        *,
+        inbox: Inbox,
+        clock: Clock,
+        stop_now_seconds: float,
+        services: OwnServices | None = None,
+    ) -> None:
         """Follow `job`.
 
         Args:
@@ -227,12 +252,16 @@ class Follower:
             clock: measures the wait after a second interrupt.
             stop_now_seconds: how long after a second interrupt the end of the job is waited for; 0 where its processes
                 are ended from here anyway.
+            services: those that were started for the run; None: those of a cluster.
         """
         self._job = job
         self._view = view
         self._inbox = inbox
         self._clock = clock
         self._stop_now_seconds = stop_now_seconds
+        self._services = services
+        #: When it was last told which services are coming up.
+        self._noticed = clock.monotonic()
         #: When to stop waiting after the second interrupt, in monotonic seconds.
         self._give_up_at: float | None = None
         self._num_interrupts = 0
@@ -250,6 +279,7 @@ class Follower:
                 message = self._inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 self._pass_time()
+                self._look_after_services()
             else:
                 self.handle(message)
         return self.ending
@@ -295,6 +325,19 @@ class Follower:
             self._pass_time()
         else:
             self.ending = _STOPPED_NOW
+
+    def _look_after_services(self) -> None:
+        """Say which services of this run are coming up, and give up those that are silent."""
+        if self._services is None or not self._state.is_queued or self.ending is not None:
+            return
+        sentence = self._services.given_up(is_queued=True)
+        if sentence:
+            self.ending = Ending(state=JobState.FAILED, error=DeadlineExceeded.__name__, sentences=(sentence,))
+            return
+        now, awaited = self._clock.monotonic(), self._services.awaited
+        if awaited and now - self._noticed >= _NOTICE_SECONDS:
+            self._noticed = now
+            self._view.say(f"waiting for {awaited}")
 
     def _pass_time(self) -> None:
         if self._give_up_at is not None and self._clock.monotonic() >= self._give_up_at:

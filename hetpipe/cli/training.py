@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.agent.devices import discover_devices
-from hetpipe.cli.follow import Detached, Ending, Follower, Inbox, Interrupted, RunningJob
+from hetpipe.cli.follow import Detached, Ending, Follower, Inbox, Interrupted, OwnServices, RunningJob
 from hetpipe.cli.interrupts import Interrupts
 from hetpipe.cli.judge import count_violations
 from hetpipe.cli.outcome import ExitStatus, error_of, sentences_of, status_of
@@ -234,6 +234,7 @@ class Training:
             logs=self._folder.logs,
             state=self._folder.state,
             programs=self._shell.programs,
+            patience_seconds=job.patience.members.total_seconds(),
         )
         shards = count(services.num_shards, "parameter server")
         self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
@@ -246,12 +247,14 @@ class Training:
         ) as supervisor:
             address = supervisor.start()
             self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
-            ending = self._follow(address, stop_now_seconds=0.0)
+            ending = self._follow(address, stop_now_seconds=0.0, services=supervisor)
             hasty = ending.state is JobState.STOPPED and ending.result is None
             supervisor.stop(grace_seconds=_HASTY_GRACE_SECONDS if hasty else GRACE_SECONDS)
         return ending
 
-    def _follow(self, address: str, *, stop_now_seconds: float, when_lost: str = "") -> Ending:
+    def _follow(
+        self, address: str, *, stop_now_seconds: float, when_lost: str = "", services: OwnServices | None = None
+    ) -> Ending:
         request, clock = self._request, self._shell.clock
         client = self._shell.connect(address)
         try:
@@ -264,8 +267,14 @@ class Training:
                 self._note(job_id=job.hand_in())
             job.watch()
             self._interrupts.listen(self._on_signal)
-            follower = Follower(job, self._view, inbox=self._inbox, clock=clock, stop_now_seconds=stop_now_seconds)
-            return follower.run()
+            return Follower(
+                job,
+                self._view,
+                inbox=self._inbox,
+                clock=clock,
+                stop_now_seconds=stop_now_seconds,
+                services=services,
+            ).run()
         finally:
             self._view.close()
             client.close()

@@ -10,7 +10,7 @@ from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.replanning import Basis, Recut
 from hetpipe.coordinator.requirements import ClusterView
-from hetpipe.spec.commands import ChildExit, Command, InspectionResult, InspectionStep, StageNews
+from hetpipe.spec.commands import ChildExit, Command, InspectionPhase, InspectionResult, InspectionStep, StageNews
 from hetpipe.spec.events import JobEvent, StopMode, Submission
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
@@ -209,6 +209,7 @@ class Tick:
 Input = (
     ClusterSeen
     | InspectionStep
+    | InspectionPhase
     | InspectionResult
     | Prepared
     | TaskFailed

@@ -31,7 +31,7 @@ class JobCourse:
     def __init__(self, job_id: JobId, job: Job, submission: Submission, *, patience: Patience, now: float) -> None:
         self.job_id = job_id
         self._way = SettingOut(job_id, job, submission)
-        self._patience = patience
+        self._patience = patience = patience.of(job)
         self._lifecycle = Lifecycle(job_id)
         #: When the current state was entered, when it last showed progress, and when its wait was last told.
         self._entered = self._heard = self._noticed = now

@@ -36,7 +36,7 @@ from hetpipe.coordinator.stage_table import StageLife, StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import LivesInput
 from hetpipe.errors import JobFailed, StateLost
-from hetpipe.spec.commands import InspectionResult, InspectionStep, StopJobCommand
+from hetpipe.spec.commands import InspectionPhase, InspectionResult, InspectionStep, StopJobCommand
 from hetpipe.spec.events import JobState, StateChanged, StopMode, Waiting
 from hetpipe.spec.ids import AgentId
 from hetpipe.spec.members import MemberInfo
@@ -106,7 +106,7 @@ class JobMachine(JobCourse):
             InvalidTransition: a bug of this class.
         """
         match fact:
-            case ClusterSeen() | InspectionStep() | InspectionResult():
+            case ClusterSeen() | InspectionStep() | InspectionPhase() | InspectionResult():
                 self._set_out(fact, now=now)
             case Prepared():
                 self._shards_prepared(fact, now=now)
@@ -341,7 +341,7 @@ class JobMachine(JobCourse):
 
     def _wait(self, *, now: float) -> None:
         """Say who is waited for, and not for ever."""
-        silent = now - self._heard
+        silent = now - self._newest_word()
         limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
             self._wrap_up(now=now)
@@ -354,6 +354,11 @@ class JobMachine(JobCourse):
             self._noticed = now
             waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
+
+    def _newest_word(self) -> float:
+        """When whoever is waited for has last said anything; of several, who has been silent for the longest time."""
+        unready = self.stages.unready() if self.state is JobState.STARTING else ()
+        return min((life.heard for life in unready), default=self._heard)
 
     def _tell_place(self, *, now: float) -> None:
         """Say again where the job stands in the queue: soon when that has changed, else now and then."""
@@ -381,4 +386,6 @@ class JobMachine(JobCourse):
 def _some(lives: list[StageLife]) -> str:
     """The first few of them."""
     named, rest = lives[:_MAX_NAMED], len(lives) - _MAX_NAMED
-    return ", ".join(str(life) for life in named) + (f" and {rest} more" if rest > 0 else "")
+    phases = [f", which is {life.phase}" if life.phase else "" for life in named]
+    told = "; ".join(f"{life}{phase}" for life, phase in zip(named, phases, strict=True))
+    return told + (f" and {rest} more" if rest > 0 else "")

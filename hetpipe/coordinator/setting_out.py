@@ -17,14 +17,15 @@ from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
-from hetpipe.spec.commands import InspectionResult, InspectionStep
+from hetpipe.spec.commands import InspectionPhase, InspectionResult, InspectionStep
 from hetpipe.spec.events import JobState, QueuePlace, Submission
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import AgentInfo
 
-WayInput = ClusterSeen | InspectionStep | InspectionResult
+InspectionNews = InspectionStep | InspectionPhase | InspectionResult
+WayInput = ClusterSeen | InspectionNews
 
 Taken = Step | Instruction | Failure
 """What comes out: a step of the job, an instruction for the shell, or why the job cannot go on."""
@@ -63,7 +64,7 @@ class SettingOut:
         match fact, state:
             case ClusterSeen(), JobState.SUBMITTED | JobState.PENDING:
                 return self._cluster_seen(fact.cluster, fact.turn, now=now)
-            case ((InspectionStep() | InspectionResult()), JobState.INSPECTING):
+            case ((InspectionStep() | InspectionPhase() | InspectionResult()), JobState.INSPECTING):
                 assert self._inspections is not None
                 return self._inspection_told(fact, self._inspections, now=now)
         return []
@@ -120,12 +121,10 @@ class SettingOut:
         self._inspections = Inspections(self.agents, to_measure=is_to_measure(self.job))
         return [Step.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
 
-    def _inspection_told(
-        self, told: InspectionStep | InspectionResult, inspections: Inspections, *, now: float
-    ) -> list[Taken]:
+    def _inspection_told(self, told: InspectionNews, inspections: Inspections, *, now: float) -> list[Taken]:
         match told:
-            case InspectionStep(step=step):
-                inspections.heard(step)
+            case InspectionStep() | InspectionPhase():
+                inspections.heard(told)
                 return []
             case InspectionResult(error="") as result:
                 inspections.add(result)

@@ -51,7 +51,7 @@ from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
 from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.plan import VirtualWorkerPlan
-from hetpipe.spec.run import StageDone, StageEmulation, StageFailed, StageReady
+from hetpipe.spec.run import StageDone, StageEmulation, StageFailed, StagePhase, StageReady
 
 ShardAnswer = Evicted | Admitted | Drained | ShardNotAsked
 
@@ -218,6 +218,8 @@ class WorkerLives(WorkerSteps):
             return
         life.heard = now
         match news.report:
+            case StagePhase(phase=phase, seconds=seconds):
+                life.phase = f"{phase} ({seconds:.0f} s)"
             case StageReady(pid=pid, link=link):
                 life.pid, life.link, life.state = pid, link, StageState.READY
             case StageDone(clock=clock, reason=reason):

@@ -132,6 +132,17 @@ class InspectionStep:
 
 
 @dataclass(frozen=True, slots=True)
+class InspectionPhase:
+    """What an inspection is doing (`hetpipe.phases`): it lives."""
+
+    job_id: JobId
+    phase: str
+    """The end of "it is ..."."""
+    seconds: float
+    """For how long."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChildExit:
     """A stage process has ended."""
 
@@ -173,4 +184,4 @@ def last_words(lines: Sequence[str]) -> str:
     return next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
-AgentNews = StageNews | InspectionStep | InspectionResult | ChildExit
+AgentNews = StageNews | InspectionStep | InspectionPhase | InspectionResult | ChildExit

@@ -104,6 +104,17 @@ class ClockSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePhase:
+    """What a stage that is not ready yet is doing (`hetpipe.phases`): it lives."""
+
+    phase: Sentence
+    """The end of "it is ..."."""
+    seconds: Seconds
+    """For how long."""
+    kind: Literal["phase"] = "phase"
+
+
+@dataclass(frozen=True, slots=True)
 class StageReady:
     """The stage is linked with its neighbours and about to compute."""
 
@@ -188,7 +199,7 @@ class StageDone:
     kind: Literal["done"] = "done"
 
 
-StageReport = StageReady | StageProgress | StageWaiting | StageEvaluation | StageFailed | StageDone
+StageReport = StagePhase | StageReady | StageProgress | StageWaiting | StageEvaluation | StageFailed | StageDone
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,32 @@ from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, Ev
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.requirements import ClusterView
-from hetpipe.spec.commands import InspectCommand, InspectionResult, InspectionStep, StageKey, StageNews
+from hetpipe.spec.commands import (
+    InspectCommand,
+    InspectionPhase,
+    InspectionResult,
+    InspectionStep,
+    StageKey,
+    StageNews,
+)
 from hetpipe.spec.events import Evaluated, JobState, ProgressTable, QueuePlace, StateChanged, StopMode, Waiting
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageDone, StageEvaluation, StageReady, StageWaiting
-from tests.coordinator.builders import BASE, JOB_ID, STAGES, agent_info, clocks, measured, model, progress, shard_member
+from hetpipe.spec.run import StageDone, StageEvaluation, StagePhase, StageReady, StageWaiting
+from tests.coordinator.builders import (
+    BASE,
+    JOB_ID,
+    STAGES,
+    agent_info,
+    clocks,
+    job,
+    measured,
+    model,
+    progress,
+    shard_member,
+)
 from tests.coordinator.machine_driver import AGENTS, SHARDS, Driver
 from tests.coordinator.test_agents_cluster import agent, t4
 
@@ -192,6 +210,26 @@ class TestMeasuring:
         assert driver.ended().error == "DeadlineExceeded"
         assert "after 120 s of waiting for agent n0 on n0.host, which is measuring" in driver.ended().sentence
 
+    def test_an_inspection_that_says_what_it_does_is_never_given_up(self) -> None:
+        driver = Driver().to(JobState.INSPECTING)
+        for minutes in range(60):
+            driver.wait(60.0)
+            driver.feed(InspectionPhase(JOB_ID, "importing torch", 60.0 * (minutes + 1)))
+        driver.wait(5.0)
+        assert driver.sentences()[-1].startswith(
+            "the coordinator waits for agent n0 on n0.host to import and inspect the model, which is importing torch "
+            "(3600 s)"
+        )
+        driver.wait(115.0)
+        assert driver.ended().error == "DeadlineExceeded", "bad input it is not"
+
+    def test_how_long_silence_may_last_is_of_the_job(self) -> None:
+        driver = Driver(job("patience.inspection=10min")).to(JobState.INSPECTING)
+        driver.wait(599.0)
+        assert driver.machine.state is JobState.INSPECTING
+        driver.wait(1.0)
+        assert "after 600 s of waiting for agent n0" in driver.ended().sentence
+
     def test_each_agent_has_its_own_time(self) -> None:
         driver = self.driver()
         driver.wait(100.0)
@@ -334,6 +372,22 @@ class TestWaits:
 
         assert [round(event.seconds) for event in driver.events(Waiting)] == [5, 10, 15]
         assert driver.sentences()[0].startswith("the coordinator waits for agent n0 on n0.host to import and inspect")
+
+    def test_a_stage_that_says_what_it_does_is_waited_for_and_one_that_is_silent_is_not(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+        for _ in range(10):
+            driver.wait(60.0)
+            for vw, stage in STAGES:
+                driver.report(vw, stage, StagePhase("importing torch", 60.0))
+        assert driver.machine.state is JobState.STARTING
+        assert "stage 0 of virtual worker 0 (on n0.host), which is importing torch (60 s); " in driver.sentences()[-1]
+        for vw, stage in STAGES[1:]:
+            driver.report(vw, stage, StageReady(1))
+        driver.wait(120.0)
+        assert driver.ended().error == "DeadlineExceeded"
+        assert (
+            "after 120 s of waiting for these to become ready: stage 0 of virtual worker 0" in driver.ended().sentence
+        )
 
     def test_stages_that_do_not_get_ready_are_named(self) -> None:
         driver = Driver().to(JobState.STARTING)

@@ -337,6 +337,16 @@ class InspectionStep(_message.Message):
     total: int
     def __init__(self, job_id: _Optional[str] = ..., device_type: _Optional[str] = ..., layer: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
+class InspectionPhase(_message.Message):
+    __slots__ = ("job_id", "phase", "seconds")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    phase: str
+    seconds: float
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class ChildExit(_message.Message):
     __slots__ = ("key", "pid", "exit_code", "last_output", "ordered")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -352,16 +362,18 @@ class ChildExit(_message.Message):
     def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ..., ordered: bool = ...) -> None: ...
 
 class AgentNews(_message.Message):
-    __slots__ = ("stage", "inspection", "exit", "inspection_step")
+    __slots__ = ("stage", "inspection", "exit", "inspection_step", "inspection_phase")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_STEP_FIELD_NUMBER: _ClassVar[int]
+    INSPECTION_PHASE_FIELD_NUMBER: _ClassVar[int]
     stage: StageNews
     inspection: InspectionResult
     exit: ChildExit
     inspection_step: InspectionStep
-    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ...) -> None: ...
+    inspection_phase: InspectionPhase
+    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ..., inspection_phase: _Optional[_Union[InspectionPhase, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("agent_id", "registration", "batch", "news")
