@@ -51,6 +51,8 @@ class JobCourse:
         self._stop_now = False
         #: When to ask for the barrier of a stop; None while nobody wants one, or it was asked for.
         self._ask_barrier_at: float | None = None
+        #: Why the job takes a barrier to wait for agents that are about to go; None while it does not.
+        self._notice: Failure | None = None
         self._wrapping_up = False
         self._running_seconds = 0.0
 

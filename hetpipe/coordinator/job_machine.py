@@ -11,6 +11,7 @@ from dataclasses import replace
 from hetpipe.coordinator import adoption
 from hetpipe.coordinator.configs import Assignment, assignment_of
 from hetpipe.coordinator.exchange import (
+    AgentDeparts,
     AskBarrier,
     ClusterSeen,
     Input,
@@ -116,6 +117,9 @@ class JobMachine(JobCourse):
                 self._enlarge(fact, now=now)
             case MemberGone():
                 self._member_gone(fact, now=now)
+            case AgentDeparts(agent=agent):
+                self._agent_departs(agent, now=now)
+                self._train(fact, now=now)
             case MemberSeen(info=info):
                 self._rewinds.seen(info)
                 self._member_seen(info)
@@ -182,7 +186,8 @@ class JobMachine(JobCourse):
     def _task_failed(self, failed: TaskFailed, *, now: float) -> None:
         if failed.task == "barrier":
             # Whoever is gone may come back; how long a stop may last is bounded.
-            self._ask_barrier_at = now + self._patience.retry_seconds
+            if self.state is JobState.STOPPING or self._notice is not None:
+                self._ask_barrier_at = now + self._patience.retry_seconds
             return
         self._way.is_preparing = False
         if self.state is not JobState.PLANNING:
@@ -231,6 +236,30 @@ class JobMachine(JobCourse):
             self._add_failure(Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now), now=now)
         self._train(gone, now=now)
 
+    def _agent_departs(self, agent: AgentId, *, now: float) -> None:
+        """An agent was told to end, which has some seconds left: what was trained is to be in a checkpoint by then.
+
+        Where parameter servers hold the weights its virtual workers are drained. Where the stages do, the whole job
+        comes to a barrier with a checkpoint, and goes on from that when all its agents are there again.
+        """
+        if agent not in {claimed.agent for claimed in self.agents}:
+            return
+        self._rewinds.departs(agent)
+        sentence = f"agent {agent} was told to end"
+        if self.state is JobState.INSPECTING:
+            self._way.queue_again(f"{sentence}, and the job has not begun")
+            self._told_place = self._way.place
+            self._step(Step.CLUSTER_LACKS, now=now, remark=str(self._way.place))
+        elif not self.job.has_shards and self._notice is None:
+            notice = Failure(Rank.GONE, JobFailed.__name__, sentence, now, calls_for_rewind=True, is_notice=True)
+            if self.state is JobState.STARTING:
+                self._rewind(notice, now=now)
+            elif self.state is JobState.RUNNING and self._training is not None:
+                self._notice = notice
+                self._training.lives.close()
+                self._ask_barrier_at = now
+                self._ask_barrier(now=now)
+
     def _advance(self, training: Training, *, now: float) -> None:
         """Go on as far as the stages allow."""
         if self.state is JobState.STARTING and training.lives.can_run:
@@ -238,7 +267,14 @@ class JobMachine(JobCourse):
             self._step(Step.ALL_READY, now=now, remark=self.stages.links)
         if self.state not in {JobState.RUNNING, JobState.STOPPING}:
             return
-        if training.lives.all_done or (self._stop_now and self.stages.all_exited):
+        if (
+            training.lives.all_done
+            and training.is_stopped
+            and self._notice is not None
+            and self.state is JobState.RUNNING
+        ):
+            self._rewind(self._notice, now=now)
+        elif training.lives.all_done or (self._stop_now and self.stages.all_exited):
             self._wrap_up(now=now)
 
     # -- back to a checkpoint --------------------------------------------------------------------------------------
@@ -263,8 +299,11 @@ class JobMachine(JobCourse):
         self._prepared = replace(self._prepared, run=run)
         self._training.lives.halt()
         self._rewinds.begin(cause, self._training, now=now)
-        self._training, self._failures = None, []
-        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: the whole job goes back to its newest checkpoint")
+        self._training, self._failures, self._notice, self._ask_barrier_at = None, [], None, None
+        what = (
+            "goes on from the checkpoint it has just taken" if cause.is_notice else "goes back to its newest checkpoint"
+        )
+        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: the whole job {what}")
         self._stop_processes()
 
     def _go_back(self, *, now: float) -> None:
@@ -341,7 +380,7 @@ class JobMachine(JobCourse):
 
     def _wait(self, *, now: float) -> None:
         """Say who is waited for, and not for ever."""
-        silent = now - self._newest_word()
+        silent = now - self._newest_word(now=now)
         limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
             self._wrap_up(now=now)
@@ -355,10 +394,13 @@ class JobMachine(JobCourse):
             waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
 
-    def _newest_word(self) -> float:
+    def _newest_word(self, *, now: float) -> float:
         """When whoever is waited for has last said anything; of several, who has been silent for the longest time."""
-        unready = self.stages.unready() if self.state is JobState.STARTING else ()
-        return min((life.heard for life in unready), default=self._heard)
+        if self.state is not JobState.STARTING:
+            return self._heard
+        if self._training is not None and self._training.lives.is_on_leave:
+            self._heard = now
+        return min((life.heard for life in self.stages.unready() if not life.exited), default=self._heard)
 
     def _tell_place(self, *, now: float) -> None:
         """Say again where the job stands in the queue: soon when that has changed, else now and then."""

@@ -18,7 +18,7 @@ class Step(StrEnum):
     """What can happen to a job."""
 
     CLUSTER_LACKS = "cluster_lacks"
-    """Too few devices or shards are free, or another job goes first."""
+    """Too few devices or shards are free, or another job goes first; or an agent of the job was told to end."""
     CLUSTER_READY = "cluster_ready"
     """Enough devices and shards are there and are claimed."""
     INSPECTED = "inspected"
@@ -49,7 +49,12 @@ TABLE: Mapping[JobState, Mapping[Step, JobState]] = {
         Step.FAIL: _S.FAILED,
     },
     _S.PENDING: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
-    _S.INSPECTING: {Step.INSPECTED: _S.PLANNING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.INSPECTING: {
+        Step.CLUSTER_LACKS: _S.PENDING,
+        Step.INSPECTED: _S.PLANNING,
+        Step.STOP_ASKED: _S.STOPPING,
+        Step.FAIL: _S.FAILED,
+    },
     _S.PLANNING: {Step.PREPARED: _S.STARTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.STARTING: {
         Step.ALL_READY: _S.RUNNING,

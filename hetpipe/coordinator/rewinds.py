@@ -59,6 +59,8 @@ class Rewinds:
         #: Members that are gone, and what others were told when they registered again.
         self._absent: dict[MemberId, MemberGone] = {}
         self._known: dict[MemberId, MemberInfo] = {}
+        #: Those that went, or are about to go, on notice: they are expected back, whenever that is.
+        self._on_leave: set[MemberId] = set()
         #: Virtual workers that had been asked to leave and to stay out.
         self._out: tuple[VirtualWorkerIndex, ...] = ()
         self._way: _WayBack | None = None
@@ -79,9 +81,16 @@ class Rewinds:
         """A membership ended."""
         self._absent[gone.member] = gone
 
+    def departs(self, agent: AgentId) -> None:
+        """An agent was told to end, and begins nothing any more."""
+        member = MemberId(agent)
+        self._on_leave.add(member)
+        self._absent[member] = MemberGone(member, f"agent {agent} was told to end")
+
     def seen(self, info: MemberInfo) -> None:
         """A process has registered."""
         self._absent.pop(info.id, None)
+        self._on_leave.discard(info.id)
         self._known[info.id] = info
 
     def note_end(self, fact: LivesInput, stages: StageTable) -> None:
@@ -122,7 +131,8 @@ class Rewinds:
         if not stages.all_exited and now - way.since < self._patience.exit_seconds:
             return None
         missing = self._missing(members)
-        if not (missing or way.refusal):
+        absent = {member for member in members.members if member in self._absent}
+        if not (missing or way.refusal) or (absent and absent <= self._on_leave):
             way.barred_since = None
         elif way.barred_since is None:
             way.barred_since = now
@@ -157,7 +167,10 @@ class Rewinds:
         if way is None or prepared.submission is None:
             return None
         self.count += 1
-        self._fruitless = 0 if before is not None and start > before else self._fruitless + 1
+        if way.cause.is_notice or (before is not None and start > before):
+            self._fruitless = 0
+        else:
+            self._fruitless += 1
         if self._fruitless > self._survive.restarts:
             times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
             why = f"the job had to go back to clock {start} {times} without a newer checkpoint, and is given up"

@@ -73,6 +73,11 @@ class SettingOut:
         """More devices are claimed while the job runs."""
         self.agents = with_agents(self.agents, agents)
 
+    def queue_again(self, lacks: str) -> None:
+        """Who was claimed is about to go, and nothing was done yet that would be lost."""
+        self.agents, self.shards, self._inspections = (), (), None
+        self.place = QueuePlace(1, lacks)
+
     def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
         """Be told of the newest registration of members, by name: they may be elsewhere now."""
         self.shards = tuple(known.get(shard.id, shard) for shard in self.shards)

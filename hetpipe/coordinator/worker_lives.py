@@ -103,6 +103,13 @@ class WorkerLives(WorkerSteps):
         return self._agents_of(self._workers[vw]) & self._absent
 
     @property
+    def is_on_leave(self) -> bool:
+        """Whether a virtual worker waits for nobody but agents that went, or are about to go, on notice."""
+        expected = self._on_leave | self._departing
+        away = [set(self._away_of(worker)) for worker in self if worker.state is LifeState.AWAITING]
+        return any(agents and agents <= expected for agents in away)
+
+    @property
     def is_ending(self) -> bool:
         """Whether nobody is started anew any more."""
         return self._is_needless or self._is_halted
@@ -255,6 +262,7 @@ class WorkerLives(WorkerSteps):
     def _agent_gone(self, gone: MemberGone, *, now: float) -> None:
         agents = {agent for worker in self for agent in self._agents_of(worker) if MemberId(agent) == gone.member}
         self._absent |= agents
+        self._on_leave |= agents & self._departing
         self._departing -= agents
         failure = Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now)
         for agent in agents:
@@ -267,8 +275,8 @@ class WorkerLives(WorkerSteps):
         agent = AgentId(info.id)
         if agent not in self._absent | self._departing or not worker_orders.has_devices(info, self._assignment.plan):
             return
-        self._absent.discard(agent)
-        self._departing.discard(agent)
+        for known in (self._absent, self._departing, self._on_leave):
+            known.discard(agent)
         agents = tuple(info.agent_info if known.agent == agent else known for known in self._assignment.agents)
         self._assignment = replace(self._assignment, agents=agents)
         for worker in self:
@@ -366,9 +374,9 @@ class WorkerLives(WorkerSteps):
         self._check_agents(now=now)
 
     def _check_agents(self, *, now: float) -> None:
-        """With nobody to train, agents are not waited for for ever."""
+        """With nobody to train, agents are not waited for for ever, unless they went on notice."""
         waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._away_of(worker)]
-        if any(worker.is_up for worker in self) or not waits:
+        if any(worker.is_up for worker in self) or not waits or self.is_on_leave:
             self._alone_since = None
             return
         if self._alone_since is None:

@@ -9,7 +9,7 @@ from hetpipe.errors import InvalidTransition
 from hetpipe.spec.events import JobState
 
 LEGAL = {
-    ("submitted", "cluster_lacks", "pending"),
+    *((state, "cluster_lacks", "pending") for state in ("submitted", "inspecting")),
     *((state, "cluster_ready", "inspecting") for state in ("submitted", "pending")),
     ("inspecting", "inspected", "planning"),
     ("planning", "prepared", "starting"),
