@@ -14,6 +14,7 @@ from hetpipe.cli import resume
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import MOST_POINTS
 from hetpipe.cli.compare_view import PolicySummary, comparison_json
+from hetpipe.cli.outcome import ExitStatus
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.status import RunStatus
 from hetpipe.coordinator import leadership, worker_life
@@ -128,6 +129,11 @@ def test_the_json_of_compare() -> None:
 
 def test_the_json_of_check() -> None:
     assert sorted(keys(table_after(FILES, "`check`"))) == sorted(ReportJson.__annotations__)
+
+
+def test_the_exit_statuses() -> None:
+    rows = table_after(FILES, "| exit status")
+    assert [int(row[0]) for row in rows] == sorted(ExitStatus)
 
 
 def test_the_json_of_status() -> None:

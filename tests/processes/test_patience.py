@@ -12,7 +12,7 @@ import pytest
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(300)]
 
 #: Less than the child takes; and still more than a busy machine lets a thread wait.
 PATIENCE_SECONDS = 5

@@ -60,7 +60,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.parametrize(
     "kind",
     [
-        {"workers": {"count": 2, "stages": 1}},
+        pytest.param({"workers": {"count": 2, "stages": 1}}, marks=pytest.mark.exhaustive),
         {"workers": {"count": 1, "stages": 2}, "sync": {"kind": "none", "minibatches_per_wave": 2}},
     ],
     ids=["wsp", "none"],
