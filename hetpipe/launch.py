@@ -13,10 +13,23 @@ from hetpipe.phases import begin_phases
 
 _REPORT_FD = "--report-fd"
 
+#: What can be run.
+PROGRAMS = frozenset(
+    {
+        "hetpipe.agent.inspect_process",
+        "hetpipe.agent.stage_process",
+        "services.agent",
+        "services.coordinator",
+        "services.parameter_server",
+    }
+)
+
 
 def main(arguments: Sequence[str]) -> None:
     """Run the module that `arguments` begin with."""
     module, *rest = arguments
+    if module not in PROGRAMS:
+        sys.exit(f"{module} is no program of hetpipe; name one of these: {', '.join(sorted(PROGRAMS))}")
     descriptor = int(rest[rest.index(_REPORT_FD) + 1]) if _REPORT_FD in rest else sys.stdout.fileno()
     begin_phases(descriptor, "importing torch and hetpipe")
     sys.argv = [module, *rest]

@@ -67,8 +67,8 @@ class RunStatus:
         """The object of `status --json`."""
         return {
             "run_dir": self.run_dir,
-            "job_id": self.job_id,
             "state": self.state,
+            "job_id": self.job_id,
             "queue": None if self.queue is None else plain(QueuePlace, self.queue),
             "processes": [plain(ProcessStatus, process) for process in self.processes],
             "clocks": {str(vw): clock for vw, clock in self.clocks.items()},

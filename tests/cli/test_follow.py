@@ -182,6 +182,42 @@ def test_a_lost_coordinator_ends_the_run() -> None:
     )
 
 
+class ComingUp:
+    """The services of a run that are slow."""
+
+    awaited = "parameter server 0 (importing torch, 12 s)"
+    verdict = ""
+
+    def given_up(self, *, is_queued: bool) -> str:
+        assert is_queued
+        return self.verdict
+
+
+def test_services_of_the_run_are_waited_for_and_said_to_be_coming_up() -> None:
+    view, clock, services = RecordingView(), FakeClock(), ComingUp()
+    follower = Follower(Wishes(), view, inbox=Inbox(), clock=clock, stop_now_seconds=0.0, services=services)
+    for _ in range(40):
+        clock.advance(100.0)
+        follower._look_after_services()
+    assert view.remarks == ["waiting for parameter server 0 (importing torch, 12 s)"] * 40
+    assert follower.ending is None
+
+    services.verdict = "parameter server 0 (pid 7) is not ready, and has said nothing for 60 s"
+    follower._look_after_services()
+    assert follower.ending == Ending(state=JobState.FAILED, error="DeadlineExceeded", sentences=(services.verdict,))
+
+
+def test_once_the_job_has_what_it_needs_nobody_looks_after_them() -> None:
+    services = ComingUp()
+    services.verdict = "they are silent"
+    follower = Follower(
+        Wishes(), RecordingView(), inbox=Inbox(), clock=FakeClock(), stop_now_seconds=0.0, services=services
+    )
+    follower.handle(Heard(StateChanged(JobState.INSPECTING)))
+    follower._look_after_services()
+    assert follower.ending is None
+
+
 def watched(coordinator: FakeCoordinator, *, when_lost: str = "") -> Inbox:
     inbox: Inbox = Inbox()
     followed(coordinator, inbox, when_lost=when_lost).watch()

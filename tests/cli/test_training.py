@@ -163,6 +163,7 @@ def test_who_is_told_to_end_detaches_and_who_comes_after_means_the_same_job(fold
     request = RunRequest(job=small_job(), import_path=shell.current, coordinator="127.0.0.1:7300", detaches=True)
     with Interrupts([]) as interrupts:
         end = Training(request, folder, shell, view=Told(), interrupts=interrupts).run()
+    first.script.put(JobEnded(JobState.FINISHED))  # for the thread that still listens
     where = f"runs/{folder.path.name}"
     assert (end.exit_status, end.exit_status.value, first.stops) == (ExitStatus.DETACHED, 143, [])
     (sentence,) = end.sentences
