@@ -41,7 +41,7 @@ from hetpipe.spec.commands import (
 )
 from hetpipe.spec.ids import DeviceId, JobId
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
+from hetpipe.spec.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
 
 if TYPE_CHECKING:  # only who uses TLS pays for its import
@@ -137,6 +137,8 @@ class Children:
         self._inspections: dict[JobId, Child] = {}
         #: What those told when they got ready, as long as they are at work.
         self._ready: dict[StageKey, StageNews] = {}
+        #: The newest conditions of live stages, as far as they have told any.
+        self._conditions: dict[StageKey, StageNews] = {}
         #: Live stages that were killed because their virtual worker counts no more.
         self._ordered: set[StageKey] = set()
         self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
@@ -227,6 +229,7 @@ class Children:
             with self._lock:
                 child = self._stages.pop(key, None)
                 self._ready.pop(key, None)
+                self._conditions.pop(key, None)
                 self._exited["stage", _outcome(exit_code)] += 1
                 ordered = key in self._ordered
                 self._ordered.discard(key)
@@ -244,9 +247,9 @@ class Children:
         self._not_started(command.key, error, 1)
 
     def tell_again(self) -> None:
-        """Tell which stages are ready: somebody new may want to know."""
+        """Tell which stages are ready, and in which conditions: somebody new may want to know."""
         with self._lock:
-            for news in self._ready.values():
+            for news in (*self._ready.values(), *self._conditions.values()):
                 self._tell(news)
 
     def _heard(self, news: StageNews) -> None:
@@ -255,6 +258,8 @@ class Children:
         with self._lock:
             if isinstance(news.report, StageReady):
                 self._ready[news.key] = news
+            elif isinstance(news.report, StageConditions):
+                self._conditions[news.key] = news
             elif isinstance(news.report, StageDone | StageFailed):
                 self._ready.pop(news.key, None)
             self._tell(news)

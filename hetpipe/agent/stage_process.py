@@ -27,22 +27,25 @@ from hetpipe.agent.stage_assembly import (
     requester_of,
 )
 from hetpipe.agent.stage_readings import StageReadings
-from hetpipe.errors import HetpipeError, Unavailable
+from hetpipe.errors import HetpipeError, HistoryIncomplete, Unavailable
 from hetpipe.observe.history import History
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.timeline import Timeline
 from hetpipe.pipeline.setup import StageIdentity
+from hetpipe.ps.conditions import Conditions
 from hetpipe.ps.emulated import over
 from hetpipe.ps.patient import Endurance, PatientClock, PatientShard, Waits
 from hetpipe.ps.transport import ClockTransport, ShardTransport
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
 from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.spec import wire
+from hetpipe.spec.commands import stage_name
+from hetpipe.spec.conditions import ConditionKind
 from hetpipe.spec.ids import ShardIndex
 from hetpipe.spec.job_survive import duration_of
-from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
+from hetpipe.spec.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.weights.allocator import settle_memory
 
 _log = get_logger(__name__)
@@ -134,6 +137,14 @@ def _run(
     shards, clock_shard = _parameter_servers(config, waits, tls)
     neighbours = meet(config, clock_shard, tls=tls, port=link_port)
     timeline, history, metrics = _records(config, identity, name)
+    conditions = Conditions()
+    conditions.on_change(lambda: report(StageConditions(conditions.told())))
+
+    def history_ends(alarm: HistoryIncomplete) -> None:
+        conditions.raise_(ConditionKind.HISTORY_INCOMPLETE, stage_name(config.vw, config.stage), str(alarm))
+
+    for record in (history, timeline, metrics):
+        record.on_alarm(history_ends)
     wiring = Wiring(
         shards=shards,
         clock_shard=clock_shard,

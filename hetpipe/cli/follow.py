@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hetpipe.cli.conditions import HeardConditions
 from hetpipe.cli.mending import Mending
 from hetpipe.cli.service import ServiceDeath
 from hetpipe.cli.shell import CoordinatorPort
@@ -20,6 +21,7 @@ from hetpipe.cli.supervisor import ServiceRestart
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
 from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UnknownJob
+from hetpipe.spec.conditions import Condition, consequence
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission
 from hetpipe.spec.ids import JobId
 
@@ -84,6 +86,8 @@ class Ending:
     sentences: tuple[str, ...] = ()
     """Why, unless it finished."""
     result: dict[str, Any] | None = None
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run, by the time at which it began."""
 
 
 class RunningJob:
@@ -224,6 +228,7 @@ class Follower:
         self._num_interrupts = 0
         #: It trains, so a stop has a barrier to come to.
         self._is_training = False
+        self._conditions = HeardConditions()
         #: How it ended; None before.
         self.ending: Ending | None = None
 
@@ -245,6 +250,7 @@ class Follower:
                 self._view.show(ended)
                 self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by somebody else")
             case Heard(event=event):
+                self._conditions.hear(event)
                 if isinstance(event, StateChanged):
                     self._is_training = event.state is JobState.RUNNING
                 self._view.show(event)
@@ -253,15 +259,21 @@ class Follower:
             case ServiceRestart():
                 self._view.say(str(message))
             case ServiceDeath():
-                self.ending = Ending(state=JobState.FAILED, error=JobFailed.__name__, sentences=(str(message),))
+                self.ending = self._failed(JobFailed.__name__, str(message))
             case CoordinatorLost(error=error, sentence=sentence):
-                self.ending = Ending(state=JobState.FAILED, error=error, sentences=(sentence,))
+                self.ending = self._failed(error, sentence)
             case StopRefused(error=error):
                 told = f"the coordinator did not take the wish to stop ({error})"
                 again = " and is asked again" if isinstance(error, Unavailable | UnknownJob) else ""
                 self._view.say(f"{told}{again}; Ctrl-C again stops now")
             case Interrupted():
                 self._interrupted()
+
+    def _failed(self, error: str, sentence: str) -> Ending:
+        """It failed, and its coordinator has not told so."""
+        conditions = self._conditions.all
+        told = consequence(sentence, error, conditions)
+        return Ending(state=JobState.FAILED, error=error, sentences=(told,), conditions=conditions)
 
     def _interrupted(self) -> None:
         self._num_interrupts += 1
@@ -288,6 +300,6 @@ _STOPPED_NOW = Ending(state=JobState.STOPPED, sentences=("the run was stopped at
 def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
     if ended.state is JobState.FAILED:
         sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
-        return Ending(state=ended.state, error=ended.error, sentences=sentences)
+        return Ending(state=ended.state, error=ended.error, sentences=sentences, conditions=ended.conditions)
     sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end",)
-    return Ending(state=ended.state, sentences=sentences, result=ended.result)
+    return Ending(state=ended.state, sentences=sentences, result=ended.result, conditions=ended.conditions)

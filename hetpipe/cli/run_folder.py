@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -23,11 +24,12 @@ from typing import Any
 from hetpipe.clock import Clock
 from hetpipe.errors import HetpipeError, ProtocolViolation, UserError
 from hetpipe.observe.timeline import merge_timelines
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.document import read_document
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.rewinds import run_folders
-from hetpipe.spec.wire import from_json, plain
+from hetpipe.spec.wire import from_json, plain, revive
 
 #: Where runs go by default, in the current folder.
 RUNS = Path("runs")
@@ -69,6 +71,14 @@ class RunResult:
     errors: tuple[str, ...]
     values: dict[str, Any]
     """The whole object; of a run with a result, that of `train --json` and `state`."""
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What endangered the run, as far as that was written down."""
+        try:
+            return revive(tuple[Condition, ...], self.values.get("conditions", ()))
+        except ProtocolViolation:
+            return ()
 
 
 class RunFolder:
@@ -210,6 +220,8 @@ class RunFolder:
             unfinished.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
             unfinished.replace(self.path / name)
         except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise UserError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def _point_latest(self, runs_dir: Path) -> None:

@@ -10,7 +10,7 @@ from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.requests import new_run
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.cli.shell import Shell
-from hetpipe.cli.summary import summary_lines
+from hetpipe.cli.summary import safety_lines, summary_lines
 from hetpipe.cli.text import shown_path
 from hetpipe.cli.training import RunEnd, RunRequest, Training, record_of, submission_of
 from hetpipe.cli.view import LineView, View
@@ -101,6 +101,8 @@ def _folder(request: RunRequest, run_dir: Path | None, shell: Shell) -> RunFolde
 
 def _tell(end: RunEnd, output: Output, shell: Shell) -> None:
     if end.result is None:
+        for line in safety_lines(end.conditions):
+            output.note(line)
         output.complain(end.sentences)
         return
     output.say(*end.sentences, *summary_lines(end, current=shell.current))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hetpipe.cli.conditions import condition_lines
 from hetpipe.cli.progress import slow_text
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
@@ -17,6 +18,7 @@ from hetpipe.cli.text import columns, count, shown_path
 from hetpipe.cli.training import resume_command
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.life_state import LifeState
@@ -58,6 +60,8 @@ class RunStatus:
     """The stages that take longer than planned."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangers the run, or has."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -71,6 +75,7 @@ class RunStatus:
             "straggler": self.straggler,
             "slow": [plain(Straggling, one) for one in self.slow],
             "rewinds": self.rewinds,
+            "conditions": [plain(Condition, one) for one in self.conditions],
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -89,7 +94,8 @@ class RunStatus:
         return lines
 
     def troubles(self) -> Iterator[str]:
-        """What is not as it should be, or was not: rewinds, virtual workers that were lost or are away, who is slow."""
+        """What is not as it should be, or was not: lost safety, rewinds, virtual workers that were lost, the slow."""
+        yield from condition_lines(self.conditions)
         if self.rewinds:
             yield f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}"
         for worker in self.workers:
@@ -187,6 +193,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         straggler=None if progress is None else progress.straggler,
         slow=() if progress is None else progress.slow,
         rewinds=status.rewinds,
+        conditions=status.conditions,
     )
 
 
@@ -200,6 +207,7 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         global_clock=global_clock,
         remark="; ".join(result.errors),
         rewinds=len(run_folders(folder.path)) - 1,
+        conditions=result.conditions,
     )
 
 

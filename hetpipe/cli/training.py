@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.agent.devices import discover_devices
-from hetpipe.cli.follow import Ending, Follower, Inbox, Interrupted, RunningJob
+from hetpipe.cli.follow import Ending, Follower, Inbox, Interrupted, Remark, RunningJob
 from hetpipe.cli.interrupts import Interrupts
 from hetpipe.cli.judge import count_violations
 from hetpipe.cli.outcome import ExitStatus, error_of, sentences_of, status_of
@@ -29,11 +29,13 @@ from hetpipe.coordinator.agents_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.coordinator.client import new_request_id
 from hetpipe.coordinator.inspections import is_to_measure
 from hetpipe.coordinator.planning import num_devices_wanted
-from hetpipe.errors import HetpipeError, UserError
+from hetpipe.errors import HetpipeError, JobFailed, UserError
 from hetpipe.ps.manifest import has_checkpoint
+from hetpipe.spec.conditions import Condition, consequence
 from hetpipe.spec.events import JobState, Submission
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.wire import plain
 
 #: Like `GRACE_SECONDS`, after a second interrupt.
 _HASTY_GRACE_SECONDS = 0.5
@@ -66,20 +68,22 @@ class RunEnd:
     result: TrainResult | None = None
     """None unless it finished, or stopped at a barrier."""
     error: str = ""
-    """Class name in `hetpipe.errors`; empty unless it failed."""
+    """Class name in `hetpipe.errors`; empty unless it failed, or its result could not be written down."""
     sentences: tuple[str, ...] = ()
-    """Why, unless it finished."""
+    """Why, unless it finished and that was written down."""
     interrupted: bool = False
     """Ctrl-C or SIGTERM was heard."""
     resumable: bool = False
     """There is a complete checkpoint."""
     forecast: PlanDocument | None = None
     """What the planner foresaw, if it planned the run."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run."""
 
     @property
     def exit_status(self) -> ExitStatus:
         """The exit status of the command."""
-        if self.state is JobState.FINISHED:
+        if self.state is JobState.FINISHED and not self.error:
             return ExitStatus.OK
         if self.interrupted:
             return ExitStatus.INTERRUPTED
@@ -91,7 +95,10 @@ class RunEnd:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `train --json`."""
-        return self.result.to_json() if self.result is not None else {"errors": list(self.sentences)}
+        if self.result is not None:
+            return self.result.to_json()
+        met = {"conditions": [plain(Condition, one) for one in self.conditions]} if self.conditions else {}
+        return {"errors": list(self.sentences), **met}
 
 
 class Training:
@@ -193,8 +200,11 @@ class Training:
 
     def _restarted(self, restart: ServiceRestart) -> None:
         """A service was started again; called from another thread."""
-        with self._noting:
-            self._note(pids={**self._record.pids, restart.key: restart.pid})
+        try:
+            with self._noting:
+                self._note(pids={**self._record.pids, restart.key: restart.pid})
+        except UserError as error:
+            self._inbox.put(Remark(str(error)))
         self._inbox.put(restart)
 
     def _note(self, **changes: Any) -> None:
@@ -214,6 +224,7 @@ class Training:
             interrupted=self._interrupts.count > 0,
             resumable=resumable,
             forecast=self._folder.read_forecast(),
+            conditions=ending.conditions,
         )
         try:
             self._folder.merge_trace()
@@ -222,7 +233,17 @@ class Training:
         if end.result is not None:
             staleness = replace(end.result.staleness, violations=self._count_violations())
             end = replace(end, result=replace(end.result, staleness=staleness))
-        self._folder.write_result(end.state, end.to_json())
+        return self._written_down(end)
+
+    def _written_down(self, end: RunEnd) -> RunEnd:
+        """Write result.json. A disk that does not take it is the run's last mishap, and not the first cause of it."""
+        try:
+            self._folder.write_result(end.state, end.to_json())
+        except UserError as error:
+            told = consequence(str(error), "", end.conditions)
+            if end.state is JobState.FINISHED:
+                return replace(end, error=JobFailed.__name__, sentences=(f"the run finished, but {told}",))
+            self._view.say(str(error))
         return end
 
     def _count_violations(self) -> int | None:

@@ -135,6 +135,7 @@ class Adopting(JobHosts):
         now = self._clock.monotonic()
         machine = JobMachine(record.job_id, job, record.submission, patience=self._patience, now=now)
         host = JobHost(machine, record, self._executor_of(record.job_id), events=events, first=self._first_number())
+        machine.conditions.recall(events)
         self._hosts[record.job_id] = host
         host.announce(StateChanged(JobState.SUBMITTED, _BEGUN_AGAIN))
         host.note_state()
@@ -188,6 +189,7 @@ class Adopting(JobHosts):
             host = JobHost(machine, record, executor, events=events, first=self._first_number())
             self._hosts[orphan.job_id] = host
             self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].record.submitted_wall))
+        machine.conditions.recall(host.events)
         host.machine = machine
         self._orphans.pop(orphan.job_id)
         self._askers.pop(orphan.job_id, None)

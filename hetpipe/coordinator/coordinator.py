@@ -12,12 +12,14 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock
 from hetpipe.coordinator.adopting import Adopting
 from hetpipe.coordinator.exchange import (
     AgentDeparts,
+    ConditionsTold,
     MemberSeen,
     ShardHeard,
     StopAsked,
@@ -40,6 +42,7 @@ from hetpipe.errors import (
 )
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.events import JobState, NumberedEvent, StopMode, Submission
 from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import AgentId, JobId
@@ -53,6 +56,21 @@ _REQUEST_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 _ID_CHARACTERS = 12
 
 _NO_JOB = "no job was submitted yet; hand one in with `hetpipe submit`"
+
+
+#: Whose the condition of the store is, and who tells of it.
+_STORE = "Redis"
+_COORDINATOR = "coordinator"
+
+_STORE_IS_BACK = "Redis answers the coordinator again; what happened meanwhile is kept from now on"
+
+
+def _away(outage: str) -> str:
+    """What it means that the store is away, and what to do."""
+    return (
+        f"Redis is away ({outage}): what trains goes on, but nothing new begins, and what happens now is forgotten if "
+        "the coordinator ends; start Redis again, or mend the network to it"
+    )
 
 
 class Coordinator(Adopting):
@@ -85,6 +103,8 @@ class Coordinator(Adopting):
         )
         #: When `tick` was last called.
         self._ticked = clock.monotonic()
+        #: Whether the store answers.
+        self._store_condition = Condition(ConditionKind.STORE_UNREACHABLE, _STORE, cleared=clock.wall())
         self._remember_jobs()
 
     # -- members ---------------------------------------------------------------------------------------------------
@@ -130,8 +150,18 @@ class Coordinator(Adopting):
         jobs: tuple[JobId, ...],
         last_command: int,
         lost: Mapping[JobId, str] | None = None,
+        conditions: Mapping[JobId, tuple[Condition, ...]] | None = None,
     ) -> Renewal:
-        """Renew a lease, and hear what is new: `lost` says of jobs that a shard served why it does so no more.
+        """Renew a lease, and hear what is new.
+
+        Args:
+            member_id: who.
+            registration: under which registration.
+            clocks: by job, of a clock shard.
+            jobs: those it does something for.
+            last_command: number of the last one it carried out.
+            lost: of jobs that a shard served, why it does so no more.
+            conditions: by job, what endangers it there; they count where the job has this shard.
 
         Raises:
             UnknownMember: register again.
@@ -147,6 +177,8 @@ class Coordinator(Adopting):
                 if any(shard.id == member_id for shard in host.machine.shards):
                     reason = lost.get(host.job_id, "")
                     self._feed(host, ShardHeard(member_id, serves=host.job_id in jobs, reason=reason))
+                    if told := (conditions or {}).get(host.job_id):
+                        self._feed(host, ConditionsTold(member_id, told))
             ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id))
             self._look_after_orphans()
             if is_first:
@@ -187,6 +219,12 @@ class Coordinator(Adopting):
         """The live members in order of registration."""
         with self.condition:
             return self._registry.members(now=self._clock.monotonic())
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What endangers the cluster, or has, whatever its jobs."""
+        with self.condition:
+            return (self._store_condition,) if self._store_condition.times else ()
 
     def expired_leases(self) -> Mapping[MemberRole, int]:
         """Leases that ran out, by role."""
@@ -342,6 +380,7 @@ class Coordinator(Adopting):
                 self._tell_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
             self._look_after_orphans()
             self._offer_cluster()
+            self._look_at_store()
             for host in list(self._hosts.values()):
                 # A job of which somebody may know more has not begun to wait.
                 if host.job_id not in self._orphans:
@@ -357,6 +396,21 @@ class Coordinator(Adopting):
         self._store.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _look_at_store(self) -> None:
+        """Tell every job whether the store is there, if somebody has told that it is not; under the lock."""
+        before, outage = self._store_condition, self._fences.outage
+        if outage and not before.holds:
+            raised = replace(before, sentence=_away(outage), since=self._clock.wall(), cleared=None, clearance="")
+            self._store_condition = replace(raised, times=before.times + 1)
+            _log.error("store_unreachable", sentence=raised.sentence)
+        elif before.holds and not outage:
+            self._store_condition = replace(before, cleared=self._clock.wall(), clearance=_STORE_IS_BACK)
+            _log.warning("store_reachable", sentence=_STORE_IS_BACK)
+        for host in self._hosts.values():
+            board = host.machine.conditions
+            if self._store_condition.times or board.current[ConditionKind.STORE_UNREACHABLE]:
+                self._feed(host, ConditionsTold(_COORDINATOR, (self._store_condition,)))
 
     def _renew_in_store(self, record: MemberRecord) -> None:
         """Let the store know; a store that is away or has lost its memory evicts nobody."""

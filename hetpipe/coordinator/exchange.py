@@ -10,6 +10,7 @@ from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.replanning import Basis, Recut
 from hetpipe.coordinator.requirements import ClusterView
 from hetpipe.spec.commands import ChildExit, Command, InspectionResult, InspectionStep, StageNews
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobEvent, StopMode, Submission
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
@@ -77,6 +78,16 @@ class ShardHeard:
     """Whether it names the job among those that it serves."""
     reason: str = ""
     """Why it serves it no more, if it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionsTold:
+    """What a process says of the job's safety."""
+
+    source: str
+    """The process."""
+    conditions: tuple[Condition, ...]
+    """The newest state of each that it looks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +226,7 @@ Input = (
     | MemberGone
     | MemberSeen
     | ShardHeard
+    | ConditionsTold
     | Evicted
     | Admitted
     | Drained

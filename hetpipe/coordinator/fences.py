@@ -22,6 +22,11 @@ class Election(Protocol):
         """The number of the lead."""
         ...
 
+    @property
+    def outage(self) -> str:
+        """Why this coordinator holds, as the store is away; empty while it is there."""
+        ...
+
     def outbid(self, fence: int) -> None:
         """Lead with a number above `fence`."""
         ...
@@ -31,6 +36,7 @@ class NoElection:
     """For a coordinator that has no rivals."""
 
     fence = NO_FENCE
+    outage = ""
 
     def outbid(self, fence: int) -> None:
         """Nobody asks for the number."""
@@ -48,6 +54,11 @@ class Fences:
     def own(self) -> int:
         """What members are told."""
         return self._election.fence
+
+    @property
+    def outage(self) -> str:
+        """See `Election.outage`."""
+        return self._election.outage
 
     def meet(self, info: MemberInfo) -> None:
         """Lead with a higher number than `info` has seen of others; before it is made a member.

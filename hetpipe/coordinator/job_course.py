@@ -6,6 +6,7 @@ its devices free again.
 
 from __future__ import annotations
 
+from hetpipe.coordinator.conditions import ConditionBoard
 from hetpipe.coordinator.exchange import Announce, Instruction, Prepared, Release, SendCommand, WrapUp
 from hetpipe.coordinator.lifecycle import Lifecycle, Step
 from hetpipe.coordinator.lost_disks import LostDisks
@@ -18,6 +19,7 @@ from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import WorkerLives
 from hetpipe.spec.commands import StopJobCommand
+from hetpipe.spec.conditions import consequence
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Submission, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
@@ -40,6 +42,8 @@ class JobCourse:
         #: How the job ended; None before.
         self.ended: JobEnded | None = None
         self._failures: list[Failure] = []
+        #: What endangers the job, or has.
+        self.conditions = ConditionBoard()
         self._rewinds = Rewinds(job, submission, patience)
         #: What the parameter servers say of the job since they were told of it.
         self._disks = LostDisks()
@@ -136,15 +140,20 @@ class JobCourse:
         if self._training is not None:
             self._training.clocks = clocks or self._training.clocks
             result = self._training.result(
-                self.submission.first_run_dir, self._running_seconds, rewinds=self._rewinds.count
+                self.submission.first_run_dir,
+                self._running_seconds,
+                rewinds=self._rewinds.count,
+                conditions=self.conditions.all,
             )
         is_stopped = self._training is None or self._training.is_stopped
         state = self._step(Step.STOP_REACHED if is_stopped else Step.END_REACHED, now=now)
-        self._end(JobEnded(state, result=result))
+        self._end(JobEnded(state, result=result, conditions=self.conditions.all))
 
     def _fail(self, failure: Failure, *, now: float) -> None:
         self._step(Step.FAIL, now=now)
-        self._end(JobEnded(JobState.FAILED, failure.sentence, failure.error, failure.problems))
+        conditions = self.conditions.all
+        sentence = consequence(failure.sentence, failure.error, conditions)
+        self._end(JobEnded(JobState.FAILED, sentence, failure.error, failure.problems, conditions=conditions))
         self._stop_processes()
         if self.shards and not self._way.is_preparing:
             self._wrap_up()

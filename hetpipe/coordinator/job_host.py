@@ -12,6 +12,8 @@ from hetpipe.coordinator.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, 
 from hetpipe.errors import VersionConflict
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.events import (
+    ConditionCleared,
+    ConditionRaised,
     JobEvent,
     NumberedEvent,
     ProgressTable,
@@ -86,10 +88,10 @@ class JobHost:
         self._note(event)
 
     def _note(self, event: JobEvent) -> None:
-        """Write down what became of virtual workers, for whoever was not there to see it."""
+        """Write down what became of virtual workers and of the run's safety, for whoever was not there to see it."""
         told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
         match event:
-            case WorkerLost() | WorkerQuarantined() | Rewound():
+            case WorkerLost() | WorkerQuarantined() | Rewound() | ConditionRaised() | ConditionCleared():
                 _log.warning(event.kind, job=self.job_id, **told)
             case WorkerLeft() | WorkerRejoined() | WorkerReplanned() | ReplanJudged():
                 _log.info(event.kind, job=self.job_id, **told)

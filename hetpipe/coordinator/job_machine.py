@@ -13,6 +13,7 @@ from hetpipe.coordinator.configs import Assignment, assignment_of
 from hetpipe.coordinator.exchange import (
     AskBarrier,
     ClusterSeen,
+    ConditionsTold,
     Input,
     Instruction,
     MemberGone,
@@ -36,10 +37,11 @@ from hetpipe.coordinator.stage_table import StageLife, StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import LivesInput
 from hetpipe.errors import JobFailed, StateLost
-from hetpipe.spec.commands import InspectionResult, InspectionStep, StopJobCommand
+from hetpipe.spec.commands import InspectionResult, InspectionStep, StageNews, StopJobCommand
 from hetpipe.spec.events import JobState, StateChanged, StopMode, Waiting
 from hetpipe.spec.ids import AgentId
 from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.run import StageConditions
 from hetpipe.spec.run_document import RunDescription
 
 #: Stages that a sentence names one by one.
@@ -96,7 +98,7 @@ class JobMachine(JobCourse):
         if state is JobState.STOPPING:
             self._training.lives.close()
 
-    def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901 - one case per kind of fact
+    def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901, PLR0912 - one case per kind of fact
         """Take one fact in.
 
         Returns:
@@ -122,6 +124,11 @@ class JobMachine(JobCourse):
                 self._train(fact, now=now)
             case ShardHeard():
                 self._shard_heard(fact, now=now)
+            case ConditionsTold():
+                self._conditions_told(fact, now=now)
+            case StageNews(report=StageConditions(conditions=conditions)):
+                if self.stages.get(fact.key) is not None:
+                    self._conditions_told(ConditionsTold(str(fact.key), conditions), now=now)
             case StopAsked():
                 self._stop_asked(fact.mode, now=now)
             case WrappedUp():
@@ -239,6 +246,15 @@ class JobMachine(JobCourse):
         if training.lives.all_done or (self._stop_now and self.stages.all_exited):
             self._wrap_up(now=now)
 
+    def _conditions_told(self, told: ConditionsTold, *, now: float) -> None:
+        if self.ended is None:
+            self.conditions.take(told.source, told.conditions)
+            self._tell_conditions(now=now)
+
+    def _tell_conditions(self, *, now: float) -> None:
+        for event in self.conditions.due(now=now):
+            self._announce(event)
+
     # -- back to a checkpoint --------------------------------------------------------------------------------------
 
     def _shard_heard(self, heard: ShardHeard, *, now: float) -> None:
@@ -322,6 +338,7 @@ class JobMachine(JobCourse):
     def _tick(self, *, now: float) -> None:
         if self.state.is_terminal:
             return
+        self._tell_conditions(now=now)
         if self._failures and not self._wrapping_up:
             self._decide(now=now)
             return

@@ -19,6 +19,7 @@ from hetpipe.rpc.coordinator_service import coordinator_service
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.watchers import Watch, Watchers
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import (
     JobEnded,
     JobState,
@@ -73,10 +74,17 @@ class CoordinatorServicer:
         jobs: tuple[JobId, ...],
         last_command: int,
         lost: Mapping[JobId, str],
+        conditions: Mapping[JobId, tuple[Condition, ...]],
     ) -> Renewal:
         """As `CoordinatorHandlers.heartbeat`."""
         return self._coordinator.heartbeat(
-            member_id, registration, clocks=clocks, jobs=jobs, last_command=last_command, lost=lost
+            member_id,
+            registration,
+            clocks=clocks,
+            jobs=jobs,
+            last_command=last_command,
+            lost=lost,
+            conditions=conditions,
         )
 
     def leave(self, member_id: MemberId, registration: Registration) -> None:
@@ -135,14 +143,16 @@ class CoordinatorServicer:
         except UnknownJob:
             if job_id is not None:
                 raise
-            return JobStatus(None, "", None, "", "", tuple(processes))
+            return JobStatus(None, "", None, "", "", tuple(processes), conditions=self._coordinator.conditions)
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
             clocks, progress, rewinds = None, None, 0
             workers: tuple[WorkerStatus, ...] = ()
+            conditions = self._coordinator.conditions
             if host is not None:
                 clocks, progress, workers = host.machine.clocks, host.picture, host.machine.workers
                 rewinds = host.machine.rewinds
+                conditions = host.machine.conditions.all
                 processes += _stage_processes(host)
         return JobStatus(
             record.job_id,
@@ -155,6 +165,7 @@ class CoordinatorServicer:
             progress,
             workers,
             rewinds,
+            conditions,
         )
 
     def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import grpc
 import structlog
@@ -19,6 +19,7 @@ from hetpipe.errors import (
     StateLost,
     UnknownJob,
 )
+from hetpipe.ps.conditions import Conditions
 from hetpipe.ps.config_check import check_config, check_life, check_run
 from hetpipe.ps.followers import Followers
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
@@ -29,6 +30,7 @@ from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.tls import Tls
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.members import NO_TERM
 from hetpipe.spec.requests import (
@@ -112,6 +114,7 @@ class ShardServer:
         self._claim: int | None = None
         #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
         self.lost: dict[JobId, str] = {}
+        self._on_condition: Callable[[], None] = lambda: None
 
     def recover(self) -> None:
         """Go on with the jobs that an earlier process kept in the folder of this one. Before anybody is served.
@@ -243,6 +246,14 @@ class ShardServer:
         with self._lock:
             return dict(self.lost)
 
+    def conditions(self) -> dict[JobId, tuple[Condition, ...]]:
+        """What endangers each job in this process, or has; for heartbeats."""
+        return {job.config.job_id: job.conditions.told() for job in self.job_shards()}
+
+    def on_condition(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, from any thread, when a condition of a job begins or ends."""
+        self._on_condition = listener
+
     def job_shards(self) -> tuple[JobShard, ...]:
         """This process's shard of every job."""
         with self._lock:
@@ -357,7 +368,13 @@ class ShardServer:
             StateLost: an earlier process left something that cannot be used.
         """
         history = self._history(config)
-        return JobShard(config, history, None if self._state is None else JobState(config, self._state, history))
+        conditions = Conditions()
+        conditions.on_change(self._tell_condition)
+        state = None if self._state is None else JobState(config, self._state, history, conditions)
+        return JobShard(config, history, state, conditions)
+
+    def _tell_condition(self) -> None:
+        self._on_condition()
 
     def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
         """A job's state turned out to be damaged: whoever asks for the job hears that it is not served here."""

@@ -23,6 +23,7 @@ from hetpipe.rpc.convert import (
     news_to_proto,
     stage_key_to_proto,
 )
+from hetpipe.rpc.convert_conditions import job_conditions_to_proto
 from hetpipe.rpc.convert_jobs import (
     event_from_proto,
     state_from_proto,
@@ -34,6 +35,7 @@ from hetpipe.rpc.convert_jobs import (
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.identity import Role, server_name
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
@@ -91,6 +93,7 @@ class CoordinatorClient:
         jobs: Sequence[JobId] = (),
         last_command: int = 0,
         lost: Mapping[JobId, str] | None = None,
+        conditions: Mapping[JobId, Sequence[Condition]] | None = None,
     ) -> Renewal:
         """Renew a lease, and tell what is new.
 
@@ -101,6 +104,7 @@ class CoordinatorClient:
             jobs: the jobs the member does something for.
             last_command: number of the last command carried out; agents only.
             lost: per job that the member served, why it does so no more; shards only.
+            conditions: per job, what endangers it at the member, or has; shards only.
 
         Raises:
             UnknownMember: the lease ran out, or a newer registration replaced it.
@@ -112,6 +116,7 @@ class CoordinatorClient:
             job_ids=jobs,
             last_command=last_command,
             lost_jobs={str(job): reason for job, reason in (lost or {}).items()},
+            conditions=job_conditions_to_proto(conditions or {}),
         )
         response = self._caller.unary(
             methods.HEARTBEAT, request, deadline_seconds=HEARTBEAT_SECONDS, awaited="the renewal of a lease"

@@ -20,6 +20,7 @@ from hetpipe.rpc.convert import (
     news_from_proto,
     stage_key_from_proto,
 )
+from hetpipe.rpc.convert_conditions import job_conditions_from_proto
 from hetpipe.rpc.convert_jobs import (
     event_to_proto,
     state_to_proto,
@@ -31,6 +32,7 @@ from hetpipe.rpc.convert_jobs import (
 from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
 from hetpipe.spec.bounds import MAX_LISTED, cut
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
@@ -60,6 +62,7 @@ class CoordinatorHandlers(Protocol):
         jobs: tuple[JobId, ...],
         last_command: int,
         lost: Mapping[JobId, str],
+        conditions: Mapping[JobId, tuple[Condition, ...]],
     ) -> Renewal:
         """Renew a lease. Raises `UnknownMember`."""
         ...
@@ -178,6 +181,7 @@ class _Adapter:
             jobs=tuple(checked_job_id(job) for job in request.job_ids),
             last_command=request.last_command,
             lost={checked_job_id(job): cut(request.lost_jobs[job]) for job in sorted(request.lost_jobs)},
+            conditions=job_conditions_from_proto(request.conditions),
         )
         return pb.HeartbeatResponse(
             lease_seconds=renewal.lease_seconds, ended_job_ids=renewal.ended_jobs, fence=renewal.fence

@@ -31,7 +31,12 @@ class StageKey:
 
     def __str__(self) -> str:
         """Name for a sentence."""
-        return f"stage {self.stage} of virtual worker {self.vw}"
+        return stage_name(self.vw, self.stage)
+
+
+def stage_name(vw: VirtualWorkerIndex, stage: StageIndex) -> str:
+    """A stage's name for a sentence."""
+    return f"stage {stage} of virtual worker {vw}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import ClockSnapshot
@@ -180,6 +181,38 @@ class Rewound:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionRaised:
+    """The run goes on, and is less safe than it was."""
+
+    condition: ConditionKind
+    who: tuple[str, ...]
+    """All of whom that is true."""
+    sentence: str
+    """The cause, the path, and the fix; of the first of them."""
+    since: float
+    """When that one noticed it, in seconds since 1970."""
+    times: int
+    """How often it was raised since followers were last told."""
+    kind: Literal["condition_raised"] = "condition_raised"
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionCleared:
+    """What `ConditionRaised` told is over."""
+
+    condition: ConditionKind
+    who: tuple[str, ...]
+    """All for whom it is over."""
+    sentence: str
+    """What is well again; of the last of them."""
+    cleared: float
+    """When that one noticed it, in seconds since 1970."""
+    remaining: int
+    """For how many others it still holds."""
+    kind: Literal["condition_cleared"] = "condition_cleared"
+
+
+@dataclass(frozen=True, slots=True)
 class StageRow:
     """One stage of one row of the progress table: layers [first_layer, last_layer) on `device`."""
 
@@ -255,6 +288,8 @@ class JobEnded:
     """Every mistake found, when the user's input was refused."""
     result: dict[str, Any] | None = None
     """The object that `hetpipe train --json` prints; None when the job failed."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run, by the time at which it began; those without `cleared` held to the end."""
     kind: Literal["ended"] = "ended"
 
 
@@ -270,6 +305,8 @@ JobEvent = (
     | WorkerReplanned
     | ReplanJudged
     | Rewound
+    | ConditionRaised
+    | ConditionCleared
     | JobEnded
 )
 
@@ -331,3 +368,5 @@ class JobStatus:
     """In index order; empty before they were started."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangers the job, or has, by the time at which it began; without a job, of the cluster."""

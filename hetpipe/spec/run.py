@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from hetpipe.spec.bounds import CLOCK, COUNT, Count, Name, Seconds, Sentence
+from pydantic import Field
+
+from hetpipe.spec.bounds import CLOCK, COUNT, MAX_LISTED, Count, Name, Seconds, Sentence
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.plan import Plan
 
@@ -188,7 +191,15 @@ class StageDone:
     kind: Literal["done"] = "done"
 
 
-StageReport = StageReady | StageProgress | StageWaiting | StageEvaluation | StageFailed | StageDone
+@dataclass(frozen=True, slots=True)
+class StageConditions:
+    """What endangers the run at this stage, as often as one of its conditions changes: all of them, at their newest."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_LISTED)]
+    kind: Literal["conditions"] = "conditions"
+
+
+StageReport = StageReady | StageProgress | StageWaiting | StageEvaluation | StageConditions | StageFailed | StageDone
 
 
 @dataclass(frozen=True, slots=True)

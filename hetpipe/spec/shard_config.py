@@ -31,3 +31,8 @@ class ShardConfig:
     """Where the run starts: clock 0, or the barrier of the restored checkpoint."""
     run: RunDocument | None = None
     """What the clock shard keeps for a coordinator that has never heard of the job; None for the others."""
+
+
+def shard_name(shard: ShardIndex) -> str:
+    """A parameter server's name for a sentence."""
+    return f"parameter server {shard}"

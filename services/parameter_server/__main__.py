@@ -19,6 +19,7 @@ from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import MemberReplaced
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.ps.disk_watch import DiskWatch
 from hetpipe.ps.followers import MAX_FOLLOWERS
 from hetpipe.ps.job_state import StateOptions
 from hetpipe.ps.readings import readings
@@ -138,6 +139,8 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     membership = _membership(
         options, shards, tls, name or address, host, address, on_replaced=lambda _replaced: shutdown.ask()
     )
+    shards.on_condition(membership.beat_soon)
+    DiskWatch(shards).start()
     try:
         shutdown.on_ask(membership.cancel_start)
         sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
@@ -180,6 +183,7 @@ def _membership(
         clocks=shards.snapshots,
         jobs=shards.jobs,
         lost=shards.lost_jobs,
+        conditions=shards.conditions,
         on_ended_jobs=release,
         newest_info=lambda info: replace(info, highest_term=shards.highest_term),
         on_replaced=on_replaced,

@@ -28,6 +28,8 @@ from tests.coordinator.fakes import FakeShards
 class Lead:
     """The lead of one coordinator; whoever has lost it can outbid nobody."""
 
+    outage = ""
+
     def __init__(self, fence: int) -> None:
         self.fence = fence
         self.is_lost = False

@@ -161,6 +161,8 @@ class TestStore:
 
 
 class _Lead:
+    outage = ""
+
     def __init__(self, fence: int) -> None:
         self.fence = fence
 

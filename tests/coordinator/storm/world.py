@@ -43,6 +43,8 @@ class SlowExecutor(Executor):
 class Leading:
     """A lead: its number grows, unless the store forgets it; `hetpipe.coordinator.fences.Election`."""
 
+    outage = ""
+
     def __init__(self, fence: int) -> None:
         self.fence = fence
 
