@@ -81,9 +81,9 @@ class Output:
         self.machine.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
         self.machine.flush()
 
-    def complain(self, sentences: Sequence[str]) -> None:
-        """Say what went wrong, as lines and, if asked for, as the JSON line."""
+    def complain(self, sentences: Sequence[str], value: Mapping[str, Any] | None = None) -> None:
+        """Say what went wrong, as lines and, if asked for, as the JSON line: `value`, or else the `errors`."""
         self.complaints.write("".join(f"error: {sentence}\n" for sentence in sentences))
         self.complaints.flush()
         if self.machine is not None:
-            self.answer({"errors": list(sentences)})
+            self.answer({"errors": list(sentences)} if value is None else value)

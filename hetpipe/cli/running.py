@@ -103,7 +103,7 @@ def _tell(end: RunEnd, output: Output, shell: Shell) -> None:
     if end.result is None:
         for line in safety_lines(end.conditions):
             output.note(line)
-        output.complain(end.sentences)
+        output.complain(end.sentences, end.to_json())
         return
     output.say(*end.sentences, *summary_lines(end, current=shell.current))
     if output.machine is not None:

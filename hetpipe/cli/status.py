@@ -193,7 +193,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         straggler=None if progress is None else progress.straggler,
         slow=() if progress is None else progress.slow,
         rewinds=status.rewinds,
-        conditions=status.conditions,
+        conditions=status.conditions or (() if result is None else result.conditions),
     )
 
 

@@ -39,12 +39,12 @@ class _Entry:
     """Of whoever raised it; `times` over all."""
     reporters: set[str] = field(default_factory=set)
     """For whom it holds."""
-    times: dict[str, int] = field(default_factory=dict)
-    """How often each reporter had raised it."""
+    heard: dict[str, Condition] = field(default_factory=dict)
+    """The last report of each process."""
     told: bool = False
     """Whether followers believe that it holds."""
     untold: int = 0
-    """How often it was raised since followers were told."""
+    """How often it was raised since followers were told, but for when it held."""
 
 
 class ConditionBoard:
@@ -114,34 +114,34 @@ class ConditionBoard:
             if not report.times or not self._has_room():
                 return
             entry = self._entries[key] = _Entry(replace(report, times=0, cleared=report.cleared or report.since))
-        raised, held = self._raised(entry, source, report), entry.newest.holds
-        entry.times[source] = report.times
+        raised, held, before = self._raised(entry, source, report), entry.newest.holds, entry.heard.get(source)
+        entry.heard[source] = report
+        has_begun = not held or (before is not None and before.since < report.since)
         entry.reporters.discard(_RECALLED)
         if report.holds:
             entry.reporters.add(source)
         elif not report.kind.is_permanent:
             entry.reporters.discard(source)
         times = entry.newest.times + raised
-        if entry.reporters and not held:
+        if entry.reporters and has_begun:
             entry.newest = replace(report, times=times)
         elif not entry.reporters and (held or raised):
             entry.newest = replace(report, sentence=report.sentence or entry.newest.sentence, times=times)
         else:
             entry.newest = replace(entry.newest, times=times)
-        entry.untold += raised
-        has_flapped = bool(raised) and not report.holds
-        if entry.newest.holds != held or has_flapped:
+        entry.untold += raised if has_begun else 0  # else it was raised again while it held
+        if entry.newest.holds != held or entry.untold:
             names = self._changed.setdefault(report.kind, [])
             if report.who not in names:
                 names.append(report.who)
 
     def _raised(self, entry: _Entry, source: str, report: Condition) -> int:
         """How often it was raised since it was last heard of."""
-        known = entry.times.get(source)
-        if known is not None:
+        before = entry.heard.get(source)
+        if before is not None:
             # A process that was started again counts from 0 once more.
-            return report.times - known if report.times >= known else report.times
-        if _RECALLED in entry.reporters or (entry.newest.times and not entry.times):
+            return report.times - before.times if report.times >= before.times else report.times
+        if _RECALLED in entry.reporters or (entry.newest.times and not entry.heard):
             return int(report.holds and not entry.newest.holds)
         return report.times
 
@@ -162,7 +162,7 @@ class ConditionBoard:
     def _events(self, kind: ConditionKind, names: Sequence[str]) -> Iterator[_Event]:
         """What followers are to know of a kind, as one event for all that began and one for all that ended."""
         entries = [self._entries[kind, who] for who in names if (kind, who) in self._entries]
-        raised = [entry for entry in entries if entry.untold and (entry.newest.holds or not entry.told)]
+        raised = [entry for entry in entries if entry.untold]
         cleared = [entry for entry in entries if not entry.newest.holds and (entry.told or entry.untold)]
         if raised:
             first = min(raised, key=lambda entry: entry.newest.since).newest

@@ -38,6 +38,7 @@ from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import LivesInput
 from hetpipe.errors import JobFailed, StateLost
 from hetpipe.spec.commands import InspectionResult, InspectionStep, StageNews, StopJobCommand
+from hetpipe.spec.conditions import consequence
 from hetpipe.spec.events import JobState, StateChanged, StopMode, Waiting
 from hetpipe.spec.ids import AgentId
 from hetpipe.spec.members import MemberInfo
@@ -169,7 +170,9 @@ class JobMachine(JobCourse):
             self._fail(told, now=now)
             return
         if told is not None:
-            self._announce(told)
+            # What is lost is what no checkpoint has, whoever has died.
+            sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
+            self._announce(replace(told, sentence=sentence))
         self._step(Step.PREPARED, now=now)
         self.stages, self._disks = StageTable(), LostDisks()
         self._training = Training(

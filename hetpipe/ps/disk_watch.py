@@ -160,9 +160,9 @@ class DiskWatch:
             folders = " and ".join(map(str, use.folders))
             wanted = disk.wanted_bytes(use.needed_bytes)
             sentence = (
-                f"{who} is nearly full: {free}, and {_size(wanted)} are wanted: {_size(use.needed_bytes)} for the next "
-                f"two checkpoints and snapshots in {folders}, the rest for histories and logs; make room there, or keep "
-                "fewer checkpoints (checkpoint.keep)"
+                f"{who} is nearly full: {free}, and {_size(wanted)} are wanted: {_size(use.needed_bytes)} for the "
+                f"next two checkpoints and snapshots in {folders}, the rest for histories and logs; make room there, "
+                "or keep fewer checkpoints (checkpoint.keep)"
             )
             conditions.raise_(ConditionKind.DISK_NEARLY_FULL, who, sentence)
         return key

@@ -65,16 +65,19 @@ class Condition:
         return self.cleared is None
 
 
-#: Kinds that a disk causes.
-_OF_DISKS = frozenset(ConditionKind) - {ConditionKind.STORE_UNREACHABLE}
+#: Kinds that cost what a run has computed, when something else goes wrong.
+_COSTLY = frozenset({ConditionKind.CHECKPOINT_GIVEN_UP, ConditionKind.DISK_NEARLY_FULL, ConditionKind.DURABILITY_LOST})
 
-#: Errors that follow from each kind, by their names in `hetpipe.errors`.
+#: Kinds that a disk causes.
+_OF_DISKS = _COSTLY | {ConditionKind.HISTORY_INCOMPLETE}
+
+#: Errors, by their names in `hetpipe.errors`, and the kinds that they follow from.
 _CONSEQUENCES = {
-    "CheckpointNotWritten": _OF_DISKS,
-    "CheckpointError": _OF_DISKS,
-    "DurabilityLost": _OF_DISKS,
+    "CheckpointNotWritten": _COSTLY,
+    "CheckpointError": _COSTLY,
+    "DurabilityLost": _COSTLY,
     "HistoryIncomplete": _OF_DISKS,
-    "StateLost": _OF_DISKS,
+    "StateLost": _COSTLY,
     "StoreUnavailable": frozenset({ConditionKind.STORE_UNREACHABLE}),
 }
 
@@ -108,7 +111,9 @@ def consequence(sentence: str, error: str, conditions: Sequence[Condition]) -> s
     kinds = _CONSEQUENCES.get(error, frozenset())
     if any(text in sentence for text in _DISK_TEXTS):
         kinds |= _OF_DISKS
-    cause = first_cause([one for one in conditions if one.kind in kinds])
+    possible = [one for one in conditions if one.kind in kinds]
+    # A history that was cut stays so: it may be of an earlier time at which the disk was full.
+    cause = first_cause([one for one in possible if not one.kind.is_permanent]) or first_cause(possible)
     if cause is None or FIRST_CAUSE in sentence:
         return sentence
     return f"{sentence}; {FIRST_CAUSE}{cause.sentence}"

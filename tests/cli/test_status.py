@@ -88,6 +88,7 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "straggler": None,
         "slow": [],
         "rewinds": 0,
+        "conditions": [],
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",

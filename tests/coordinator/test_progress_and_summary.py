@@ -211,6 +211,7 @@ class TestResult:
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},
             "rewinds": 1,
+            "conditions": [],
             "stages": [
                 {
                     "vw": vw,

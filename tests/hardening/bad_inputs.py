@@ -76,7 +76,8 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "Heartbeat": (
         ("job_ids = .*", "nobody has heard of that job"),
-        ("without clocks|without lost_jobs", "none to tell"),
+        ("without clocks|without lost_jobs|without conditions", "none to tell"),
+        (r"conditions\.(job_id|condition\.\w+) = .*", "what a member says of itself, for people to read"),
     ),
     "Leave": ((".*", "whoever is no member has left"),),
     "WatchCommands": (("after_sequence = .*", "a command that is there"),),
