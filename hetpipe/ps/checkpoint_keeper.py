@@ -29,6 +29,7 @@ from hetpipe.ps.manifest import (
     checkpoint_dir,
     file_digest,
     manifest_bytes,
+    newest_listed,
     read_label,
     read_manifest,
 )
@@ -167,6 +168,8 @@ class CheckpointKeeper:
             self._newest = clock
             if (self._folder(clock) / MANIFEST).exists():
                 self.newest_complete = clock
+                with suppress(CheckpointError):
+                    self.newest_bytes = sum(file.num_bytes for file in read_manifest(self._folder(clock)).files)
                 return  # this process was started anew
             self._remove_given_up()
             while len(self._sets) >= MAX_SETS:
@@ -275,7 +278,7 @@ class CheckpointKeeper:
 
     def _give_up(self, clock: Clock, reason: str) -> None:
         _log.error("checkpoint_given_up", error=CheckpointNotWritten.__name__, clock=clock, reason=reason)
-        newest = self.newest_complete
+        newest = self._newest_clock()
         before = "there is none before it" if newest is None else f"the newest complete one is at clock {newest}"
         sentence = f"the checkpoint at clock {clock} was given up, {before}: {reason}"
         self._conditions.raise_(ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, sentence)
@@ -283,6 +286,14 @@ class CheckpointKeeper:
         self._given_up[clock] = reason
         while len(self._given_up) > MAX_SETS:
             del self._given_up[min(self._given_up)]
+
+    def _newest_clock(self) -> Clock | None:
+        """Of the newest complete checkpoint of the run, also if an earlier process completed it."""
+        if self.newest_complete is None:
+            with suppress(CheckpointError, OSError):
+                folder = newest_listed(self._run_dir)
+                return None if folder is None else read_manifest(folder).progress.clock
+        return self.newest_complete
 
     def _remove_given_up(self) -> None:
         """Delete what was written of sets that were given up: by now nobody writes there."""

@@ -36,7 +36,7 @@ from hetpipe.spec.commands import (
 from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
+from hetpipe.spec.run import StageConditions, StageDone, StageEvaluation, StageFailed, StageReady
 from tests.agent.programs import ends, environment, fake_programs
 from tests.certs.cluster import AGENT, cluster
 from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
@@ -135,6 +135,15 @@ class TestStages:
         assert isinstance(ready.report, StageReady)
         bench.children.tell_again()
         assert bench.next() == ready
+
+    def test_so_are_its_newest_conditions(self, bench: Bench) -> None:
+        bench.start("cut")
+        ready, _, newest = (bench.next() for _ in range(3))
+        assert isinstance(newest, StageNews)
+        assert isinstance(newest.report, StageConditions)
+        assert [condition.times for condition in newest.report.conditions] == [2]
+        bench.children.tell_again()
+        assert [bench.next(), bench.next()] == [ready, newest]
 
     def test_but_not_after_its_end(self, bench: Bench) -> None:
         bench.start("done")

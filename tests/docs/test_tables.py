@@ -21,6 +21,7 @@ from hetpipe.coordinator.lifecycle import TABLE
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import WaveMetrics
 from hetpipe.pipeline import barrier
+from hetpipe.spec.conditions import ConditionKind
 from hetpipe.spec.events import ProcessStatus
 from hetpipe.sync import segment
 from tests.docs.job_keys import PAGE, SECTIONS, marked, rewritten
@@ -28,6 +29,7 @@ from tests.docs.pages import ROOT, code_spans, table_after
 
 STATE_MACHINES = ROOT / "docs" / "state-machines.md"
 FILES = ROOT / "docs" / "files.md"
+DYING = ROOT / "docs" / "when-something-dies.md"
 
 
 def keys(rows: list[list[str]]) -> list[str]:
@@ -81,6 +83,11 @@ def test_who_leads() -> None:
         for standing, row in leadership.TABLE.items()
         for step, following in row.items()
     ]
+
+
+def test_the_kinds_of_lost_safety() -> None:
+    rows = table_after(DYING, "| condition *(compared)* |")
+    assert [code_spans(row[0]) for row in rows] == [[kind.value] for kind in ConditionKind]
 
 
 def test_the_events_of_the_history() -> None:

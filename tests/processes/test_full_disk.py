@@ -108,6 +108,11 @@ def test_a_full_disk_is_told_at_once_and_the_first_cause_stays_the_last_line(
 
     disk.fill()
     wait_until_told(train, "condition_raised", WHILE_FULL | {ConditionKind.HISTORY_INCOMPLETE})
+    wait_until(
+        lambda: 'condition=history_incomplete who="stage 0 of virtual worker 0"' in train.stderr(),
+        timeout_seconds=30.0,
+        what="the stage's own history",
+    )
     full = train.status()
     began = json_of(disk.run_dir / "run.json")["started_wall"]
     for kind, at in told(train, "condition_raised").items():

@@ -80,6 +80,8 @@ def test_the_screen_of_a_follower_says_so_and_when_it_is_back(server: Server, tm
         await_line("event=condition_cleared condition=store_unreachable")
         assert metric(metrics, "hetpipe_store_unreachable") == "0.0"
     finally:
-        for process in filter(None, (follower, coordinator.process)):
-            process.kill()
-            process.communicate()
+        coordinator.process.kill()
+        coordinator.process.communicate()
+        if follower is not None:
+            follower.kill()
+            follower.communicate()
