@@ -1,8 +1,8 @@
 """The conditions of one job: what processes report, when followers are told of it, what is current. Pure.
 
 A process reports the newest state of each of its conditions, and how often it was raised. What changed is told at once,
-if little was told of that kind before. More of the same kind is gathered for a moment, and from a kind that flaps there
-is one event per `WINDOW_SECONDS`, with counts. What is current is known at any time, whatever was told.
+if little was told of that kind before. More of the same kind is gathered for a moment, and of a kind that flaps at most
+`BURST` times per `WINDOW_SECONDS` is told what has become of it, with counts. What is current is known at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hetpipe.spec.events import ConditionCleared, ConditionRaised, NumberedEvent
 #: After an event of a kind, others of that kind wait so long for each other: a full disk shows at all processes.
 GATHER_SECONDS = 2.0
 
-#: Events of a kind within so many seconds, after which its next one waits.
+#: How often, within so many seconds, followers are told of a kind.
 WINDOW_SECONDS = 60.0
 BURST = 4
 
