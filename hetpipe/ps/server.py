@@ -368,7 +368,7 @@ class ShardServer:
             StateLost: an earlier process left something that cannot be used.
         """
         history = self._history(config)
-        conditions = Conditions()
+        conditions = Conditions(self._clock)
         conditions.on_change(self._tell_condition)
         state = None if self._state is None else JobState(config, self._state, history, conditions)
         return JobShard(config, history, state, conditions)
