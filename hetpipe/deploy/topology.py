@@ -309,7 +309,7 @@ def _coordinator(wishes: Wishes) -> Container:
             peer=NamedPeer(identity.Role.COORDINATOR, identity.Role.COORDINATOR),
             module="coordinator",
             name=Role.COORDINATOR,
-            options=(*_listening(Role.COORDINATOR), *store),
+            options=(*_listening(Role.COORDINATOR), *store, *_run_root(wishes.folders)),
             mounts=mounts,
             depends_on=(Role.STORE,) if wishes.store is Store.REDIS else (),
             published=wishes.port,
@@ -327,7 +327,15 @@ def _parameter_server(wishes: Wishes, index: int) -> Container:
             peer=NamedPeer(identity.Role.PARAMETER_SERVER, str(index)),
             module="parameter_server",
             name=name,
-            options=(*_listening(name), *_TO_COORDINATOR, "--index", str(index), "--state", state),
+            options=(
+                *_listening(name),
+                *_TO_COORDINATOR,
+                "--index",
+                str(index),
+                "--state",
+                state,
+                *_run_root(wishes.folders),
+            ),
             mounts=(_runs(wishes.folders),),
             depends_on=(Role.COORDINATOR,),
         ),
@@ -342,13 +350,14 @@ def _agents(wishes: Wishes) -> Iterator[Container]:
         gpus = tuple(device.gpu for device in group.devices if device.gpu)
         offered = () if gpus else ("--cpu-devices", str(len(group.devices)))
         allowed = tuple(part for pattern in wishes.modules for part in ("--allow-modules", pattern))
+        roots = ("--code-root", wishes.folders.code, *_run_root(wishes.folders))
         yield _service(
             wishes,
             _Service(
                 peer=NamedPeer(identity.Role.AGENT, group.node),
                 module="agent",
                 name=name,
-                options=(*_TO_COORDINATOR, "--node", group.node, "--host", name, *offered, *allowed),
+                options=(*_TO_COORDINATOR, "--node", group.node, "--host", name, *offered, *allowed, *roots),
                 mounts=(*_code(wishes.folders), _runs(wishes.folders)),
                 depends_on=(before,),
                 gpus=gpus,
@@ -365,6 +374,11 @@ _TO_COORDINATOR = ("--coordinator", f"{Role.COORDINATOR}:{GRPC_PORT}")
 
 def _listening(name: str) -> tuple[str, ...]:
     return ("--host", "0.0.0.0", "--port", str(GRPC_PORT), "--advertise", name)  # noqa: S104 - of a private network
+
+
+def _run_root(folders: Folders) -> tuple[str, ...]:
+    # A checkpoint to begin with may be among the folders that are shown besides.
+    return tuple(part for folder in (folders.runs, *folders.more) for part in ("--run-root", folder))
 
 
 def _code(folders: Folders) -> tuple[Mount, ...]:
