@@ -22,10 +22,12 @@ from hetpipe.errors import (
     ProtocolViolation,
     Unavailable,
     UnknownMember,
+    UserError,
 )
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
+from hetpipe.roots import Roots
 from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.spec.commands import (
     AgentNews,
@@ -110,6 +112,7 @@ class Children:
         first_metrics_port: int | None = None,
         first_link_port: int | None = None,
         certificates: StageCertificates | None = None,
+        roots: Roots | None = None,
     ) -> None:
         """Prepare; nothing is started.
 
@@ -123,7 +126,9 @@ class Children:
             first_link_port: where the stage on device 0 awaits the next stage, those on the next devices on the next
                 ports; None: on any free ones.
             certificates: certifies stages; None without TLS.
+            roots: below which folders jobs may have their code and their runs; None: anywhere.
         """
+        self._roots = roots or Roots()
         self._tell = tell
         # A child is nobody, or who its own certificate says; never the agent.
         inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
@@ -171,6 +176,13 @@ class Children:
         with self._lock:
             if job_id in self._inspections:
                 return
+        inspection = Inspection(job_id, self._tell)
+        try:
+            self._roots.check_code(command.import_path)
+            self._roots.check_run(command.run_dir)
+        except UserError as error:
+            inspection.refused(error)
+            return
         order = InspectionOrder(
             job=from_json(dict[str, Any], command.job_json),
             import_path=command.import_path,
@@ -185,7 +197,6 @@ class Children:
             environment=self._environment,
             log_path=Path(command.run_dir) / "logs" / "inspection.out",
         )
-        inspection = Inspection(job_id, self._tell)
 
         def on_exit(exit_code: int, last_words: str) -> None:
             with self._lock:
@@ -206,6 +217,8 @@ class Children:
                 return
         life = f"-life-{key.incarnation}" if key.incarnation else ""
         try:
+            self._roots.check_code(config.import_path)
+            self._roots.check_run(config.run_dir, config.restore)
             environment = self._stage_environment(key, config)
         except HetpipeError as error:
             self._not_started(key, error, 1)
@@ -372,6 +385,11 @@ class Inspection:
             result = InspectionResult(self._job_id, None, str(answer.get("error", JobFailed.__name__)), problems)
         self._told = True
         self._tell(result)
+
+    def refused(self, error: UserError) -> None:
+        """It is not started."""
+        self._told = True
+        self._tell(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))
 
     def ended(self, exit_code: int, last_words: str) -> None:
         """Its process is gone; without an answer before, that is the outcome."""

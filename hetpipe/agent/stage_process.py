@@ -165,11 +165,17 @@ def _parameter_servers(
     times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
     endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
     shards: list[ShardTransport] = []
-    for index, (address, time) in enumerate(zip(addresses, times, strict=True)):
-        shard = over(GrpcShard(address, ShardIndex(index), tls=tls), time)
+    ids = config.shard_ids or ("",) * len(addresses)
+    for index, (address, member_id, time) in enumerate(zip(addresses, ids, times, strict=True)):
+        shard = over(GrpcShard(address, ShardIndex(index), member_id=member_id, tls=tls), time)
         shards.append(PatientShard(shard, endurances[index]))
     clock_shard = GrpcClock(
-        addresses[0], job_id=config.plan.job_id, term=config.plan.term, requester=requester_of(config), tls=tls
+        addresses[0],
+        job_id=config.plan.job_id,
+        term=config.plan.term,
+        requester=requester_of(config),
+        member_id=ids[0],
+        tls=tls,
     )
     return shards, PatientClock(clock_shard, endurances[0])
 

@@ -6,6 +6,7 @@ as soon as it tells of it, on a thread; `JobMachine.adopted` then goes on as if 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
@@ -15,13 +16,13 @@ from hetpipe.coordinator.job_hosts import JobHosts
 from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.orphans import Orphan
 from hetpipe.coordinator.store import JobRecord, all_events
-from hetpipe.errors import HetpipeError, JobError, JobFailed, Unavailable
+from hetpipe.errors import HetpipeError, JobError, JobFailed, PermissionDenied, Unavailable
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.commands import AgentNews
 from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job_json import job_from_json
-from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.run_document import RunDescription
 
@@ -29,6 +30,8 @@ _log = get_logger(__name__)
 
 #: States in which nothing is lost when a job is begun again.
 _BEFORE_TRAINING = frozenset({JobState.SUBMITTED, JobState.INSPECTING, JobState.PLANNING})
+
+_ID_CHARACTERS = 12
 
 _BEGUN_AGAIN = "a new coordinator begins the job again, which had not begun to train"
 
@@ -65,22 +68,24 @@ class Adopting(JobHosts):
             else:
                 self._hear_of(record.job_id, record)
 
-    def _hear_of(self, job_id: JobId, record: JobRecord | None = None) -> Orphan | None:
-        """Somebody tells of a job. An orphan if it is one now; under the lock."""
+    def _hear_of(
+        self, job_id: JobId, record: JobRecord | None = None, *, teller: MemberId | None = None
+    ) -> Orphan | None:
+        """Somebody tells of a job: the store its `record`, or a member. An orphan if it is one now; under the lock."""
         host = self._hosts.get(job_id)
         if job_id in self._ended or (host is not None and host.machine.state is not JobState.SUBMITTED):
             return None
-        orphan = self._orphans.hear_of(job_id, now=self._clock.monotonic())
+        orphan = self._orphans.hear_of(job_id, now=self._clock.monotonic(), teller=teller)
         if orphan is not None:
             orphan.record = orphan.record or record
         return orphan
 
-    def _may_have_processes(self, job_id: JobId) -> bool:
-        """Whether members may still do something for a job that they tell of; under the lock."""
+    def _may_have_processes(self, job_id: JobId, teller: MemberId) -> bool:
+        """Whether a member may still do something for a job that it tells of; under the lock."""
         host = self._hosts.get(job_id)
         if host is not None:
             return host.machine.may_have_processes(now=self._clock.monotonic())
-        self._hear_of(job_id)
+        self._hear_of(job_id, teller=teller)
         return job_id not in self._ended
 
     def _clock_told(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
@@ -88,17 +93,23 @@ class Adopting(JobHosts):
         host = self._hosts.get(job_id)
         if host is not None and host.machine.shards and host.machine.shards[0].id == shard.id:
             self._feed(host, ClocksTold(clocks))
-        elif self._hear_of(job_id) is not None:
+        elif self._hear_of(job_id, teller=shard.id) is not None:
             self._orphans.clock_told(job_id, shard, clocks.term, now=self._clock.monotonic())
 
-    def _news_told(self, news: AgentNews) -> None:
-        """An agent tells of a job; under the lock."""
+    def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
+        """An agent tells of a job; whether that is for it to tell. Under the lock.
+
+        Of a job that nobody leads yet that is decided when it is adopted.
+        """
         orphan = self._hear_of(news.job_id) if news.job_id in self._orphans else None
         host = self._hosts.get(news.job_id)
         if orphan is not None:
-            orphan.news.append(news)
+            orphan.news[agent].append(news)
         elif host is not None:
+            if not host.machine.may_tell(agent, news):
+                return False
             self._feed(host, news)
+        return True
 
     def _look_after_orphans(self) -> None:
         """Ask whoever is to be asked, give up whoever is; under the lock."""
@@ -142,9 +153,10 @@ class Adopting(JobHosts):
 
     def _ask(self, orphan: Orphan, executor: Executor) -> None:
         """Ask the clock shard what has become of the job, and lead it. Not under the lock."""
-        assert orphan.clock_shard is not None
+        clock_shard = orphan.clock_shard
+        assert clock_shard is not None
         try:
-            description = self._described(orphan.job_id, orphan.clock_shard)
+            description = self._described(orphan.job_id, clock_shard)
             record = self._store.create_job(_record_of(description))
             events = all_events(self._store, orphan.job_id)
             with self.condition:
@@ -153,16 +165,25 @@ class Adopting(JobHosts):
             is_known = isinstance(error, HetpipeError)
             _log.warning("job_not_adopted", job=orphan.job_id, reason=str(error), exc_info=None if is_known else error)
             with self.condition:
+                if isinstance(error, PermissionDenied):
+                    self._orphans.refuse(orphan, clock_shard)
                 is_passing = isinstance(error, Unavailable)
                 now = self._clock.monotonic()
                 self._orphans.not_adopted(orphan, str(error), is_passing=is_passing, now=now)
 
     def _described(self, job_id: JobId, clock_shard: MemberInfo) -> RunDescription:
-        port = self._tools.open_shard(clock_shard.address)
+        """What the clock shard tells of a job.
+
+        Raises:
+            PermissionDenied: it is not for that parameter server to tell.
+        """
+        port = self._tools.open_shard(clock_shard)
         try:
-            return port.describe(job_id)
+            description = port.describe(job_id)
         finally:
             port.close()
+        _check_teller(job_id, clock_shard, description)
+        return description
 
     def _adopt(
         self,
@@ -194,8 +215,10 @@ class Adopting(JobHosts):
         _log.warning("job_adopted", job=orphan.job_id, state=machine.state, term=description.term)
         for member in self._registry.members(now=now):
             self._feed(host, MemberSeen(member.info))
-        for news in orphan.news:
-            self._feed(host, news)
+        for agent, told in orphan.news.items():
+            for news in told:
+                if machine.may_tell(agent, news):
+                    self._feed(host, news)
         self._feed(host, Tick())
         self._offer_cluster()
         self.condition.notify_all()
@@ -234,6 +257,26 @@ class Adopting(JobHosts):
         ended = NumberedEvent(number, JobEnded(JobState.FAILED, sentence, JobFailed.__name__))
         failed = record.at(JobState.FAILED, failure=sentence)
         save(self._store, Unsaved(failed, is_record=True, events=(ended,)))
+
+
+def job_id_of(name: str, request_id: str) -> JobId:
+    """The id of a job: its name, for people, and a digest of its request, so that a resend means the same job."""
+    return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
+
+
+def _check_teller(job_id: JobId, shard: MemberInfo, description: RunDescription) -> None:
+    """Let nobody but its clock shard tell of a job that nobody leads.
+
+    The id of a job is made from its request, which the coordinator tells its clock shard alone.
+
+    Raises:
+        PermissionDenied: what it tells is of another job, or on other parameter servers.
+    """
+    run = description.run
+    if run.plan.job_id != job_id or job_id_of(str(run.job.get("name", "")), run.submission.request_id) != job_id:
+        raise PermissionDenied(f"{shard} tells of job {job_id} what is not of that job")
+    if not run.shards or run.shards[0].id != shard.id:
+        raise PermissionDenied(f"{shard} tells of job {job_id}, of which it is not the clock shard")
 
 
 def _record_of(description: RunDescription) -> JobRecord:

@@ -119,6 +119,7 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
                 import_path=submission.import_path,
                 host=hosts[stage.agent],
                 restore=submission.restore,
+                shard_ids=tuple(shard.id for shard in assignment.shards),
                 emulation=assignment.emulations[vw.index][index] if assignment.emulations else None,
             ),
         )
@@ -223,6 +224,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             run_dir=run.submission.run_dir,
             progress=run.start,
             run=None if index else run,
+            clock_shard_id=run.shards[0].id,
         )
         for index in range(plan.num_shards)
     ]

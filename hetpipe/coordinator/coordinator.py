@@ -7,7 +7,6 @@ leases, feeds the machines with time, and retries what the store has not taken.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from concurrent.futures import Executor
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock
-from hetpipe.coordinator.adopting import Adopting
+from hetpipe.coordinator.adopting import Adopting, job_id_of
 from hetpipe.coordinator.exchange import (
     AgentDeparts,
     MemberSeen,
@@ -39,9 +38,8 @@ from hetpipe.errors import (
     UnknownMember,
 )
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.commands import AgentNews, ChildExit, NumberedCommand, StageKey, StageNews
 from hetpipe.spec.events import JobState, NumberedEvent, StopMode, Submission
-from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job_json import job_from_json
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
@@ -50,7 +48,6 @@ from hetpipe.spec.run import ClockSnapshot
 _log = get_logger(__name__)
 
 _REQUEST_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
-_ID_CHARACTERS = 12
 
 _NO_JOB = "no job was submitted yet; hand one in with `hetpipe submit`"
 
@@ -89,28 +86,33 @@ class Coordinator(Adopting):
 
     # -- members ---------------------------------------------------------------------------------------------------
 
-    def register(self, info: MemberInfo) -> Lease:
+    def register(self, info: MemberInfo, *, owner: str = "") -> Lease:
         """Make a member. Another process under the same id is out from now on.
 
+        Args:
+            info: what it tells of itself.
+            owner: whose certificate it has; empty without TLS.
+
         Raises:
-            ProtocolViolation: a member of another role has its id.
+            PermissionDenied: the name is another owner's.
+            ProtocolViolation: a member of another role has its id, or it tells of what is not its own.
             ResourceExhausted: there are too many members.
             NotLeader: it has seen a later coordinator, which leads.
             StoreUnavailable: membership changes wait for the store.
         """
         with self.condition:
-            self._registry.check_new(info)
+            self._registry.check_new(info, owner=owner)
         self._fences.meet(info)
         registration = Registration(uuid.uuid4().hex)
         failpoints.reach("membership.lease_granted_not_recorded")
         record = self._store.put_member(info, registration, lease_seconds=self._registry.lease_seconds)
         failpoints.reach("membership.recorded_not_published")
         with self.condition:
-            replaced = self._registry.put(record, now=self._clock.monotonic())
+            replaced = self._registry.put(record, now=self._clock.monotonic(), owner=owner)
             if info.role is MemberRole.AGENT:
                 self._mailboxes.open(AgentId(info.id), is_new=replaced is not None)
             for job_id in {key.job_id for key in info.stages}:
-                self._hear_of(job_id)
+                self._hear_of(job_id, teller=info.id)
             if replaced is not None:
                 self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
             for host in list(self._hosts.values()):
@@ -130,13 +132,17 @@ class Coordinator(Adopting):
         jobs: tuple[JobId, ...],
         last_command: int,
         lost: Mapping[JobId, str] | None = None,
+        owner: str = "",
     ) -> Renewal:
         """Renew a lease, and hear what is new: `lost` says of jobs that a shard served why it does so no more.
 
         Raises:
             UnknownMember: register again.
+            PermissionDenied: it is another owner's, or tells what a member of its role does not know.
         """
         with self.condition:
+            role = self._registry.check(member_id, registration, owner=owner).info.role
+            _check_told(role, of_shard=bool(clocks or lost), of_jobs=bool(jobs or last_command))
             is_first = not self._registry.has_told(member_id)
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
@@ -147,18 +153,22 @@ class Coordinator(Adopting):
                 if any(shard.id == member_id for shard in host.machine.shards):
                     reason = lost.get(host.job_id, "")
                     self._feed(host, ShardHeard(member_id, serves=host.job_id in jobs, reason=reason))
-            ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id))
+            ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id, member_id))
             self._look_after_orphans()
             if is_first:
                 self._offer_cluster()
         self._renew_in_store(record)
         return Renewal(self._registry.lease_seconds, ended, self._fences.own)
 
-    def leave(self, member_id: MemberId, registration: Registration) -> None:
-        """End a membership; nothing happens when there is none with this registration."""
+    def leave(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> None:
+        """End a membership; nothing happens when there is none with this registration.
+
+        Raises:
+            PermissionDenied: it is another owner's.
+        """
         with self.condition:
             try:
-                info = self._registry.check(member_id, registration).info
+                info = self._registry.check(member_id, registration, owner=owner).info
             except UnknownMember:
                 return
             self._registry.remove(member_id)
@@ -218,13 +228,19 @@ class Coordinator(Adopting):
 
         Raises:
             UnknownMember: register again.
+            PermissionDenied: some of it is of stages or inspections of other agents, and has no effect; the rest has.
         """
         with self.condition:
             self._registry.check(MemberId(agent), registration)
             if not self._mailboxes.take_batch(agent, batch):
                 return
-            for item in news:
-                self._news_told(item)
+            foreign = [item for item in news if not self._news_told(agent, item)]
+        if foreign:
+            what = foreign[0].key if isinstance(foreign[0], StageNews | ChildExit) else "an inspection"
+            raise PermissionDenied(
+                f"agent {agent} tells of {what} of job {foreign[0].job_id}, which is not on its node; "
+                f"{len(foreign)} of {len(news)} news are refused"
+            )
 
     def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
         """The certificate of a stage, made with the key of a request.
@@ -243,15 +259,20 @@ class Coordinator(Adopting):
             lives = () if host is None else host.machine.stages
             if not any(life.key == stage and life.agent == agent and not life.exited for life in lives):
                 raise PermissionDenied(f"no {stage} is to run on agent {agent}")
-        return self._tools.certify(request_pem, StagePeer(stage.job_id, stage.vw, stage.stage))
+        return self._tools.certify(request_pem, stage.peer)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def submit_job(self, submission: Submission) -> JobId:
+    def submit_job(self, submission: Submission, *, owner: str = "") -> JobId:
         """Take a job; the same request id gives the same job.
+
+        Args:
+            submission: how it is handed in.
+            owner: whose certificate hands it in; empty without TLS.
 
         Raises:
             JobError: the job cannot be read.
+            UserError: it names folders where this coordinator reads and writes nothing.
             ProtocolViolation: the request id cannot name a job.
             ResourceExhausted: too many jobs wait or run.
             StoreUnavailable: new jobs wait for the store.
@@ -260,10 +281,11 @@ class Coordinator(Adopting):
             raise ProtocolViolation(
                 f"request id {submission.request_id!r:.80} must be 8 to 64 letters, digits or dashes"
             )
+        self._tools.roots.check_run(submission.run_dir, submission.restore)
         job = job_from_json(submission.job_json)
         job_id = job_id_of(job.name, submission.request_id)
         with self.condition:
-            self._check_room(job_id)
+            self._check_room(job_id, owner)
         record = JobRecord(
             job_id=job_id,
             name=job.name,
@@ -279,6 +301,7 @@ class Coordinator(Adopting):
             now = self._clock.monotonic()
             machine = JobMachine(job_id, job, submission, patience=self._patience, now=now)
             self._hosts[job_id] = JobHost(machine, kept, self._executor_of(job_id), first=self._first_number())
+            self._hosts[job_id].owner = owner
             _log.info("job_submitted", job=job_id, run_dir=submission.run_dir)
             self._offer_cluster()
             self.condition.notify_all()
@@ -370,6 +393,13 @@ class Coordinator(Adopting):
             _log.warning("lease_not_kept", member=record.info.id, reason=str(error))
 
 
-def job_id_of(name: str, request_id: str) -> JobId:
-    """The id of a job: its name, for people, and a digest of its request, so that a resend means the same job."""
-    return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
+def _check_told(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
+    """Let a heartbeat tell what a member of its role may know.
+
+    Raises:
+        PermissionDenied: it tells more.
+    """
+    if of_shard and role is not MemberRole.PARAMETER_SERVER:
+        raise PermissionDenied(f"the heartbeat of an {role} tells clocks or lost jobs, which parameter servers have")
+    if of_jobs and role is MemberRole.WORKER:
+        raise PermissionDenied("the heartbeat of a user's own worker tells of jobs, for which it does nothing")

@@ -14,7 +14,7 @@ from hetpipe.coordinator.agents_cluster import type_of
 from hetpipe.errors import PlanError
 from hetpipe.spec.commands import InspectCommand, InspectionResult
 from hetpipe.spec.events import Submission
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
@@ -111,6 +111,10 @@ class Inspections:
             return None
         with_model, self._asked = self._asked == 0, position + 1
         return Asked(self._agents[position], with_model, missing)
+
+    def is_asked(self, agent: AgentId) -> bool:
+        """Whether it is this agent's answer that is awaited."""
+        return self._asked > 0 and self._agents[self._asked - 1].agent == agent
 
     def heard(self, step: ProfileStep) -> None:
         """The agent that was asked is measuring."""

@@ -17,9 +17,9 @@ from hetpipe.coordinator.setting_out import SettingOut
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import WorkerLives
-from hetpipe.spec.commands import StopJobCommand
+from hetpipe.spec.commands import AgentNews, InspectionResult, InspectionStep, StopJobCommand
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Submission, WorkerStatus
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
@@ -112,6 +112,16 @@ class JobCourse:
         if self.ended is None:
             return True
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
+
+    def may_tell(self, agent: AgentId, news: AgentNews) -> bool:
+        """Whether it is for `agent` to tell `news`: of a process that the plan puts on its node, or of its inspection.
+
+        News of what the job does not have, or not any more, have no effect, whoever tells them.
+        """
+        if isinstance(news, InspectionStep | InspectionResult):
+            return self._way.is_asked(agent)
+        life = self.stages.get(news.key)
+        return life is None or life.agent == agent
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ class JobHost:
         self.executor = executor
         #: As it is kept, or will be.
         self.record = record
+        #: Whose certificate handed it in, if that was with this coordinator; empty without TLS.
+        self.owner = ""
         #: Events as watchers see them.
         self.events: deque[NumberedEvent] = deque(events, maxlen=MAX_EVENTS)
         self._next_number = max(first, self.events[-1].sequence + 1 if self.events else 1)

@@ -47,6 +47,9 @@ MAX_ENDED_JOBS = 20
 #: Jobs that have not ended: each has a thread, and a history of events.
 MAX_OPEN_JOBS = 100
 
+#: Of them, those that one operator has handed in to this coordinator.
+MAX_OPEN_JOBS_OF_OWNER = 80
+
 #: Jobs of which it is remembered that they have ended, so that who still does something for them hears of it.
 _MAX_ENDED_IDS = 10_000
 
@@ -89,7 +92,7 @@ class JobHosts:
         #: By id, in order of submission.
         self._hosts: dict[JobId, JobHost] = {}
         #: Jobs under way that nobody leads. One of them may have a host as well, which waits to be told more.
-        self._orphans = Orphans(patience)
+        self._orphans = Orphans(patience, now=clock.monotonic())
         #: Their threads, as long as they have no host.
         self._askers: dict[JobId, Executor] = {}
         #: Jobs that have ended and have no host, oldest first.
@@ -124,13 +127,16 @@ class JobHosts:
 
     # -- for subclasses, under the lock ------------------------------------------------------------------------------
 
-    def _check_room(self, job_id: JobId) -> None:
-        """Whether another job can be taken.
+    def _check_room(self, job_id: JobId, owner: str = "") -> None:
+        """Whether another job of `owner` can be taken.
 
         Raises:
-            ResourceExhausted: there are too many.
+            ResourceExhausted: there are too many, of its or of all.
         """
-        num_open = sum(host.machine.ended is None for host in self._hosts.values())
+        under_way = [host for host in self._hosts.values() if host.machine.ended is None]
+        num_open, own = len(under_way), sum(host.owner == owner for host in under_way)
+        if owner and job_id not in self._hosts and own >= MAX_OPEN_JOBS_OF_OWNER:
+            raise ResourceExhausted(f"{own} jobs of {owner} wait or run, which is the limit; stop one or let one end")
         if job_id not in self._hosts and num_open >= MAX_OPEN_JOBS:
             raise ResourceExhausted(f"{num_open} jobs wait or run, which is the limit; stop one or let one end")
 
@@ -238,14 +244,21 @@ class JobHosts:
             for agent in host.machine.agents
             for device in agent.devices
         }
-        members = self._registry.of_role(MemberRole.AGENT)
-        agents = [member.agent_info for member in members if not self._registry.departs(member.id)]
-        shards = self._registry.of_role(MemberRole.PARAMETER_SERVER)
+        orphans = self._orphans
+        #: What these have may be in use by a job of which only they tell.
+        tellers = {
+            member for orphan in orphans if not orphans.is_credible(orphan, now=now) for member in orphan.tellers
+        }
+        agents, shards = (
+            [member for member in self._registry.of_role(role) if member.id not in tellers]
+            for role in (MemberRole.AGENT, MemberRole.PARAMETER_SERVER)
+        )
+        offered = [member.agent_info for member in agents if not self._registry.departs(member.id)]
         return ClusterView(
-            agents=tuple(_without(agent, busy) for agent in agents),
-            busy_devices=sum(device.device in busy for agent in agents for device in agent.devices),
+            agents=tuple(_without(agent, busy) for agent in offered),
+            busy_devices=sum(device.device in busy for agent in offered for device in agent.devices),
             shards=tuple(shard for shard in shards if self._registry.has_told(shard.id)),
-            unled=tuple(orphan.job_id for orphan in self._orphans),
+            unled=tuple(orphan.job_id for orphan in orphans if orphans.is_credible(orphan, now=now)),
         )
 
 

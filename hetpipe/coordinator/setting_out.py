@@ -18,7 +18,7 @@ from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
 from hetpipe.spec.commands import InspectionResult, InspectionStep
 from hetpipe.spec.events import JobState, Submission
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import AgentInfo
@@ -66,6 +66,10 @@ class SettingOut:
                 assert self._inspections is not None
                 return self._inspection_told(fact, self._inspections, now=now)
         return []
+
+    def is_asked(self, agent: AgentId) -> bool:
+        """Whether `agent` was asked to look at the model; also if nobody was, as no answer counts then."""
+        return self._inspections is None or self._inspections.is_asked(agent)
 
     def enlarge(self, agents: Sequence[AgentInfo]) -> None:
         """More devices are claimed while the job runs."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -51,6 +51,7 @@ from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import Store
 from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
 from hetpipe.observe.log import get_logger
+from hetpipe.roots import Roots
 from hetpipe.spec import document
 from hetpipe.spec.events import Submission
 from hetpipe.spec.identity import StagePeer
@@ -90,8 +91,8 @@ Certify = Callable[[bytes, StagePeer], bytes]
 class Tools:
     """What tasks need of the outside world."""
 
-    open_shard: Callable[[str], ShardPort]
-    """A shard by its address."""
+    open_shard: Callable[[MemberInfo], ShardPort]
+    """A shard, which with TLS must prove that it is that very one."""
     read_progress: Callable[[str], Progress]
     """How far a checkpoint folder is. Raises `CheckpointError`."""
     newest_checkpoint: Callable[[str], str | None]
@@ -102,6 +103,8 @@ class Tools:
     """Plans jobs that leave it to us."""
     certify: Certify | None = None
     """Makes a stage's certificate of its request; None without TLS. Raises `UserError`."""
+    roots: Roots = field(default_factory=Roots)
+    """Below which folder jobs may have their runs."""
 
 
 class JobTasks:
@@ -197,6 +200,7 @@ class JobTasks:
     def _start(self, folder: str | None, num_samples: int) -> Progress:
         if folder is None:
             return fresh_progress(num_samples)
+        self._tools.roots.check_run(self._submission.run_dir, folder)
         progress = self._tools.read_progress(folder)
         check_progress(progress, folder=folder, num_samples=num_samples)
         return progress
@@ -210,6 +214,7 @@ class JobTasks:
     ) -> None:
         """Write the plan down, and tell every shard of it."""
         run, submission = prepared.run, prepared.submission or self._submission
+        self._tools.roots.check_run(submission.run_dir, submission.restore)
         write_run_files(submission, prepared, eval_samples)
         assignment = run.assignment(submission, agents, shards)
         kept = run_document(
@@ -302,7 +307,7 @@ class JobTasks:
         return None
 
     def _with_shard(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T:
-        port = self._tools.open_shard(shard.address)
+        port = self._tools.open_shard(shard)
         try:
             return use(port)
         finally:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
@@ -28,6 +29,11 @@ class StageKey:
     incarnation: Incarnation
     term: Term
     """Of the job: after a rewind lives are counted from 0 again."""
+
+    @property
+    def peer(self) -> StagePeer:
+        """Who that process is to others."""
+        return StagePeer(self.job_id, self.vw, self.stage, self.incarnation, self.term)
 
     def __str__(self) -> str:
         """Name for a sentence."""

@@ -73,6 +73,8 @@ class StageConfig:
     """Address under which the neighbouring stages reach this process."""
     restore: str | None = None
     """A checkpoint folder to start from, or None for fresh weights."""
+    shard_ids: tuple[str, ...] = ()
+    """Member id per shard, which with TLS each must prove; empty where nobody needs to know."""
     emulation: StageEmulation | None = None
 
 

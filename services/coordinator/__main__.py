@@ -25,10 +25,13 @@ from hetpipe.coordinator.tasks import Certify, Tools
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.roots import add_root_options, roots_of
 from hetpipe.rpc.channel import join_address, split_address
+from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.identity import Role
+from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.sync import Progress
 from services.runtime import (
     Shutdown,
@@ -51,11 +54,11 @@ _SHORTEST_LEASE_SECONDS = 1.0
 _LONGEST_LEASE_SECONDS = 3_600.0
 
 
-def open_shard(address: str, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
+def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
     """The control connection to a shard."""
     from hetpipe.ps.control import ShardControl
 
-    return ShardControl(address, tls=tls, fence=fence)
+    return ShardControl(shard.address, member_id=shard.id, tls=tls, fence=fence)
 
 
 def stage_signer(tls: Tls | None) -> Certify | None:
@@ -130,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="S",
         help="seconds without a heartbeat after which an agent or a parameter server counts as gone (%(default)s)",
     )
+    add_root_options(parser, with_code=False)
     options = parser.parse_args(arguments)
     return run_service("coordinator", options, lambda shutdown: _serve(options, shutdown))
 
@@ -158,6 +162,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             newest_checkpoint=newest_checkpoint,
             listed_checkpoint=listed_checkpoint,
             certify=certify,
+            roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
         store = open_store(options.store, access=access, fence=lambda: election.fence)
         coordinator = Coordinator(

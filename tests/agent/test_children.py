@@ -33,7 +33,6 @@ from hetpipe.spec.commands import (
     StartStageCommand,
     StopVirtualWorkerCommand,
 )
-from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
@@ -334,7 +333,7 @@ class TestCertificates:
 
         shown = (bench.run_dir / "logs" / "vw-0-stage-1.out").read_bytes()
         key = started.key
-        assert facts_of(shown).peer == StagePeer(key.job_id, key.vw, key.stage)
+        assert facts_of(shown).peer == key.peer
         assert list(certificates._root.path.glob("*/")) == [], "the end of the process is the end of its certificate"
         certificates.close()
 
@@ -381,6 +380,6 @@ def certified(error: HetpipeError | None = None) -> StageCertificates:
     def certify(stage: StageKey, request_pem: bytes) -> bytes:
         if error is not None:
             raise error
-        return cluster().signer().sign_stage(request_pem, StagePeer(stage.job_id, stage.vw, stage.stage))
+        return cluster().signer().sign_stage(request_pem, stage.peer)
 
     return StageCertificates(Tls(cluster().tls(AGENT).folder), certify)

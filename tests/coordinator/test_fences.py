@@ -97,7 +97,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     with closing(Process(fence=4)) as value:
-        monkeypatch.setattr(value.coordinator, "_may_have_processes", lambda _job_id: False)
+        monkeypatch.setattr(value.coordinator, "_may_have_processes", lambda _job_id, _teller: False)
         yield value
 
 

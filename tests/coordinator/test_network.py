@@ -14,7 +14,7 @@ import pytest
 from hetpipe.coordinator.client import Client, new_request_id
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import JobError, PeerUnreachable, UnknownJob, UnknownMember, UserError
+from hetpipe.errors import JobError, PeerUnreachable, PermissionDenied, UnknownJob, UnknownMember, UserError
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
@@ -61,8 +61,9 @@ class TestCalls:
         assert lease.lease_seconds == 5.0
         assert [member.info for member in client.members()][-1] == worker
         network.cluster.coordinator._has_ended(JobId("gone"))
-        renewal = client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
-        assert renewal.ended_jobs == ("gone",)
+        assert client.heartbeat(worker.id, lease.registration).ended_jobs == ()
+        with pytest.raises(PermissionDenied, match="the heartbeat of a user's own worker tells of jobs"):
+            client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
         client.leave(worker.id, lease.registration)
         client.leave(worker.id, lease.registration)
         with pytest.raises(UnknownMember):
@@ -222,7 +223,7 @@ class TestMembership:
         ended: list[JobId] = []
         leases: list[Lease] = []
         hooks = Hooks(jobs=lambda: [JobId("gone")], on_ended_jobs=ended.extend, on_registered=leases.append)
-        membership = self.member(network, hooks)
+        membership = Membership(network.client, agent_member("n7"), hooks=hooks, clock=network.cluster.clock)
         membership.start()
         membership.beat()
         membership.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hetpipe.coordinator.adoption import ADOPTED
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.memory_store import MemoryStore
+from hetpipe.coordinator.orphans import MAX_HEARSAY
 from hetpipe.coordinator.servicer import CoordinatorServicer
 from hetpipe.errors import PeerUnreachable, ProtocolViolation
 from hetpipe.rpc.coordinator_client import CoordinatorClient
@@ -22,8 +24,9 @@ from hetpipe.spec.commands import (
     InspectCommand,
 )
 from hetpipe.spec.events import JobEnded, JobState, StateChanged, WorkerLost
-from tests.coordinator.builders import JOB_ID, agent_member, clocks, shard_member
-from tests.coordinator.fakes import FlakyStore
+from hetpipe.spec.ids import JobId, Term
+from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_member, submission
+from tests.coordinator.fakes import Cluster, FlakyStore
 from tests.coordinator.succession import Succession, key
 
 
@@ -225,3 +228,71 @@ class TestWatchers:
 
         assert next(client.watch_job(JOB_ID, after=1_000)).sequence == 1
         assert next(client.watch_clocks(JOB_ID)) == clocks(3, 2)
+
+
+class TestWhoMayTell:
+    """A job that nobody leads is told of by its clock shard, and nobody else is believed."""
+
+    def test_another_parameter_server_does_not_get_a_job_led(self, succession: Succession) -> None:
+        succession.replace()
+        succession.come("ps1", "n0", "n1")
+        succession.cluster.beat("ps1", clocks={JOB_ID: replace(clocks(9, 9), term=Term(99))})
+        succession.cluster.executor.run_all()
+        assert succession.coordinator.is_orphan(JOB_ID)
+        assert succession.asked("describe") == [JOB_ID]
+        succession.cluster.wait(5.0)
+        assert succession.asked("describe") == [JOB_ID], "it is not asked again"
+
+        succession.come("ps0")
+        succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        succession.cluster.executor.run_all()
+        assert succession.state() is JobState.RUNNING
+
+    def test_a_run_that_is_made_up_is_not_led(self, succession: Succession) -> None:
+        succession.replace(wiped=True)
+        made_up = replace(succession.run, submission=replace(succession.run.submission, request_id="another-request"))
+        succession.describe(run=made_up)
+        succession.come("ps0")
+        succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        succession.cluster.executor.run_all()
+        assert succession.coordinator.host(JOB_ID) is None
+        assert succession.coordinator.is_orphan(JOB_ID)
+
+    def test_one_that_cannot_be_reached_does_not_stand_before_the_right_one(self, succession: Succession) -> None:
+        succession.replace()
+        succession.come("ps0", "ps1")
+        succession.cluster.shards.dead.add("shards.host:7001")
+        succession.cluster.beat("ps1", clocks={JOB_ID: replace(clocks(9, 9), term=Term(99))})
+        succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        for _ in range(4):
+            succession.cluster.executor.run_all()
+            succession.cluster.wait(1.0)
+            succession.cluster.beat("ps1", clocks={JOB_ID: replace(clocks(9, 9), term=Term(99))})
+            succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        assert succession.state() is JobState.RUNNING
+
+    def test_jobs_that_a_member_makes_up_keep_nobody_else_waiting(self, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path / "run").usual()
+        cluster.join(agent_member("n2", devices=4))
+        cluster.wait(61.0)
+        for number in range(3):
+            cluster.beat("n2", jobs=tuple(JobId(f"made-up-{number}-{i}") for i in range(90)))
+        cluster.coordinator.submit_job(submission(job(), str(cluster.run_dir)))
+        cluster.train()
+        assert cluster.coordinator.record(JOB_ID).state is JobState.RUNNING
+        host = cluster.coordinator.host(JOB_ID)
+        assert host is not None
+        assert {agent.agent for agent in host.machine.agents} == {"n0", "n1"}
+        assert len(list(cluster.coordinator._orphans)) <= MAX_HEARSAY
+
+    def test_news_of_another_agents_stage_are_dropped_when_the_job_is_led(self, succession: Succession) -> None:
+        succession.replace()
+        succession.come("n0", "n1")
+        # Told while nobody leads the job, and so not refused yet.
+        succession.cluster.tell("n1", ChildExit(key(0, 0), 1, -9))
+        succession.come("ps0", "ps1")
+        succession.cluster.executor.run_all()
+        assert succession.state() is JobState.RUNNING
+        life = succession.machine.stages.get(key(0, 0))
+        assert life is not None
+        assert not life.exited
