@@ -265,6 +265,8 @@ class Cluster:
         module = self.layout.programs.get(role, (f"services.{program}",))
         command = [*place.prefix, sys.executable, "-m", *module, *options]
         command += ["--host", place.host, "--log", str(self.folder / "processes" / f"{key}.log")]
+        # Trials have their folders anywhere, also where the processes have networks of their own.
+        command += ["--run-root", "/", *(("--code-root", "/") if program == "agent" else ())]
         command += ["--exit-with-parent", *self.layout.options.get(role, ())]
         return Spec(key=key, command=command, environment=self._environment(peer), ready='"address"')
 
