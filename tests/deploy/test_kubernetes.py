@@ -194,15 +194,48 @@ class TestPods:
             assert shm["emptyDir"]["medium"] == "Memory"
             assert {"name": "shm", "mountPath": "/dev/shm"} in workload.containers[0]["volumeMounts"]
 
-    def test_the_state_of_a_shard_outlives_its_container(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+    def test_the_state_of_a_shard_outlives_its_container_its_pod_and_its_node(
+        self, workloads: tuple[Workload, ...]
+    ) -> None:
         for workload in by_component(workloads, "parameter-server"):
             (container,) = workload.containers
             assert {"name": "state", "mountPath": "/state"} in container["volumeMounts"]
             assert "--state=/state" in workload.command(container)
-            scratch = [volume["name"] for volume in workload.pod["volumes"] if "emptyDir" in volume]
-            claimed = [claim["metadata"]["name"] for claim in workload.spec.get("volumeClaimTemplates", ())]
-            is_durable = "durable-state" in overlay
-            assert ("state" in scratch, "state" in claimed) == (not is_durable, is_durable)
+            assert "state" not in [volume["name"] for volume in workload.pod["volumes"]]
+            (claim,) = workload.spec["volumeClaimTemplates"]
+            assert (claim["metadata"]["name"], claim["spec"]["accessModes"]) == ("state", ["ReadWriteOnce"])
+
+    def test_a_node_does_not_take_the_coordinator_and_the_clock_shard_with_it(
+        self, overlay: str, workloads: tuple[Workload, ...]
+    ) -> None:
+        (coordinator,) = by_component(workloads, "coordinator")
+        if "nodeAffinity" not in coordinator.pod["affinity"] and "podAffinity" in coordinator.pod["affinity"]:
+            assert not overlay.startswith("multi-node"), "all on one node"
+            return
+        told = coordinator.pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        clock_shard = {"app.kubernetes.io/component": "parameter-server", "apps.kubernetes.io/pod-index": "0"}
+        rules = {term["weight"]: term["podAffinityTerm"] for term in told}
+        assert max(rules) == 100
+        assert rules[100]["labelSelector"]["matchLabels"] == clock_shard
+        assert {term["topologyKey"] for term in rules.values()} == {"kubernetes.io/hostname"}
+        if not overlay.startswith("multi-node"):
+            return
+        # Here shard 0 has a node of its own, which the coordinator must not be on.
+        (first,) = [s for s in by_component(workloads, "parameter-server") if s.spec["ordinals"]["start"] == 0]
+        required = coordinator.pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        ((rule,),) = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+        assert rule["operator"] == "NotIn"
+        assert {rule["key"]: rule["values"]} == {key: [value] for key, value in first.pod["nodeSelector"].items()}
+
+    def test_parameter_servers_keep_apart(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+        for shard in by_component(workloads, "parameter-server"):
+            if overlay.startswith("multi-node"):
+                anti = shard.pod["affinity"]["podAntiAffinity"]
+                (term,) = anti["requiredDuringSchedulingIgnoredDuringExecution"]
+                assert term["labelSelector"]["matchLabels"] == {"app.kubernetes.io/component": "parameter-server"}
+            else:
+                (spread,) = shard.pod["topologySpreadConstraints"]
+                assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
 
     def test_shards_are_found_by_names_that_stay(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
         (service,) = [s for s in of_kind(manifests, "Service") if s["metadata"]["name"] == "parameter-server"]
