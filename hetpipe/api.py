@@ -62,7 +62,8 @@ def train(
     Raises:
         UserError: the job (`JobError`, with every mistake), what it names, or an argument cannot be used.
         JobFailed: the run broke off; the message names who died or failed, and how to resume. Other errors of
-            `hetpipe.errors` when their cause is known better: `NonFiniteUpdate`, `PeerUnreachable`.
+            `hetpipe.errors` when their cause is known better: `NonFiniteUpdate`; `PeerUnreachable`, `UnknownJob` and
+            `NobodyLeads` when the coordinator of a cluster could tell nothing of the run for minutes, and it may go on.
         KeyboardInterrupt: it was stopped by Ctrl-C.
     """
     shell = Shell()

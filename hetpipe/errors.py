@@ -196,5 +196,9 @@ class InjectedFault(HetpipeError):
     """A test asked for this failure (`hetpipe.failpoints`)."""
 
 
+class NobodyLeads(HetpipeError):
+    """A coordinator answers, but for minutes it has told nothing of a job; whether the job goes on is not known."""
+
+
 class JobFailed(HetpipeError):
     """A run ended before it was finished; the message is one sentence that names who died or failed and why."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hetpipe.cli.mending import Mending
@@ -108,8 +108,10 @@ class RunningJob:
         self._when_lost = when_lost
         #: Number of the last event heard.
         self._last = 0
-        #: It has begun to train. From then on it is not handed in again: it may have come to its end.
+        #: It has begun to train. From then on whoever is given it again lets it go on from its newest checkpoint.
         self._has_begun = False
+        #: Somebody wants it to stop, so it is not given to anybody again once it has begun.
+        self._is_to_stop = False
         self._clock = clock
         self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
 
@@ -128,6 +130,7 @@ class RunningJob:
 
     def ask_stop(self, mode: StopMode) -> None:
         """See `JobPort.ask_stop`."""
+        self._is_to_stop = True
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
     def _watch(self) -> None:
@@ -149,7 +152,8 @@ class RunningJob:
             for numbered in self._client.watch_job(self._job_id, after=self._last):
                 self._last = max(self._last, numbered.sequence)
                 self._mending.whole()
-                self._has_begun = self._has_begun or _runs(numbered.event)
+                self._has_begun = self._has_begun or _has_begun(numbered.event)
+                self._is_to_stop = self._is_to_stop or _is_to_stop(numbered.event)
                 self._inbox.put(Heard(numbered.event))
         except Unavailable as error:
             self._mending.broke(error)
@@ -162,10 +166,10 @@ class RunningJob:
 
     def _hand_in_again(self) -> None:
         """The coordinator is a new one, and its store is empty. The same request means the same job."""
-        if self._has_begun:
+        if self._has_begun and self._is_to_stop:
             return
         try:
-            self._client.submit_job(self._submission)
+            self._client.submit_job(replace(self._submission, has_begun=self._has_begun))
         except Unavailable as error:
             self._mending.broke(error)
 
@@ -187,8 +191,12 @@ class RunningJob:
                 return
 
 
-def _runs(event: JobEvent) -> bool:
-    return isinstance(event, StateChanged) and event.state is JobState.RUNNING
+def _has_begun(event: JobEvent) -> bool:
+    return isinstance(event, StateChanged) and event.state in {JobState.STARTING, JobState.RUNNING}
+
+
+def _is_to_stop(event: JobEvent) -> bool:
+    return isinstance(event, StateChanged) and event.state is JobState.STOPPING
 
 
 def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:

@@ -223,14 +223,15 @@ def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> 
     elif _is_hetpipe(record.pids.get("hetpipe", 0)):
         state, remark = ENDING, "its services have ended; its history is being checked, which may take half a minute"
     else:
-        state, remark = DIED, f"its processes are gone and it has no result{_way_on(folder, shell)}"
+        state, remark = DIED, f"its processes are gone and it has no result{_way_on(folder, record, shell)}"
     return RunStatus(run_dir=record.run_dir, name=record.name, state=state, processes=processes, remark=remark)
 
 
-def _way_on(folder: RunFolder, shell: Shell) -> str:
+def _way_on(folder: RunFolder, record: RunRecord, shell: Shell) -> str:
     if not has_checkpoint(folder.path):
         return "; it had no complete checkpoint yet"
-    return f"; resume with: {resume_command(folder.path, shell.current)}"
+    coordinator = None if record.local else record.coordinator
+    return f"; resume with: {resume_command(folder.path, shell.current, coordinator)}"
 
 
 _UP, _GONE = "up", "gone"

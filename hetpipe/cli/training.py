@@ -238,7 +238,8 @@ class Training:
         )
         if not broke_off or not resumable:
             return ending.sentences
-        hint = f"resume with: {resume_command(self._folder.path, self._shell.current)}"
+        command = resume_command(self._folder.path, self._shell.current, self._request.coordinator)
+        hint = f"resume with: {command}"
         return (*ending.sentences[:-1], f"{ending.sentences[-1]}; {hint}")
 
 
@@ -267,8 +268,16 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
     )
 
 
-def resume_command(run_dir: Path, current: Path) -> str:
-    """How to go on with a run, as the user would type it in `current`."""
+def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str:
+    """How to go on with a run, as the user would type it in `current`.
+
+    Args:
+        run_dir: its folder.
+        current: the folder that paths are shown from.
+        coordinator: `HOST:PORT` of the cluster that it ran on; None: on this machine.
+    """
+    if coordinator:
+        return f"hetpipe submit --resume {shown_path(run_dir, current)} --coordinator {coordinator}"
     return f"hetpipe train --resume {shown_path(run_dir, current)}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import UnknownJob
+from hetpipe.errors import NobodyLeads, UnknownJob
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import coordinator_methods as methods
 from hetpipe.rpc.caller import Caller
@@ -46,6 +46,10 @@ CALL_SECONDS = 5.0
 #: Deadline of a heartbeat: shorter than a lease, so that a second one can still save it.
 HEARTBEAT_SECONDS = 2.0
 
+#: How long a coordinator that answers may tell nothing of a job. One that is led tells something every few seconds, and
+#: one that nobody leads is led on, sent back to a checkpoint or ended after a minute (`coordinator.patience`).
+SILENT_SECONDS = 180.0
+
 #: Deadline of a good-bye, which nobody needs: whoever says it is about to end, and has been given ten seconds.
 LEAVE_SECONDS = 2.0
 
@@ -59,6 +63,7 @@ class CoordinatorClient:
 
     def __init__(self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.address = address
+        self._clock = clock
         target = Target(address=address, role="coordinator", tls=tls, server_name=server_name(Role.COORDINATOR))
         self._caller = Caller(target, service=methods.SERVICE, clock=clock)
 
@@ -221,8 +226,10 @@ class CoordinatorClient:
 
         Raises:
             UnknownJob: there is no such job.
+            NobodyLeads: for `SILENT_SECONDS` there was nothing to tell of it.
         """
         job_id = self._known_job(job_id)
+        heard = self._clock.monotonic()
         while True:
             request = pb.WatchJobRequest(job_id=job_id, after_sequence=after)
             responses = self._caller.stream(
@@ -238,6 +245,8 @@ class CoordinatorClient:
                     yield numbered
                     if isinstance(numbered.event, JobEnded):
                         return
+                    heard = self._clock.monotonic()
+            self._check_silence(job_id, since=heard)
 
     def members(self) -> tuple[Member, ...]:
         """The live members in order of registration."""
@@ -259,11 +268,16 @@ class CoordinatorClient:
 
         Raises:
             UnknownJob: there is no such job.
+            NobodyLeads: for `SILENT_SECONDS` nobody has led it.
         """
         job_id = self._known_job(job_id)
         last: ClockSnapshot | None = None
+        led = self._clock.monotonic()
         while True:
             status = self.status(job_id)
+            if status.is_led:
+                led = self._clock.monotonic()
+            self._check_silence(job_id, since=led)
             request = pb.WatchClocksRequest(job_id=job_id)
             responses = self._caller.stream(
                 methods.WATCH_CLOCKS, request, deadline_seconds=STREAM_DEADLINE_SECONDS, awaited="the next clock"
@@ -276,6 +290,23 @@ class CoordinatorClient:
                         yield snapshot
             if status.state is not None and status.state.is_terminal:
                 return
+
+    def _check_silence(self, job_id: JobId, *, since: float) -> None:
+        """Refuse to wait any longer for a job of which nothing was told.
+
+        Raises:
+            NobodyLeads: since then it is too long.
+        """
+        silent = self._clock.monotonic() - since
+        if silent < SILENT_SECONDS:
+            return
+        status = self.status(job_id)
+        state = "of no state" if status.state is None else status.state.value
+        why = f": {status.failure}" if status.failure else ""
+        raise NobodyLeads(
+            f"the coordinator at {self.address} answers, but for {silent:.0f} s it has told nothing of job {job_id}, "
+            f"which it has as {state}{why}"
+        )
 
     def _known_job(self, job_id: JobId | None) -> JobId:
         """`job_id`, or the newest job's id: a watch must not change over to a newer job half-way."""

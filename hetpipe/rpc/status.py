@@ -74,6 +74,7 @@ STATUS_BY_ERROR: dict[type[HetpipeError], grpc.StatusCode] = {
     errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.NotLeader: grpc.StatusCode.UNAVAILABLE,
     errors.InjectedFault: grpc.StatusCode.UNKNOWN,
+    errors.NobodyLeads: grpc.StatusCode.ABORTED,
     errors.JobFailed: grpc.StatusCode.ABORTED,
 }
 

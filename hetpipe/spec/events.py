@@ -54,6 +54,8 @@ class Submission:
     """Checkpoint folder to start from, or None for fresh weights."""
     rewinds: int = 0
     """Which rewind the job goes on after, 0 for none: `run_dir` then is the folder of that rewind."""
+    has_begun: bool = False
+    """It has begun to train: where nobody knows how far it is, it goes on from its newest checkpoint in `run_dir`."""
 
     @property
     def first_run_dir(self) -> str:
@@ -322,6 +324,7 @@ class JobStatus:
     state: JobState | None
     run_dir: str
     failure: str
+    """Why it failed; of a job under way that nobody leads, what is waited for."""
     processes: tuple[ProcessStatus, ...] = field(default=())
     clocks: ClockSnapshot | None = None
     """None before the clock shard told any."""
@@ -331,3 +334,8 @@ class JobStatus:
     """In index order; empty before they were started."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a coordinator leads it, or nobody has to."""
+        return self.state is None or self.state.is_terminal or not self.failure

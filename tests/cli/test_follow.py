@@ -18,7 +18,7 @@ from hetpipe.cli.follow import (
 from hetpipe.cli.mending import MEND_SECONDS, UNKNOWN_SECONDS
 from hetpipe.cli.service import ServiceDeath
 from hetpipe.cli.supervisor import ServiceRestart
-from hetpipe.errors import PeerUnreachable, PermissionDenied, UnknownJob
+from hetpipe.errors import NobodyLeads, PeerUnreachable, PermissionDenied, UnknownJob
 from hetpipe.spec.events import JobEnded, JobState, StateChanged, StopMode, Submission
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import FINISHES, JOB_ID, RESULT, FakeCoordinator, RecordingView, small_job, table
@@ -205,7 +205,8 @@ def test_a_stream_that_stays_broken_is_given_up() -> None:
     attempts = int(MEND_SECONDS / 0.5) + 1
     inbox = watched(FakeCoordinator([PeerUnreachable("gone")] * attempts), when_lost="look elsewhere")
     assert isinstance(inbox.get(timeout=10.0), Remark)
-    assert inbox.get(timeout=10.0) == CoordinatorLost("PeerUnreachable", "gone; look elsewhere")
+    sentence = "gone; it has not answered for 600 s; look elsewhere"
+    assert inbox.get(timeout=10.0) == CoordinatorLost("PeerUnreachable", sentence)
 
 
 FORGOTTEN = UnknownJob("job small-1 is not known here")
@@ -224,18 +225,40 @@ def test_a_new_coordinator_that_knows_nothing_is_given_the_same_job_again() -> N
     assert [handed_in.request_id for handed_in in coordinator.submissions] == ["request-1"] * 3
 
 
-def test_one_that_has_begun_to_train_is_only_waited_for() -> None:
-    coordinator = FakeCoordinator([StateChanged(JobState.RUNNING), FORGOTTEN, JobEnded(JobState.FINISHED)])
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])
+def test_one_that_has_begun_to_train_is_handed_in_as_such(state: JobState) -> None:
+    coordinator = FakeCoordinator([StateChanged(state), FORGOTTEN, JobEnded(JobState.FINISHED)])
     inbox = watched(coordinator)
     assert [inbox.get(timeout=10.0) for _ in range(2)][1] == Heard(JobEnded(JobState.FINISHED))
+    assert [handed_in.has_begun for handed_in in coordinator.submissions] == [False, True]
+
+
+def test_one_that_is_to_stop_is_only_waited_for() -> None:
+    coordinator = FakeCoordinator(
+        [StateChanged(JobState.RUNNING), StateChanged(JobState.STOPPING), FORGOTTEN, JobEnded(JobState.STOPPED)]
+    )
+    inbox = watched(coordinator)
+    assert [inbox.get(timeout=10.0) for _ in range(3)][2] == Heard(JobEnded(JobState.STOPPED))
     assert len(coordinator.submissions) == 1
+    coordinator = FakeCoordinator([StateChanged(JobState.RUNNING), FORGOTTEN, JobEnded(JobState.STOPPED)])
+    followed_job = followed(coordinator, Inbox())
+    followed_job.ask_stop(StopMode.CHECKPOINT)
+    followed_job._watch()
+    assert len(coordinator.submissions) == 1
+
+
+def test_a_coordinator_that_answers_and_tells_nothing_of_the_job_is_not_followed_for_ever() -> None:
+    silent = NobodyLeads("the coordinator at h:1 answers, but for 180 s it has told nothing of job small-1")
+    inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), silent]), when_lost="look elsewhere")
+    assert [inbox.get(timeout=10.0) for _ in range(2)][1] == CoordinatorLost("NobodyLeads", f"{silent}; look elsewhere")
 
 
 def test_and_not_for_ever() -> None:
     attempts = int(UNKNOWN_SECONDS / 0.5) + 1
     inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), *[FORGOTTEN] * attempts]))
     heard = [inbox.get(timeout=10.0) for _ in range(3)]
-    assert heard[-1] == CoordinatorLost("UnknownJob", "job small-1 is not known here")
+    sentence = "job small-1 is not known here; the coordinator answers, and has not known the job for 90 s"
+    assert heard[-1] == CoordinatorLost("UnknownJob", sentence)
 
 
 def test_wishes_to_stop_reach_the_coordinator_from_a_thread() -> None:

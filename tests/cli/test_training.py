@@ -78,7 +78,7 @@ def test_a_run_that_breaks_off_says_how_to_resume(folder: RunFolder) -> None:
     write_checkpoint(folder.path, 3)
     end, _ = run(folder, failing("stage 1 of virtual worker 0 was killed by SIGKILL"))
     assert end.exit_status is ExitStatus.FAILED
-    hint = f"resume with: hetpipe train --resume runs/{folder.path.name}"
+    hint = f"resume with: hetpipe submit --resume runs/{folder.path.name} --coordinator 127.0.0.1:7300"
     assert end.sentences == (f"stage 1 of virtual worker 0 was killed by SIGKILL; {hint}",)
     assert end.to_json() == {"errors": list(end.sentences)}
     assert isinstance(end.exception(), JobFailed)
@@ -105,7 +105,7 @@ def test_a_run_stopped_by_ctrl_c(folder: RunFolder) -> None:
     end, _ = run(folder, FakeCoordinator([JobEnded(JobState.STOPPED, result=RESULT)]), interrupts=1)
     assert end.exit_status is ExitStatus.INTERRUPTED
     assert end.to_json() == RESULT
-    assert "; resume with: hetpipe train --resume runs/" in end.sentences[0]
+    assert "; resume with: hetpipe submit --resume runs/" in end.sentences[0]
     written = folder.read_result()
     assert written is not None
     assert written.state == "stopped"
