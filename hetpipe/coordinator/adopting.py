@@ -1,27 +1,31 @@
-"""Jobs that are under way when a coordinator begins: taken up again, adopted, or given up.
+"""Jobs that are under way when a coordinator begins: taken up again, adopted, sent back, or given up.
 
 A job that had not begun to train is begun again from what was handed in. Of one that trains, the clock shard is asked
 as soon as it tells of it, on a thread; `JobMachine.adopted` then goes on as if it had led the job from its beginning.
+Where the clock shard has lost it, or nobody tells of it for too long, `JobMachine.going_back` prepares what was handed
+in anew, from the newest checkpoint in the folder of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from hetpipe.coordinator.exchange import ClocksTold, MemberSeen, Tick
 from hetpipe.coordinator.job_host import JobHost, Unsaved, save
 from hetpipe.coordinator.job_hosts import JobHosts
 from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.orphans import Orphan
+from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.store import JobRecord, all_events
-from hetpipe.errors import HetpipeError, JobError, JobFailed, Unavailable
+from hetpipe.errors import HetpipeError, JobError, JobFailed, StateLost, Unavailable
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.commands import AgentNews
-from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged
+from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job_json import job_from_json
-from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.run_document import RunDescription
 
@@ -29,6 +33,12 @@ _log = get_logger(__name__)
 
 #: States in which nothing is lost when a job is begun again.
 _BEFORE_TRAINING = frozenset({JobState.SUBMITTED, JobState.INSPECTING, JobState.PLANNING})
+
+#: What to do about a job that nobody knows any more.
+_FORGOTTEN = (
+    "the store has nothing of it, either, so nobody knows what was handed in: go on from its newest checkpoint with "
+    "`hetpipe submit --resume RUN_DIR --coordinator HOST:PORT`"
+)
 
 _BEGUN_AGAIN = "a new coordinator begins the job again, which had not begun to train"
 
@@ -60,15 +70,22 @@ class Adopting(JobHosts):
                 ended = record.at(newest.state, failure=newest.sentence)
                 save(self._store, Unsaved(ended, is_record=True, events=()))
                 self._has_ended(record.job_id)
-            elif record.state in _BEFORE_TRAINING and record.submission is not None and not _has_trained(events):
+            elif record.state in _BEFORE_TRAINING and not _has_trained(record, events):
                 self._begin_again(record, events)
             else:
                 self._hear_of(record.job_id, record)
 
-    def _hear_of(self, job_id: JobId, record: JobRecord | None = None) -> Orphan | None:
-        """Somebody tells of a job. An orphan if it is one now; under the lock."""
+    def _hear_of(
+        self, job_id: JobId, record: JobRecord | None = None, *, from_clock_shard: bool = False
+    ) -> Orphan | None:
+        """Somebody tells of a job. An orphan if it is one now; under the lock.
+
+        Of one that goes back only its clock shard, which comes late, may know more.
+        """
         host = self._hosts.get(job_id)
         if job_id in self._ended or (host is not None and host.machine.state is not JobState.SUBMITTED):
+            return None
+        if host is not None and host.machine.goes_back and not from_clock_shard:
             return None
         orphan = self._orphans.hear_of(job_id, now=self._clock.monotonic())
         if orphan is not None:
@@ -88,8 +105,30 @@ class Adopting(JobHosts):
         host = self._hosts.get(job_id)
         if host is not None and host.machine.shards and host.machine.shards[0].id == shard.id:
             self._feed(host, ClocksTold(clocks))
-        elif self._hear_of(job_id) is not None:
+        elif job_id not in self._refused and self._hear_of(job_id, from_clock_shard=True) is not None:
             self._orphans.clock_told(job_id, shard, clocks.term, now=self._clock.monotonic())
+
+    def _shard_told(self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]) -> None:
+        """A heartbeat of a parameter server says which jobs it decides for, and what it has lost; under the lock."""
+        for orphan in self._orphans:
+            if self._clock_shard_of(orphan) == shard.id:
+                job_id = orphan.job_id
+                self._orphans.shard_told(job_id, shard, serves=job_id in clocks, reason=lost.get(job_id, ""))
+
+    def _clock_shard_of(self, orphan: Orphan) -> MemberId | None:
+        """The parameter server that decides for a job, if that is certain; under the lock.
+
+        The store has its name. Where only what was handed in is left, it is the first of as many as the job wants, if
+        there are no others from whom a coordinator could have chosen.
+        """
+        record = orphan.record
+        if record is None:
+            return None
+        if record.shards:
+            return record.shards[0]
+        shards = self._registry.of_role(MemberRole.PARAMETER_SERVER)
+        wanted = _num_shards(record)
+        return shards[0].id if wanted and [shard.shard_index for shard in shards] == list(range(wanted)) else None
 
     def _news_told(self, news: AgentNews) -> None:
         """An agent tells of a job; under the lock."""
@@ -105,8 +144,10 @@ class Adopting(JobHosts):
         now = self._clock.monotonic()
         for orphan in self._orphans.given_up(now=now):
             if orphan.job_id in self._hosts:
-                # It was handed in again, and nobody knows more of it.
+                # It was handed in again or goes back, and nobody knows more of it.
                 self._orphans.pop(orphan.job_id)
+                if orphan.refusal:
+                    self._refused[orphan.job_id] = None
             else:
                 self._start(orphan, self._give_up)
         for orphan in self._orphans.due(now=now):
@@ -130,7 +171,7 @@ class Adopting(JobHosts):
         try:
             job = job_from_json(record.submission.job_json)
         except JobError as error:
-            self._fail(record, events, str(error))
+            self._end(record, events, JobEnded(JobState.FAILED, str(error), JobFailed.__name__))
             return
         now = self._clock.monotonic()
         machine = JobMachine(record.job_id, job, record.submission, patience=self._patience, now=now)
@@ -186,13 +227,16 @@ class Adopting(JobHosts):
         machine = JobMachine.adopted(description, stop=stop, patience=self._patience, now=now)
         if host is None:
             host = JobHost(machine, record, executor, events=events, first=self._first_number())
-            self._hosts[orphan.job_id] = host
-            self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].record.submitted_wall))
+            self._add_host(host)
         host.machine = machine
+        _log.warning("job_adopted", job=orphan.job_id, state=machine.state, term=description.term)
+        self._led(orphan, host)
+
+    def _led(self, orphan: Orphan, host: JobHost) -> None:
+        """Somebody leads a job now: it hears who is there and what was told of it meanwhile; under the lock."""
         self._orphans.pop(orphan.job_id)
         self._askers.pop(orphan.job_id, None)
-        _log.warning("job_adopted", job=orphan.job_id, state=machine.state, term=description.term)
-        for member in self._registry.members(now=now):
+        for member in self._registry.members(now=self._clock.monotonic()):
             self._feed(host, MemberSeen(member.info))
         for news in orphan.news:
             self._feed(host, news)
@@ -200,40 +244,103 @@ class Adopting(JobHosts):
         self._offer_cluster()
         self.condition.notify_all()
 
-    def _give_up(self, orphan: Orphan, _: Executor) -> None:
-        """Nobody can lead the job any more. Not under the lock."""
-        sentence = orphan.why_given_up
+    def _give_up(self, orphan: Orphan, executor: Executor) -> None:
+        """Nobody knows how far the job is: send it back to its newest checkpoint, or end it. Not under the lock."""
         try:
-            if orphan.record is not None:
-                self._fail(orphan.record, all_events(self._store, orphan.job_id), sentence)
+            # By its id, whatever else the store has lost of it; and as it is now.
+            record = self._store.job(orphan.job_id) or orphan.record
+            if record is not None and not record.state.is_terminal:
+                events = all_events(self._store, orphan.job_id)
+                ended = _end_of(orphan, record)
+                if ended is None:
+                    self._go_back(orphan, record, events, executor)
+                    return
+                self._end(record, events, ended)
         except HetpipeError as error:
             _log.warning("job_not_kept_yet", job=orphan.job_id, reason=str(error))
             with self.condition:
                 self._orphans.not_adopted(orphan, str(error), is_passing=True, now=self._clock.monotonic())
             return
+        told = "" if record is not None else f"{orphan.why_given_up}; {_FORGOTTEN}"
         with self.condition:
-            self._lead_no_more(orphan)
-        _log.warning("job_lost", job=orphan.job_id, sentence=sentence)
+            self._lead_no_more(orphan, told)
+        _log.warning("job_lost", job=orphan.job_id, sentence=told or orphan.why_given_up)
 
-    def _lead_no_more(self, orphan: Orphan) -> None:
-        """It has ended; under the lock."""
+    def _go_back(
+        self, orphan: Orphan, record: JobRecord, events: tuple[NumberedEvent, ...], executor: Executor
+    ) -> None:
+        """Lead a job from its newest checkpoint on. Not under the lock.
+
+        Raises:
+            StoreUnavailable: what was handed in cannot be read, and that could not be written down.
+        """
+        submission = record.submission
+        assert submission is not None
+        try:
+            job = job_from_json(submission.job_json)
+        except JobError as error:
+            self._end(record, events, JobEnded(JobState.FAILED, str(error), JobError.__name__))
+            with self.condition:
+                self._lead_no_more(orphan)
+            return
+        with self.condition:
+            now = self._clock.monotonic()
+            cause = Failure(Rank.GONE, StateLost.__name__, orphan.why_given_up, now)
+            machine = JobMachine.going_back(
+                orphan.job_id, job, submission, cause=cause, patience=self._patience, now=now
+            )
+            kept = replace(record, submission=replace(submission, has_begun=True))
+            host = JobHost(machine, kept, executor, events=events, first=self._first_number())
+            self._add_host(host)
+            _log.warning("job_goes_back", job=orphan.job_id, sentence=cause.sentence)
+            self._led(orphan, host)
+
+    def _add_host(self, host: JobHost) -> None:
+        """Lead a job; under the lock."""
+        self._hosts[host.job_id] = host
+        self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].record.submitted_wall))
+
+    def _lead_no_more(self, orphan: Orphan, sentence: str = "") -> None:
+        """It has ended, and why, if the store does not know it; under the lock."""
         self._orphans.pop(orphan.job_id)
-        self._has_ended(orphan.job_id)
+        self._has_ended(orphan.job_id, sentence)
         asker = self._askers.pop(orphan.job_id, None)
         if asker is not None:
             asker.shutdown(wait=False)
         self.condition.notify_all()
 
-    def _fail(self, record: JobRecord, events: tuple[NumberedEvent, ...], sentence: str) -> None:
-        """Write down that a job has failed.
+    def _end(self, record: JobRecord, events: tuple[NumberedEvent, ...], ended: JobEnded) -> None:
+        """Write down that a job has ended.
 
         Raises:
             StoreUnavailable: try again later.
         """
         number = max(self._first_number(), events[-1].sequence + 1 if events else 1)
-        ended = NumberedEvent(number, JobEnded(JobState.FAILED, sentence, JobFailed.__name__))
-        failed = record.at(JobState.FAILED, failure=sentence)
-        save(self._store, Unsaved(failed, is_record=True, events=(ended,)))
+        kept = record.at(ended.state, failure=ended.sentence)
+        save(self._store, Unsaved(kept, is_record=True, events=(NumberedEvent(number, ended),)))
+
+
+def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:
+    """How a job ends of which nobody knows how far it is; None if it goes back to its newest checkpoint."""
+    stop = orphan.stop or record.stop
+    if stop is StopMode.NOW:
+        return JobEnded(JobState.STOPPED)
+    sentence = orphan.why_given_up
+    if stop is not None or record.state is JobState.STOPPING:
+        sentence += "; it was to stop, so it does not go back to its newest checkpoint"
+    elif record.submission is not None and not orphan.refusal:
+        return None
+    return JobEnded(JobState.FAILED, sentence, JobFailed.__name__)
+
+
+def _num_shards(record: JobRecord) -> int:
+    """How many parameter servers the job wants; 0 if nobody knows."""
+    if record.submission is None:
+        return 0
+    try:
+        return job_from_json(record.submission.job_json).parameter_servers.count
+    except JobError:
+        return 0
 
 
 def _record_of(description: RunDescription) -> JobRecord:
@@ -246,10 +353,13 @@ def _record_of(description: RunDescription) -> JobRecord:
         run_dir=run.submission.first_run_dir,
         submitted_wall=run.submitted_wall,
         submission=run.submission,
+        shards=tuple(shard.id for shard in run.shards),
     )
 
 
-def _has_trained(events: Sequence[NumberedEvent]) -> bool:
-    """Whether the job has got further before: then it is on its way back to a checkpoint."""
+def _has_trained(record: JobRecord, events: Sequence[NumberedEvent]) -> bool:
+    """Whether the job has got further before, or may have: then it is on its way back to a checkpoint."""
+    if record.submission is None or record.submission.has_begun:
+        return True
     told = (numbered.event for numbered in events)
     return any(isinstance(event, StateChanged) and event.state is JobState.STARTING for event in told)

@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock
@@ -32,15 +33,17 @@ from hetpipe.coordinator.store import JobRecord, MemberRecord, Store
 from hetpipe.coordinator.tasks import Tools
 from hetpipe.errors import (
     HetpipeError,
+    JobFailed,
     PermissionDenied,
     ProtocolViolation,
     StoreUnavailable,
     UnknownJob,
     UnknownMember,
+    VersionConflict,
 )
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.spec.events import JobState, NumberedEvent, StopMode, Submission
+from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job_json import job_from_json
@@ -143,6 +146,8 @@ class Coordinator(Adopting):
             for job_id, snapshot in clocks.items():
                 self._clock_told(record.info, job_id, snapshot)
             lost = lost or {}
+            if record.info.role is MemberRole.PARAMETER_SERVER:
+                self._shard_told(record.info, clocks, lost)
             for host in list(self._hosts.values()):
                 if any(shard.id == member_id for shard in host.machine.shards):
                     reason = lost.get(host.job_id, "")
@@ -267,13 +272,18 @@ class Coordinator(Adopting):
         record = JobRecord(
             job_id=job_id,
             name=job.name,
-            state=JobState.SUBMITTED,
+            state=JobState.RUNNING if submission.has_begun else JobState.SUBMITTED,
             run_dir=submission.run_dir,
             submitted_wall=self._clock.wall(),
             submission=submission,
         )
         kept = self._store.create_job(record)
         with self.condition:
+            if submission.has_begun and not kept.state.is_terminal:
+                # Its clock shard may know more of it; else it goes back to its newest checkpoint.
+                self._ended.pop(job_id, None)
+                self._hear_of(job_id, kept)
+                return job_id
             if job_id in self._hosts or kept.state is not JobState.SUBMITTED:
                 return job_id
             now = self._clock.monotonic()
@@ -300,11 +310,24 @@ class Coordinator(Adopting):
             return host.machine.state
 
     def _stop_orphan(self, record: JobRecord, mode: StopMode) -> JobState:
-        """Have a job stop as soon as somebody leads it."""
+        """Have a job stop as soon as somebody leads it, or end with it if nobody can; the store knows it, too."""
+        if record.state.is_terminal:
+            return record.state
+        try:
+            self._store.replace_job(replace(record, stop=mode))
+        except VersionConflict:
+            # Whoever gave it up a moment ago has written its end.
+            return self._stop_orphan(self.record(record.job_id), mode)
         orphan = self._orphans.get(record.job_id)
         if orphan is not None:
             orphan.stop = mode
+        _log.info("job_stop_asked", job=record.job_id, mode=mode)
         return record.state
+
+    def awaited(self, job_id: JobId) -> str:
+        """What is waited for before somebody leads a job, as a sentence; empty if somebody does, or it has ended."""
+        with self.condition:
+            return "" if job_id in self._hosts else self._orphans.awaited(job_id, now=self._clock.monotonic())
 
     def record(self, job_id: JobId | None) -> JobRecord:
         """What is kept of a job, or of the newest one.
@@ -318,12 +341,47 @@ class Coordinator(Adopting):
                 return host.record
         kept = self._store.job(job_id) if job_id is not None else next(reversed(self._store.jobs()), None)
         if kept is None:
-            raise UnknownJob(f"job {job_id!r:.80} is not known here" if job_id else _NO_JOB)
+            return self._forgotten(job_id)
+        if not kept.state.is_terminal:
+            with self.condition:
+                # Whoever nobody leads is led on, sent back or ended, however it was overlooked.
+                self._hear_of(kept.job_id, kept)
         return kept
 
+    def _forgotten(self, job_id: JobId | None) -> JobRecord:
+        """How a job has ended of which the store has nothing.
+
+        Raises:
+            UnknownJob: nobody knows anything of it.
+        """
+        if job_id is None:
+            raise UnknownJob(_NO_JOB)
+        with self.condition:
+            sentence, awaited = self._ended.get(job_id, ""), self.awaited(job_id)
+        if not sentence:
+            why = f"; {awaited}" if awaited else ""
+            raise UnknownJob(f"job {job_id!r:.80} is not known here{why}")
+        return JobRecord(
+            job_id=job_id,
+            name=job_id.rpartition("-")[0],
+            state=JobState.FAILED,
+            run_dir="",
+            submitted_wall=self._clock.wall(),
+            failure=sentence,
+        )
+
     def kept_events(self, job_id: JobId, *, after: int) -> tuple[NumberedEvent, ...]:
-        """Events of a job of an earlier coordinator."""
-        return self._store.events(job_id, after=after)
+        """Events of a job that this coordinator does not lead; the end of one that has ended is always among them.
+
+        Raises:
+            UnknownJob: nobody knows anything of it.
+        """
+        events = self._store.events(job_id, after=after)
+        record = self.record(job_id)
+        if events or not record.state.is_terminal:
+            return events
+        error = JobFailed.__name__ if record.state is JobState.FAILED else ""
+        return (NumberedEvent(after + 1, JobEnded(record.state, record.failure, error)),)
 
     # -- time ------------------------------------------------------------------------------------------------------
 

@@ -256,6 +256,10 @@ class Prepare:
     """With the claimed devices alone."""
     shards: tuple[MemberInfo, ...]
     """In index order."""
+    goes_back: bool = False
+    """The job has trained, and nobody knows how far: it goes on from its newest checkpoint, as after a rewind."""
+    above: Term = Term(0)
+    """Highest term of a process that was still there; the new one is above it."""
 
 
 @dataclass(frozen=True, slots=True)

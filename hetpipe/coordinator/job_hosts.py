@@ -90,10 +90,12 @@ class JobHosts:
         self._hosts: dict[JobId, JobHost] = {}
         #: Jobs under way that nobody leads. One of them may have a host as well, which waits to be told more.
         self._orphans = Orphans(patience)
+        #: Jobs that wait to be prepared, and whose clock shard does not let this coordinator lead them.
+        self._refused: dict[JobId, None] = {}
         #: Their threads, as long as they have no host.
         self._askers: dict[JobId, Executor] = {}
-        #: Jobs that have ended and have no host, oldest first.
-        self._ended: dict[JobId, None] = {}
+        #: Jobs that have ended and have no host, oldest first; with the end of those of which the store knows nothing.
+        self._ended: dict[JobId, str] = {}
 
     def host(self, job_id: JobId | None) -> JobHost | None:
         """A job that this coordinator leads, or the newest one; look at it under the `condition` only."""
@@ -161,15 +163,15 @@ class JobHosts:
             if host.machine.state is JobState.SUBMITTED and host.job_id not in self._orphans:
                 self._feed(host, ClusterSeen(self._cluster()))
 
-    def _has_ended(self, job_id: JobId) -> None:
-        """It has ended, and has no host."""
-        self._ended[job_id] = None
+    def _has_ended(self, job_id: JobId, sentence: str = "") -> None:
+        """It has ended, and has no host; `sentence` says why, if the store does not."""
+        self._ended[job_id] = sentence
         while len(self._ended) > _MAX_ENDED_IDS:
             del self._ended[next(iter(self._ended))]
 
     def _forget_old_jobs(self) -> None:
         now = self._clock.monotonic()
-        settled = [host for host in self._hosts.values() if host.machine.is_settled(now=now)]
+        settled = [host for host in self._hosts.values() if host.is_saved and host.machine.is_settled(now=now)]
         for host in settled[:-MAX_ENDED_JOBS]:
             host.executor.shutdown(wait=False)
             del self._hosts[host.job_id]

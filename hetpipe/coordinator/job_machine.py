@@ -30,17 +30,27 @@ from hetpipe.coordinator.job_course import JobCourse
 from hetpipe.coordinator.lifecycle import TABLE, Lifecycle, Step
 from hetpipe.coordinator.lost_disks import LostDisks
 from hetpipe.coordinator.patience import Patience
+from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.coordinator.root_cause import Failure, Rank, root_cause
 from hetpipe.coordinator.setting_out import WayInput
 from hetpipe.coordinator.stage_table import StageLife, StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import LivesInput
 from hetpipe.errors import JobFailed, StateLost
-from hetpipe.spec.commands import InspectionResult, InspectionStep, StopJobCommand
-from hetpipe.spec.events import JobState, StateChanged, StopMode, Waiting
-from hetpipe.spec.ids import AgentId
+from hetpipe.spec.commands import (
+    InspectionResult,
+    InspectionStep,
+    StageKey,
+    StopJobCommand,
+    StopVirtualWorkerCommand,
+)
+from hetpipe.spec.events import JobState, StateChanged, StopMode, Submission, Waiting
+from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.run_document import RunDescription
+
+_GOES_BACK = "the whole job goes back to its newest checkpoint"
 
 #: Stages that a sentence names one by one.
 _MAX_NAMED = 3
@@ -71,6 +81,31 @@ class JobMachine(JobCourse):
         if stop is not None and (stop is StopMode.NOW or machine.state is not JobState.STOPPING):
             machine._stop_asked(stop, now=now)
         return machine
+
+    @classmethod
+    def going_back(
+        cls, job_id: JobId, job: Job, submission: Submission, *, cause: Failure, patience: Patience, now: float
+    ) -> JobMachine:
+        """A job that has trained, and of which nobody knows how far: it goes back to its newest checkpoint.
+
+        Args:
+            job_id: the job's.
+            job: as it was submitted.
+            submission: the same, with the folder of the run, which has the checkpoints.
+            cause: why nobody knows it.
+            patience: bounds of waits that no user sets.
+            now: monotonic seconds.
+        """
+        machine = cls(job_id, job, submission, patience=patience, now=now)
+        machine._way.goes_back = True
+        machine._rewinds.begin_whole(cause, now=now)
+        machine._announce(StateChanged(machine.state, f"{cause.sentence}: {_GOES_BACK}"))
+        return machine
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it is on its way back from where nobody knows how far it was."""
+        return self._rewinds.is_whole
 
     def _go_on(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
         """Be where the job is."""
@@ -118,7 +153,7 @@ class JobMachine(JobCourse):
                 self._member_gone(fact, now=now)
             case MemberSeen(info=info):
                 self._rewinds.seen(info)
-                self._member_seen(info)
+                self._member_seen(info, now=now)
                 self._train(fact, now=now)
             case ShardHeard():
                 self._shard_heard(fact, now=now)
@@ -137,6 +172,9 @@ class JobMachine(JobCourse):
 
     def _set_out(self, fact: WayInput, *, now: float) -> None:
         """Go on towards training."""
+        if self._rewinds.is_waiting:
+            # Processes of before may have the devices.
+            return
         is_too_early = isinstance(fact, ClusterSeen) and bool(fact.cluster.unled)
         if self.state is JobState.INSPECTING or is_too_early:
             self._heard = now
@@ -217,14 +255,35 @@ class JobMachine(JobCourse):
         self._training.enlarge(new, self._prepared, now=now)
         self._train(Tick(), now=now)
 
-    def _member_seen(self, info: MemberInfo) -> None:
-        """Whoever was away when all processes were to end has not heard of it."""
-        if self._stop_now and AgentId(info.id) in {agent.agent for agent in self.agents}:
-            self._out.append(SendCommand(AgentId(info.id), StopJobCommand(self.job_id)))
+    def _member_seen(self, info: MemberInfo, *, now: float) -> None:
+        """Whoever was away when all processes were to end, or those of an earlier term, has not heard of it."""
+        agent = AgentId(info.id)
+        if self._stop_now and agent in {agent.agent for agent in self.agents}:
+            self._out.append(SendCommand(agent, StopJobCommand(self.job_id)))
+            return
+        old = [key for key in info.stages if key.job_id == self.job_id and self._is_over(key)]
+        if self._rewinds.is_whole:
+            new = [key for key in old if self.stages.get(key) is None]
+            for key in new:
+                self.stages.add(key, agent, info.host, now=now)
+                self._way.above = max(self._way.above, key.term)
+            if new and self.state is JobState.SUBMITTED:
+                self._rewinds.wait_again(now=now)
+        for vw, term, incarnation in sorted({(key.vw, key.term, key.incarnation) for key in old}):
+            self._out.append(SendCommand(agent, StopVirtualWorkerCommand(self.job_id, vw, incarnation, term)))
+
+    def _is_over(self, key: StageKey) -> bool:
+        """Whether a process of the job is of a term that is over."""
+        if self._rewinds.is_under_way:
+            return True
+        return self._prepared is not None and key.term < self._prepared.plan.term
 
     def _member_gone(self, gone: MemberGone, *, now: float) -> None:
         is_claimed = gone.member in {*(shard.id for shard in self.shards), *(agent.agent for agent in self.agents)}
         self._rewinds.gone(gone)
+        if is_claimed and self._rewinds.is_whole and self.state is JobState.INSPECTING:
+            self._way.begin_again()
+            self._step(Step.BEGIN_AGAIN, now=now, remark=gone.sentence)
         if self._training is None and is_claimed and not self._rewinds.is_under_way:
             self._add_failure(Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now), now=now)
         self._train(gone, now=now)
@@ -262,14 +321,25 @@ class JobMachine(JobCourse):
         self._training.lives.halt()
         self._rewinds.begin(cause, self._training, now=now)
         self._training, self._failures = None, []
-        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: the whole job goes back to its newest checkpoint")
+        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: {_GOES_BACK}")
         self._stop_processes()
 
     def _go_back(self, *, now: float) -> None:
         """Have the job prepared anew as soon as that can be."""
-        assert self._prepared is not None
+        if self.state not in {JobState.SUBMITTED, JobState.PLANNING}:
+            return
         self._heard = now
-        found = self._rewinds.check(self.stages, self._way, self._prepared, now=now)
+        if self.state is JobState.SUBMITTED:
+            # Only once no process of before is left the wait for members begins.
+            self._rewinds.clear(self.stages, everybody=num_devices_wanted(self.job) is None, now=now)
+            return
+        found: Instruction | Failure | None
+        if self._rewinds.is_whole:
+            may = self._rewinds.may_prepare(self._way, now=now)
+            found = may if isinstance(may, Failure) else (self._way.prepare() if may else None)
+        else:
+            assert self._prepared is not None
+            found = self._rewinds.check(self.stages, self._way, self._prepared, now=now)
         if isinstance(found, Failure):
             self._fail(found, now=now)
         elif found is not None:
@@ -330,12 +400,12 @@ class JobMachine(JobCourse):
             self._train(Tick(), now=now)
             if self.state.is_terminal:
                 return
-        if self._rewinds.is_waiting and self.state is JobState.PLANNING:
+        if self._rewinds.is_waiting:
             self._go_back(now=now)
         if self.state.is_terminal or self.state is JobState.RUNNING:
             return
         silent = now - self._heard
-        limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
+        limit, error = self._limit()
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
             self._wrap_up(now=now)
         elif silent >= limit:
@@ -348,10 +418,18 @@ class JobMachine(JobCourse):
             waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
 
+    def _limit(self) -> tuple[float, str]:
+        """How long the state may last without progress, in seconds, and the error's name after that."""
+        limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
+        if self._rewinds.is_whole and self.state is JobState.SUBMITTED:
+            # Whoever is away with a node comes back later than a cluster comes up, and nothing is the user's mistake.
+            return max(limit, self.job.survive.absence.total_seconds()), JobFailed.__name__
+        return limit, error
+
     def _awaited(self) -> str:
         """For whom the coordinator waits, and for what."""
         match self.state:
-            case JobState.PLANNING if self._rewinds.is_waiting:
+            case JobState.SUBMITTED | JobState.PLANNING if self._rewinds.is_waiting:
                 return self._rewinds.awaited(self.stages, self._way)
             case JobState.SUBMITTED | JobState.INSPECTING | JobState.PLANNING:
                 return self._way.awaited(self.state)

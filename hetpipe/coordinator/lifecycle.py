@@ -33,6 +33,8 @@ class Step(StrEnum):
     """All stages stopped because they were asked to."""
     REWIND = "rewind"
     """What it was trained since its newest checkpoint is lost: it goes back to that."""
+    BEGIN_AGAIN = "begin_again"
+    """Somebody whom it had claimed on its way back is gone: it waits for enough devices and shards anew."""
     FAIL = "fail"
     """Something went wrong."""
 
@@ -41,7 +43,12 @@ _S = JobState
 
 TABLE: Mapping[JobState, Mapping[Step, JobState]] = {
     _S.SUBMITTED: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
-    _S.INSPECTING: {Step.INSPECTED: _S.PLANNING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.INSPECTING: {
+        Step.INSPECTED: _S.PLANNING,
+        Step.STOP_ASKED: _S.STOPPING,
+        Step.BEGIN_AGAIN: _S.SUBMITTED,
+        Step.FAIL: _S.FAILED,
+    },
     _S.PLANNING: {Step.PREPARED: _S.STARTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.STARTING: {
         Step.ALL_READY: _S.RUNNING,

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hetpipe.coordinator.lost_disks import LostDisks
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.store import JobRecord
 from hetpipe.spec.commands import AgentNews
@@ -45,11 +46,15 @@ class Orphan:
     again_at: float = 0.0
     #: Why the clock shard could not be asked the last time.
     refusal: str = ""
+    #: What its clock shard, which has registered, has lost of it, as a sentence; empty while that is not known.
+    lost: str = ""
+    #: What parameter servers say of it.
+    disks: LostDisks = field(default_factory=LostDisks)
 
     @property
     def why_given_up(self) -> str:
         """Why nobody leads it, as a sentence."""
-        told = "no parameter server tells of it"
+        told = self.lost or "no parameter server tells of it"
         if self.refusal:
             told = f"a new one cannot lead it: {self.refusal}"
         state = "under way" if self.record is None else self.record.state.value
@@ -91,6 +96,12 @@ class Orphans:
             orphan.heard = now
         orphan.clock_shard, orphan.term = shard, term
 
+    def shard_told(self, job_id: JobId, shard: MemberInfo, *, serves: bool, reason: str) -> None:
+        """What a heartbeat of its clock shard says of it: one that has lost it is not waited for any longer."""
+        orphan = self._orphans.get(job_id)
+        if orphan is not None:
+            orphan.lost = orphan.disks.heard(shard, serves=serves, reason=reason)
+
     def due(self, *, now: float) -> list[Orphan]:
         """Those whose clock shard is to be asked now; they count as asked until `not_adopted` or `pop`."""
         found = [
@@ -116,13 +127,31 @@ class Orphans:
 
     def given_up(self, *, now: float) -> list[Orphan]:
         """Those that are waited for no longer; they count as asked until `pop` or `not_adopted`."""
-        lasts = self._patience.adoption_seconds
         found = [
-            orphan for orphan in self if not orphan.is_asked and now >= orphan.again_at and now - orphan.heard >= lasts
+            orphan
+            for orphan in self
+            if not orphan.is_asked and now >= orphan.again_at and self._is_given_up(orphan, now=now)
         ]
         for orphan in found:
             orphan.is_asked = True
         return found
+
+    def _is_given_up(self, orphan: Orphan, *, now: float) -> bool:
+        waited = now - orphan.heard
+        return waited >= self._patience.adoption_seconds or bool(orphan.lost) or orphan.stop is StopMode.NOW
+
+    def awaited(self, job_id: JobId, *, now: float) -> str:
+        """What is waited for before somebody leads it, as a sentence; empty if it is no orphan."""
+        orphan = self._orphans.get(job_id)
+        if orphan is None:
+            return ""
+        if orphan.clock_shard is None:
+            lasts = self._patience.adoption_seconds
+            what = f"waits for a parameter server to tell of it, {now - orphan.heard:.0f} s of {lasts:.0f} s"
+        else:
+            refusal = f" ({orphan.refusal})" if orphan.refusal else ""
+            what = f"asks its clock shard, {orphan.clock_shard}, how far it is{refusal}"
+        return f"nobody leads it since its coordinator ended: the new one {what}"
 
     def pop(self, job_id: JobId) -> Orphan | None:
         """It is one no more."""

@@ -149,7 +149,7 @@ class CoordinatorServicer:
             record.name,
             record.state,
             record.run_dir,
-            record.failure,
+            record.failure or self._coordinator.awaited(record.job_id),
             tuple(processes),
             clocks,
             progress,

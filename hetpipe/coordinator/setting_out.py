@@ -18,7 +18,7 @@ from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
 from hetpipe.spec.commands import InspectionResult, InspectionStep
 from hetpipe.spec.events import JobState, Submission
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import AgentInfo
@@ -47,6 +47,10 @@ class SettingOut:
         self._inspections: Inspections | None = None
         #: Samples of an evaluation, as another coordinator has found out.
         self._eval_samples: int | None = None
+        #: The job has trained before, and is prepared anew from its newest checkpoint.
+        self.goes_back = False
+        #: Highest term of the processes that were still there then.
+        self.above = Term(0)
 
     def take_over(self, assignment: Assignment, *, eval_samples: int | None) -> None:
         """Another coordinator has gone the way to its end."""
@@ -71,6 +75,17 @@ class SettingOut:
         """More devices are claimed while the job runs."""
         self.agents = with_agents(self.agents, agents)
 
+    def begin_again(self) -> None:
+        """Nobody is claimed any more: whoever is there is looked at anew."""
+        self.agents, self.shards, self._inspections, self._lacks = (), (), None, ""
+
+    def prepare(self) -> Prepare:
+        """Have the job prepared, once its model is inspected."""
+        assert self._inspections is not None
+        self.is_preparing = True
+        inspected = self._inspections.inspected
+        return Prepare(inspected, self.agents, self.shards, goes_back=self.goes_back, above=self.above)
+
     def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
         """Be told of the newest registration of members, by name: they may be elsewhere now."""
         self.shards = tuple(known.get(shard.id, shard) for shard in self.shards)
@@ -87,6 +102,7 @@ class SettingOut:
         """The job is prepared, for the first time or anew."""
         self.job = prepared.run.job
         self.submission = prepared.submission or self.submission
+        self.goes_back = False
 
     def assignment(self, prepared: Prepared) -> Assignment:
         """Who carries the plan out."""
@@ -138,5 +154,4 @@ class SettingOut:
         if asked is not None:
             command = inspect_command(asked, self.job, self._job_id, self.submission)
             return [SendCommand(asked.agent.agent, command)]
-        self.is_preparing = True
-        return [Step.INSPECTED, Prepare(inspections.inspected, self.agents, self.shards)]
+        return [Step.INSPECTED, self.prepare()]

@@ -52,6 +52,8 @@ class JobRecord:
     stop: StopMode | None = None
     """How a user wants it to stop; None while nobody does."""
     failure: str = ""
+    shards: tuple[MemberId, ...] = ()
+    """Its parameter servers in index order, the clock shard first; empty before they were claimed."""
     version: int = 1
     """Grows by one with every replacement."""
 

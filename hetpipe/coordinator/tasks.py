@@ -6,7 +6,7 @@ They run on the job's own thread, one after the other, and answer with a fact fo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,13 +52,14 @@ from hetpipe.coordinator.store import Store
 from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.spec import document
+from hetpipe.spec.bounds import MAX_COUNT
 from hetpipe.spec.events import Submission
 from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.plan import Plan
-from hetpipe.spec.rewinds import rewind_folder
+from hetpipe.spec.rewinds import next_rewind, rewind_folder, run_folders
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
 from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
@@ -169,29 +170,39 @@ class JobTasks:
         return self._rewind(task) if isinstance(task, Rewind) else self._prepare(task)
 
     def _prepare(self, task: Prepare) -> Prepared:
-        model = task.inspected.model
-        start = self._start(self._submission.restore, model.train_samples)
-        term = self._next_term(above=Term(max(shard.highest_term for shard in task.shards)))
+        model, first = task.inspected.model, Path(self._submission.first_run_dir)
+        submission = self._gone_back(next_rewind(first)) if task.goes_back else None
+        start = self._start((submission or self._submission).restore, model.train_samples)
+        written = _written_terms(first) if task.goes_back else ()
+        above = max(task.above, *written, *(shard.highest_term for shard in task.shards))
+        term = self._next_term(above=above)
         run = plan_run(self._job, task.inspected, task.agents, self._tools.planner, term=term, job_id=self._job_id)
         data = data_of(run.job, model)
-        prepared = Prepared(run, data, start)
+        prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
+        if submission is not None:
+            self._log_rewind(prepared)
         return prepared
 
+    def _gone_back(self, number: int) -> Submission:
+        """How the job goes on from its newest checkpoint, or from where it began, in the folder of that rewind."""
+        first = self._submission.first_run_dir
+        restore = self._tools.newest_checkpoint(first) or self._submission.restore
+        return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
+
+    def _log_rewind(self, prepared: Prepared) -> None:
+        restore = None if prepared.submission is None else prepared.submission.restore
+        clock, term = prepared.start.clock, prepared.plan.term
+        _log.warning("job_rewound", job=self._job_id, checkpoint=restore, clock=clock, term=term)
+
     def _rewind(self, task: Rewind) -> Prepared:
-        before, first = task.before, self._submission.first_run_dir
-        submission = replace(
-            self._submission,
-            restore=self._tools.newest_checkpoint(first) or self._submission.restore,
-            run_dir=rewind_folder(first, task.number),
-            rewinds=task.number,
-        )
+        before, submission = task.before, self._gone_back(task.number)
         start = self._start(submission.restore, before.data.num_samples)
         term = self._next_term(above=Term(max(before.plan.term, *(shard.highest_term for shard in task.shards))))
         run = replace(before.run, plan=replace(before.plan, term=term))
         prepared = Prepared(run, before.data, start, submission)
         self._configure(prepared, task.agents, task.shards, task.eval_samples)
-        _log.warning("job_rewound", job=self._job_id, checkpoint=submission.restore, clock=start.clock, term=term)
+        self._log_rewind(prepared)
         return prepared
 
     def _start(self, folder: str | None, num_samples: int) -> Progress:
@@ -307,6 +318,18 @@ class JobTasks:
             return use(port)
         finally:
             port.close()
+
+
+def _written_terms(run_dir: Path) -> Iterator[Term]:
+    """The terms of the plans in the folders of a run: a store that was lost knows none of them."""
+    for folder in run_folders(run_dir):
+        try:
+            term = json.loads((folder / "plan.json").read_bytes())["term"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            _log.info("no_term_written", folder=str(folder), reason=str(error))
+        else:
+            if isinstance(term, int) and 0 <= term < MAX_COUNT:
+                yield Term(term)
 
 
 def _configure(config: ShardConfig, port: ShardPort) -> None:

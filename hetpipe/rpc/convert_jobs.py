@@ -99,6 +99,7 @@ def submission_to_proto(submission: Submission) -> pb.SubmitJobRequest:
         run_dir=submission.run_dir,
         import_path=submission.import_path,
         restore=submission.restore or "",
+        has_begun=submission.has_begun,
     )
 
 
@@ -114,6 +115,7 @@ def submission_from_proto(message: pb.SubmitJobRequest) -> Submission:
         run_dir=message.run_dir,
         import_path=message.import_path,
         restore=message.restore or None,
+        has_begun=message.has_begun,
     )
 
 

@@ -229,9 +229,9 @@ class Cluster:
         """Kill `victims`, of which Redis is one, and start them again with a Redis that knows nothing."""
         self._restart_with_empty(self.folder / "redis", victims)
 
-    def lose_disk(self, shard: str) -> None:
-        """Kill a parameter server, and start it again with an empty disk."""
-        self._restart_with_empty(self.folder / "state" / shard, [shard])
+    def lose_disk(self, victims: Sequence[str]) -> None:
+        """Kill `victims`, first a parameter server, and start them again, that one with an empty disk."""
+        self._restart_with_empty(self.folder / "state" / victims[0], victims)
 
     def _restart_with_empty(self, folder: Path, victims: Sequence[str]) -> None:
         kept = [self.kept[key] for key in victims]

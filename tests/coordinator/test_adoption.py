@@ -46,7 +46,7 @@ class TestAsIfNothingHadBeen:
         kept = succession.cluster.store.job(JOB_ID)
         assert kept is not None
         assert (kept.state, kept.run_dir) == (JobState.FINISHED, str(succession.cluster.run_dir))
-        assert kept.submission == submission(job(), kept.run_dir)
+        assert kept.submission == replace(submission(job(), kept.run_dir), has_begun=not wiped)
         assert isinstance(succession.cluster.store.events(JOB_ID)[-1].event, JobEnded)
 
     def test_status_knows_processes_and_clocks(self, succession: Succession) -> None:
@@ -366,12 +366,12 @@ class TestBeforeAndAfterTraining:
         succession.cluster.shards.serving.clear()
         succession.cluster.usual()
         succession.cluster.train()
-        succession.cluster.wait(90.0)
-
         assert len(succession.asked("configure")) == before
-        record = succession.coordinator.record(JOB_ID)
-        assert record.state is JobState.FAILED
-        assert "no parameter server tells of it" in record.failure
+        succession.cluster.wait(5.0)
+        succession.cluster.train()
+
+        folders = {config.run_dir for config in succession.asked("configure")[before:]}
+        assert folders == {str(succession.cluster.run_dir / "rewind-1")}
 
     def test_a_run_that_is_over_ends(self, succession: Succession) -> None:
         over = replace(clocks(6, 6), barrier_reason="end")

@@ -11,6 +11,7 @@ from hetpipe.spec.events import JobState
 LEGAL = {
     ("submitted", "cluster_ready", "inspecting"),
     ("inspecting", "inspected", "planning"),
+    ("inspecting", "begin_again", "submitted"),
     ("planning", "prepared", "starting"),
     ("starting", "all_ready", "running"),
     *((state, "rewind", "planning") for state in ("starting", "running")),

@@ -14,7 +14,8 @@ from hetpipe.coordinator.adoption import ADOPTED
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import PeerUnreachable, ProtocolViolation
+from hetpipe.errors import NobodyLeads, PeerUnreachable, ProtocolViolation
+from hetpipe.rpc import coordinator_client
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.spec.commands import (
@@ -33,7 +34,10 @@ def succession(tmp_path: Path) -> Succession:
 
 
 class TestNobodyTells:
-    def test_after_a_while_the_job_has_failed(self, succession: Succession) -> None:
+    def test_after_a_while_a_job_has_failed_of_which_nobody_knows_what_was_handed_in(
+        self, succession: Succession
+    ) -> None:
+        succession.forget_submission()
         succession.replace()
         succession.come("n0", "n1")
         succession.cluster.wait(59.5)
@@ -190,7 +194,8 @@ class TestWatchers:
     def client(self, succession: Succession) -> Iterator[CoordinatorClient]:
         succession.replace()
         server = Server(ServerConfig())
-        CoordinatorServicer(succession.coordinator, host="here").add_to(server)
+        self.servicer = CoordinatorServicer(succession.coordinator, host="here")
+        self.servicer.add_to(server)
         client = CoordinatorClient(server.start())
         yield client
         client.close()
@@ -213,12 +218,27 @@ class TestWatchers:
         watcher.join()
 
     def test_or_hear_that_nobody_does(self, succession: Succession, client: CoordinatorClient) -> None:
+        succession.forget_submission()
         succession.cluster.wait(61.0)
 
         last = list(client.watch_job(JOB_ID))[-1].event
         assert isinstance(last, JobEnded)
         assert last.state is JobState.FAILED
         assert list(client.watch_clocks(JOB_ID)) == []
+
+    def test_or_are_told_after_a_while_that_nobody_tells_of_it(
+        self, succession: Succession, client: CoordinatorClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(coordinator_client, "SILENT_SECONDS", 0.0)
+        self.servicer._viewers.close()  # so that every stream ends at once
+        told = len(succession.cluster.store.events(JOB_ID))
+        sentence = f"nothing of job {JOB_ID}, which it has as running: nobody leads it since its coordinator ended"
+
+        with pytest.raises(NobodyLeads, match=sentence):
+            list(client.watch_job(JOB_ID, after=told))
+        with pytest.raises(NobodyLeads, match=sentence):
+            list(client.watch_clocks(JOB_ID))
+        assert client.status(JOB_ID).failure.startswith("nobody leads it since its coordinator ended")
 
     def test_one_that_has_seen_more_gets_what_is_there(self, succession: Succession, client: CoordinatorClient) -> None:
         succession.come("n0", "n1", "ps0", "ps1")
