@@ -188,6 +188,10 @@ class StoreUnavailable(Unavailable):
     """The coordinator's store (Redis) cannot be reached."""
 
 
+class StoreDamaged(HetpipeError):
+    """The coordinator's store holds a number that leaves no room for the next; `hetpipe repair store` repairs it."""
+
+
 class NotLeader(Unavailable):
     """This coordinator does not lead, or no longer; another one acts."""
 

@@ -15,6 +15,7 @@ from hetpipe.cli.app_deploy import down, logs, ps, up
 from hetpipe.cli.app_observe import top
 from hetpipe.cli.app_planning import clusters, plan, profile, simulate
 from hetpipe.cli.app_render import renders
+from hetpipe.cli.app_repair import repairs
 from hetpipe.cli.app_secure import certificates, health
 from hetpipe.cli.app_stop import stop
 from hetpipe.cli.app_workers import workers
@@ -187,6 +188,7 @@ def init(
 app.add_typer(certificates, name="certs")
 app.add_typer(clusters, name="cluster")
 app.add_typer(renders, name="render")
+app.add_typer(repairs, name="repair")
 app.add_typer(workers, name="workers")
 for command_elsewhere in (stop, profile, plan, simulate, compare, health, top, up, down, ps, logs):
     app.command()(command_elsewhere)

@@ -14,7 +14,7 @@ from hetpipe.coordinator.job_host import JobHost, Unsaved, save
 from hetpipe.coordinator.job_hosts import JobHosts
 from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.orphans import Orphan
-from hetpipe.coordinator.store import JobRecord, all_events
+from hetpipe.coordinator.store import JobRecord, Repairs, all_events
 from hetpipe.errors import HetpipeError, JobError, JobFailed, Unavailable
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.commands import AgentNews
@@ -44,11 +44,12 @@ class Adopting(JobHosts):
     # -- for subclasses ----------------------------------------------------------------------------------------------
 
     def _remember_jobs(self) -> None:
-        """Begin with what the store remembers.
+        """Begin with what the store remembers, once it is whole.
 
         Raises:
             StoreUnavailable: it cannot be reached.
         """
+        _tell(self._store.repair())
         for record in self._store.jobs():
             if record.state.is_terminal:
                 self._has_ended(record.job_id)
@@ -145,7 +146,8 @@ class Adopting(JobHosts):
         assert orphan.clock_shard is not None
         try:
             description = self._described(orphan.job_id, orphan.clock_shard)
-            record = self._store.create_job(_record_of(description))
+            self._terms.check_description(description, orphan.clock_shard)
+            record = self._store.create_job(_record_of(description, now_wall=self._clock.wall()))
             events = all_events(self._store, orphan.job_id)
             with self.condition:
                 self._adopt(orphan, description, record, events, executor)
@@ -236,15 +238,34 @@ class Adopting(JobHosts):
         save(self._store, Unsaved(failed, is_record=True, events=(ended,)))
 
 
-def _record_of(description: RunDescription) -> JobRecord:
-    """A job of which the store knows nothing."""
+def _tell(repairs: Repairs) -> None:
+    """Write down what the store had lost, so that somebody looks for the cause."""
+    if repairs.jobs or repairs.members:
+        _log.error(
+            "store_reindexed",
+            jobs=repairs.jobs,
+            members=repairs.members,
+            cause="the store has lost the index of these records: Redis was started with an ACL that lets the default "
+            "user run nothing, or its append-only file was damaged",
+            fix="write its ACL anew with `hetpipe render redis-acl`",
+        )
+    for job_id in repairs.renumbered:
+        _log.error("events_renumbered", job=job_id, cause="they had numbers that nobody counts to")
+    for job_id in repairs.lost_jobs:
+        _log.error("job_record_lost", job=job_id, fix="unless a parameter server still tells of it, hand it in again")
+    for key in repairs.unreadable:
+        _log.error("record_unreadable", key=key, fix="look at it in Redis; it is no job or member of this version")
+
+
+def _record_of(description: RunDescription, *, now_wall: float) -> JobRecord:
+    """A job of which the store knows nothing; none was handed in later than now, and so is the newest for ever."""
     run = description.run
     return JobRecord(
         job_id=run.plan.job_id,
         name=str(run.job.get("name", "")),
         state=JobState.STARTING,
         run_dir=run.submission.first_run_dir,
-        submitted_wall=run.submitted_wall,
+        submitted_wall=min(run.submitted_wall, now_wall),
         submission=run.submission,
     )
 

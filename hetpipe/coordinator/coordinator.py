@@ -93,13 +93,14 @@ class Coordinator(Adopting):
         """Make a member. Another process under the same id is out from now on.
 
         Raises:
-            ProtocolViolation: a member of another role has its id.
+            ProtocolViolation: a member of another role has its id, or it reports a fence or a term beyond belief.
             ResourceExhausted: there are too many members.
             NotLeader: it has seen a later coordinator, which leads.
             StoreUnavailable: membership changes wait for the store.
         """
         with self.condition:
             self._registry.check_new(info)
+        self._terms.meet(info)
         self._fences.meet(info)
         registration = Registration(uuid.uuid4().hex)
         failpoints.reach("membership.lease_granted_not_recorded")
@@ -135,7 +136,9 @@ class Coordinator(Adopting):
 
         Raises:
             UnknownMember: register again.
+            ProtocolViolation: a clock is of a term beyond belief.
         """
+        self._terms.check_clocks(clocks, member_id)
         with self.condition:
             is_first = not self._registry.has_told(member_id)
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())

@@ -1,13 +1,16 @@
 """The number of a coordinator's lead, and what members know of others: the own one must be above those.
 
 A store that was wiped counts leads from one again, and members go on refusing what carries a lower number than they
-have seen. So they say what they have seen when they register, and the coordinator takes the lead anew above that.
+have seen. So they say what they have seen when they register, and the coordinator takes the lead anew above that, as
+far as `ControlCounter.check_report` believes them. What it believes is counted from the number with which it began to
+lead: all reports together move it no further than one may.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from hetpipe.spec.counters import FENCES
 from hetpipe.spec.members import NO_FENCE, MemberId, MemberInfo, MemberRole
 
 #: Members that are remembered. Whoever is forgotten may cost a number when it comes back, and nothing else.
@@ -41,6 +44,8 @@ class Fences:
 
     def __init__(self, election: Election) -> None:
         self._election = election
+        #: The number with which this coordinator began to lead.
+        self._first = election.fence
         #: Members that may have their number from this coordinator.
         self._met: set[MemberId] = set()
 
@@ -55,12 +60,15 @@ class Fences:
         A member that comes for the first time and has seen the own number has seen another coordinator with it.
 
         Raises:
+            ProtocolViolation: it reports one that is too far ahead to be believed; nothing has changed.
             NotLeader: another coordinator was faster.
             StoreUnavailable: the store is away.
         """
         if info.role is MemberRole.WORKER:
             return
         seen, own = info.highest_fence, self.own
+        if seen > own:
+            FENCES.check_report(seen, known=self._first, source=info)
         if seen > own or (seen == own != NO_FENCE and info.id not in self._met):
             self._election.outbid(seen)
         if len(self._met) >= _MAX_MET:

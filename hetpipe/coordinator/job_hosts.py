@@ -32,8 +32,10 @@ from hetpipe.coordinator.registry import Registry
 from hetpipe.coordinator.requirements import ClusterView, untold
 from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.tasks import JobTasks, Tools
+from hetpipe.coordinator.terms import Terms
 from hetpipe.errors import HetpipeError, ResourceExhausted, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
+from hetpipe.spec.counters import EVENTS_PER_LEAD
 from hetpipe.spec.events import JobEnded, JobState
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberInfo, MemberRole
@@ -49,9 +51,6 @@ MAX_OPEN_JOBS = 100
 
 #: Jobs of which it is remembered that they have ended, so that who still does something for them hears of it.
 _MAX_ENDED_IDS = 10_000
-
-#: Numbers of a job's events that belong to one lead, so that no two coordinators give the same one.
-_EVENTS_PER_LEAD = 1_000_000
 
 
 def thread_per_job(job_id: JobId) -> Executor:
@@ -85,6 +84,8 @@ class JobHosts:
         self._registry = Registry(lease_seconds)
         #: Locks itself; the store may be asked under it.
         self._fences = Fences(election)
+        #: The same.
+        self._terms = Terms(store)
         self._mailboxes = Mailboxes()
         #: By id, in order of submission.
         self._hosts: dict[JobId, JobHost] = {}
@@ -136,7 +137,7 @@ class JobHosts:
 
     def _first_number(self) -> int:
         """From here on this coordinator numbers events; every lead has numbers of its own."""
-        return max(0, self._fences.own - 1) * _EVENTS_PER_LEAD + 1
+        return max(0, self._fences.own - 1) * EVENTS_PER_LEAD + 1
 
     def _feed(self, host: JobHost, fact: Input) -> None:
         """Give a machine a fact and carry out what it says."""

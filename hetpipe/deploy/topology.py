@@ -36,6 +36,9 @@ CERTIFICATES = "certs"
 STORE_USERS, USERS_FILE = "store-users", "users.acl"
 STORE_PASSWORD, PASSWORD_FILE = "store-password", "password"
 
+#: Where Redis keeps its append-only file, below the state folder and in its container.
+STORE_DATA, DATA_FOLDER = "store-data", "/data"
+
 #: Where parameter servers keep what they have acknowledged, below the folder of the runs.
 _STATES = ".state"
 
@@ -281,17 +284,18 @@ def _service(wishes: Wishes, service: _Service) -> Container:
 
 def _redis(wishes: Wishes) -> Container:
     users = Mount(f"{wishes.folders.state}/{STORE_USERS}", STORE_FOLDER)
-    keeps_nothing = ("--save", "", "--appendonly", "no", "--dir", "/tmp")  # noqa: S108 - its own
+    data = Mount(f"{wishes.folders.state}/{STORE_DATA}", DATA_FOLDER, read_only=False)
+    kept = ("--save", "", "--appendonly", "yes", "--dir", DATA_FOLDER)
     return Container(
         role=Role.STORE,
         name=Role.STORE,
         image=wishes.store_image,
-        command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *keeps_nothing),
+        command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *kept),
         ready="Ready to accept connections",
         user=wishes.user,
         # Nobody without a name may say anything, and is told so by a server that works.
         health=Health(("sh", "-c", "redis-cli ping | grep -qE 'PONG|NOAUTH'")),
-        mounts=(users,),
+        mounts=(users, data),
         restarts=True,
     )
 

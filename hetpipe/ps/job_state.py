@@ -37,6 +37,7 @@ from hetpipe.ps.snapshots import read_snapshot, write_snapshot
 from hetpipe.ps.write_ahead_log import Level
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.spec import wire
+from hetpipe.spec.counters import FENCES, TERMS
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import NO_FENCE
 from hetpipe.spec.plan import DTYPE_BYTES, SlicePlan
@@ -161,15 +162,29 @@ def kept_fences(root: Path) -> FenceGuard:
         except OSError as error:
             log.warning("fence_not_kept", folder=str(root), fence=fence, reason=error.strerror or str(error))
 
-    highest = NO_FENCE
     try:
-        text = (root / _FENCE).read_text(encoding="ascii")
-        highest = int(text)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
+        highest = read_fence(root)
+    except StateLost as error:
         log.warning("fence_not_read", folder=str(root), reason=str(error))
+        highest = NO_FENCE
     return FenceGuard(highest, keep=keep)
+
+
+def read_fence(root: Path) -> int:
+    """The highest number of a lead that is kept in a folder; 0 where there is none.
+
+    Raises:
+        StateLost: it is no number that a lead can have: nobody who was held to it could ever lead.
+    """
+    try:
+        highest = int((root / _FENCE).read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return NO_FENCE
+    except (OSError, ValueError) as error:
+        raise StateLost(f"{root / _FENCE} cannot be read: {error}") from None
+    if not NO_FENCE <= highest < FENCES.limit:
+        raise StateLost(f"{root / _FENCE} says {highest}, and no lead has a number from {FENCES.limit} on")
+    return highest
 
 
 def _remove_empty(root: Path) -> None:
@@ -211,6 +226,71 @@ def delete(folder: Path) -> None:
         log.warning("state_not_deleted", folder=str(folder), reason=error.strerror or str(error))
         return
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableJob:
+    """A job that was deleted."""
+
+    job_id: JobId
+    term: int
+    run_dir: str
+    """Where its checkpoints are; empty where that could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRepair:
+    """What was found in a folder, and deleted there."""
+
+    fence: int | None
+    """The highest number of a lead that was kept; None for what is no such number."""
+    is_fence_forgotten: bool
+    jobs: tuple[UnusableJob, ...]
+
+
+def repair_state(root: Path, *, forget_fence: bool = False) -> StateRepair:
+    """Delete what keeps the parameter server of a folder out of its cluster: numbers that no coordinator believes.
+
+    Those are a fence and terms of jobs in the reserve that no report reaches (`spec.counters`).
+
+    Args:
+        root: its `--state`, while it does not run.
+        forget_fence: delete the fence whatever it is; the next coordinator tells its own.
+
+    Raises:
+        UserError: there is no such folder, a process uses it, or it cannot be written.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root} is no folder; give what a parameter server was given as --state")
+    descriptor = claim(root)
+    try:
+        try:
+            fence: int | None = read_fence(root)
+        except StateLost:
+            fence = None
+        forget_fence = fence is None or fence > FENCES.largest_reported or (forget_fence and (root / _FENCE).exists())
+        if forget_fence:
+            (root / _FENCE).unlink()
+        jobs = tuple(_unusable_job(folder) for folder in sorted(root.glob("*@*")) if _is_unusable(folder))
+        for folder in filter(_is_unusable, root.glob("*@*")):
+            delete(folder)
+    except OSError as error:
+        raise UserError(f"the state in {root} cannot be repaired: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    return StateRepair(fence, forget_fence, jobs)
+
+
+def _is_unusable(folder: Path) -> bool:
+    return _term(folder) > TERMS.largest_reported
+
+
+def _unusable_job(folder: Path) -> UnusableJob:
+    try:
+        run_dir = read_config(folder).run_dir
+    except StateLost:
+        run_dir = ""
+    return UnusableJob(JobId(_job(folder)), _term(folder), run_dir)
 
 
 class JobState:

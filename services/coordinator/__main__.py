@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from hetpipe.certs.files import CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator import candidate, patience
 from hetpipe.coordinator.candidate import Candidate
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.readings import readings
-from hetpipe.coordinator.redis_access import RedisAccess
+from hetpipe.coordinator.redis_access import access_of
 from hetpipe.coordinator.servicer import NUM_THREADS, CoordinatorServicer
 from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import FenceSource
@@ -137,7 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     tls = open_tls(options, options.host)
     certify = stage_signer(tls)
-    access = _redis_access(options, tls)
+    access = access_of(
+        options.store,
+        password_file=options.store_password_file,
+        ca=options.store_ca,
+        tls=None if tls is None else tls.folder,
+    )
     host = advertised_host(options.host, options.advertise)
     server = Server(server_config(options, tls, num_threads=NUM_THREADS))
     election = Candidate(
@@ -187,17 +191,6 @@ def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordi
         server.stop()
     finally:
         coordinator.close()
-
-
-def _redis_access(options: argparse.Namespace, tls: Tls | None) -> RedisAccess:
-    """What the options say about Redis."""
-    own = tls if options.store.startswith("rediss://") else None
-    return RedisAccess(
-        password_file=options.store_password_file,
-        ca=options.store_ca,
-        client_cert=None if own is None else own.folder / CERT_FILE,
-        client_key=None if own is None else own.folder / KEY_FILE,
-    )
 
 
 def _end_at_once(sentence: str) -> NoReturn:
