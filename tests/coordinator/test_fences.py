@@ -14,10 +14,12 @@ from hetpipe.coordinator.fences import Fences
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import NotLeader, StaleTerm
+from hetpipe.errors import NotLeader, ProtocolViolation, StaleTerm
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.spec.bounds import MAX_COUNT
+from hetpipe.spec.counters import EVENTS_PER_LEAD, FENCES, MAX_REPORTED_AHEAD
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.testing.fake_clock import FakeClock
@@ -63,6 +65,32 @@ class TestMeeting:
         Fences(lead).meet(MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1, highest_fence=9))
         assert lead.fence == 2
 
+    @pytest.mark.parametrize("fence", [MAX_REPORTED_AHEAD + 3, FENCES.largest_reported + 1, MAX_COUNT - 1])
+    def test_nobody_is_believed_beyond_what_there_can_have_been(self, fence: int) -> None:
+        lead = Lead(2)
+        with pytest.raises(ProtocolViolation, match=f"reports a fence of {fence}; this coordinator knows 2"):
+            Fences(lead).meet(replace(shard_member(0), highest_fence=fence))
+        assert lead.fence == 2
+
+    def test_reports_add_up_to_no_more_than_one(self) -> None:
+        lead = Lead(2)
+        fences = Fences(lead)
+        fences.meet(replace(shard_member(0), highest_fence=MAX_REPORTED_AHEAD))
+        fences.meet(replace(shard_member(1), highest_fence=MAX_REPORTED_AHEAD + 2))
+        assert lead.fence == MAX_REPORTED_AHEAD + 3
+        with pytest.raises(ProtocolViolation):
+            fences.meet(replace(shard_member(2), highest_fence=MAX_REPORTED_AHEAD + 4))
+
+    def test_in_the_reserve_the_store_alone_gives_numbers(self) -> None:
+        lead = Lead(FENCES.largest_reported + 5)
+        Fences(lead).meet(replace(shard_member(0), highest_fence=FENCES.largest_reported + 4))
+        with pytest.raises(ProtocolViolation):
+            Fences(lead).meet(replace(shard_member(0), highest_fence=FENCES.largest_reported + 6))
+
+    def test_every_event_of_every_lead_has_a_number_that_can_be(self) -> None:
+        assert (FENCES.limit - 1) * EVENTS_PER_LEAD < MAX_COUNT
+        assert FENCES.largest_reported + MAX_REPORTED_AHEAD < FENCES.limit
+
     def test_many_members_are_not_all_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hetpipe.coordinator.fences._MAX_MET", 2)
         fences = Fences(Lead(2))
@@ -102,6 +130,12 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
 
 
 class TestMembership:
+    def test_a_number_that_no_lead_can_have_is_not_heard(self, process: Process) -> None:
+        process.membership._register()
+        process.lead.fence = FENCES.limit
+        process.membership.beat()
+        assert (process.fences.highest, process.ended) == (4, [])
+
     def test_leases_and_renewals_carry_the_number(self, process: Process) -> None:
         assert process.membership._register().fence == 4
         assert process.membership.is_led
