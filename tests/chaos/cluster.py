@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import shutil
 import socket
 import sys
@@ -23,6 +24,7 @@ from hetpipe.certs.authority import PROCESS_DAYS
 from hetpipe.certs.files import CA_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate
 from hetpipe.coordinator.client import CoordinatorClient
+from hetpipe.coordinator.redis_acl import acl_lines
 from hetpipe.errors import HetpipeError
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.identity import NamedPeer, Role
@@ -32,6 +34,9 @@ from tests.polling import wait_until
 ROOT = Path(__file__).parents[2]
 
 COORDINATOR, REDIS = "coordinator", "redis"
+
+#: The coordinator's name in Redis.
+_STORE_USER = "hetpipe"
 
 #: Ports are looked for below those that the kernel hands out to clients, one of which could take the port of a server
 #: that is down for a moment.
@@ -133,6 +138,7 @@ class Cluster:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_certificates()
+        self._make_password()
         self._stack.enter_context(self._keeper)
         try:
             self.start(REDIS)
@@ -271,9 +277,10 @@ class Cluster:
     def _program(self, key: str) -> tuple[NamedPeer, str, list[str]]:
         role, _, index = key.partition("-")
         if role == COORDINATOR:
-            store = f"rediss://{self.layout.place(REDIS).name}:{self._ports[REDIS]}/0"
+            store = f"rediss://{_STORE_USER}@{self.layout.place(REDIS).name}:{self._ports[REDIS]}/0"
             ca = self._certificates(NamedPeer(Role.COORDINATOR, COORDINATOR)) / CA_FILE
             options = ["--store", store, "--store-ca", str(ca), "--port", str(self._ports[key])]
+            options += ["--store-password-file", str(self.folder / "store" / "password")]
             options += ["--leader-lease", str(self.layout.lease_seconds), "--lease", str(self.layout.lease_seconds)]
             return NamedPeer(Role.COORDINATOR, COORDINATOR), "coordinator", options
         to_coordinator = ["--coordinator", self.address(COORDINATOR)]
@@ -286,22 +293,13 @@ class Cluster:
 
     def _redis(self) -> list[str]:
         own = self._certificates(NamedPeer(Role.REDIS, self.layout.place(REDIS).name))
-        tls = [
-            "--tls-port",
-            str(self._ports[REDIS]),
-            "--port",
-            "0",
-            "--tls-auth-clients",
-            "yes",
-            "--protected-mode",
-            "no",
-        ]
+        tls = ["--tls-port", str(self._ports[REDIS]), "--port", "0", "--tls-auth-clients", "yes"]
         tls += ["--tls-ca-cert-file", str(own / "ca.pem"), "--tls-cert-file", str(own / "cert.pem")]
         tls += ["--tls-key-file", str(own / "key.pem"), "--bind", self.layout.place(REDIS).host]
-        # Nobody gets in without a certificate, so there need be no password, too.
-        kept = ["--protected-mode", "no", "--save", "", "--appendonly", "yes", "--dir", str(self.folder / "redis")]
+        users = ["--aclfile", str(self.folder / "store" / "users.acl")]
+        kept = ["--save", "", "--appendonly", "yes", "--dir", str(self.folder / "redis")]
         (self.folder / "redis").mkdir(exist_ok=True)
-        return ["redis-server", *tls, *kept]
+        return ["redis-server", *tls, *users, *kept]
 
     def _environment(self, peer: NamedPeer | None) -> dict[str, str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.layout.environment}
@@ -311,6 +309,14 @@ class Cluster:
 
     def _certificates(self, peer: NamedPeer) -> Path:
         return process_folder(self.folder / "certs", peer)
+
+    def _make_password(self) -> None:
+        """The coordinator's, and the users of Redis, as `hetpipe render redis-acl` writes them."""
+        folder, password = self.folder / "store", secrets.token_urlsafe(32)
+        folder.mkdir(exist_ok=True)
+        (folder / "password").touch(mode=0o600)
+        (folder / "password").write_text(password, encoding="utf-8")
+        (folder / "users.acl").write_text("\n".join([*acl_lines(_STORE_USER, password), ""]), encoding="utf-8")
 
     def _make_certificates(self) -> None:
         authority = self.folder / "certs"

@@ -238,6 +238,10 @@ class TestTheLines:
         )
         assert PASSWORD not in "".join(lines)
 
+    def test_the_page_says_the_first_one(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "security-redis.md").read_text(encoding="utf-8")
+        assert f"Its first line is `{acl_lines('hetpipe', PASSWORD)[0]}`" in page
+
     def test_they_have_the_commands_of_the_scripts(self) -> None:
         scripts = (resources.files("hetpipe.coordinator") / "lua").iterdir()
         said = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text())}

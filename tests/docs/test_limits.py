@@ -15,6 +15,7 @@ from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
 from hetpipe.rpc.watchers import STREAM_SECONDS
 from hetpipe.spec import bounds
+from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD
 from hetpipe.spec.job_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES
 from hetpipe.spec.job_yaml import MAX_VALUES
 from hetpipe.spec.wire import MAX_ENTRIES
@@ -50,6 +51,8 @@ IN_CODE: tuple[float | None, ...] = (
     MAX_OPEN_JOBS,
     MAX_ENDED_JOBS,
     MAX_EVENTS,
+    FENCES.limit,
+    MAX_REPORTED_AHEAD,
     MAX_JOB_CHARACTERS,
     MAX_JOB_VALUES,
     bounds.MAX_COUNT,

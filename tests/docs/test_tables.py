@@ -21,6 +21,7 @@ from hetpipe.coordinator.lifecycle import TABLE
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import WaveMetrics
 from hetpipe.pipeline import barrier
+from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD, TERMS
 from hetpipe.spec.events import ProcessStatus
 from hetpipe.sync import segment
 from tests.docs.job_keys import PAGE, SECTIONS, marked, rewritten
@@ -71,6 +72,13 @@ def test_the_life_of_a_virtual_worker() -> None:
         [state.value, step.value, following.value]
         for state, row in worker_life.TABLE.items()
         for step, following in row.items()
+    ]
+
+
+def test_how_far_reports_are_believed() -> None:
+    rows = table_after(STATE_MACHINES, "### What others report")
+    assert [[row[0], *(int(cell.replace(",", "")) for cell in row[1:])] for row in rows] == [
+        [counter.name, counter.limit, counter.largest_reported, MAX_REPORTED_AHEAD] for counter in (FENCES, TERMS)
     ]
 
 
