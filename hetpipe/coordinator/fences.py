@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from hetpipe.observe.log import get_logger
 from hetpipe.spec.counters import FENCES
 from hetpipe.spec.members import NO_FENCE, MemberId, MemberInfo, MemberRole
+
+_log = get_logger(__name__)
 
 #: Members that are remembered. Whoever is forgotten may cost a number when it comes back, and nothing else.
 _MAX_MET = 10_000
@@ -69,6 +72,7 @@ class Fences:
         seen, own = info.highest_fence, self.own
         if seen > own:
             FENCES.check_report(seen, known=self._first, source=info)
+            _log.warning("later_lead_reported", member=str(info), seen=seen, own=own)
         if seen > own or (seen == own != NO_FENCE and info.id not in self._met):
             self._election.outbid(seen)
         if len(self._met) >= _MAX_MET:

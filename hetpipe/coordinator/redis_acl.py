@@ -58,6 +58,7 @@ _SCRIPT_COMMANDS = frozenset(
         "xrevrange",
         "zadd",
         "zrem",
+        "zscore",
     }
 )
 

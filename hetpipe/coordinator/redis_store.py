@@ -57,6 +57,7 @@ _ANSWER_SECONDS = 1.0
 _WRITES = (
     "append_event",
     "create_job",
+    "enter_job",
     "expire_events",
     "forget_expired",
     "next_term",
@@ -193,12 +194,9 @@ class RedisStore:
         return Term(found)
 
     def create_job(self, record: JobRecord) -> JobRecord:
-        """As `Store.create_job`."""
-        kept = self._run(
-            "create_job",
-            [keys.JOBS, keys.job(record.job_id), keys.JOB_ORDERS],
-            [record.job_id, to_json(JobRecord, replace(record, version=1))],
-        )
+        """As `Store.create_job`: the record first, as an index can be made of records (`repair`)."""
+        kept = self._run("create_job", [keys.job(record.job_id)], [to_json(JobRecord, replace(record, version=1))])
+        self._run("enter_job", [keys.JOBS, keys.JOB_ORDERS], [record.job_id])
         created: JobRecord = from_json(JobRecord, kept)
         return created
 

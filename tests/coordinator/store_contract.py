@@ -57,8 +57,8 @@ def fill(store: Store) -> None:
     store.put_member(agent_member("n0", pid=9), SECOND, lease_seconds=600.0)
     store.remove_member(MemberId("gone"), FIRST)
     store.next_term(above=Term(7))
-    for name in ("waits", "runs", "ended"):
-        submitted = store.create_job(replace(record(name), submitted_wall=1_700_000_000.0 + len(name)))
+    for second, name in enumerate(("waits", "runs", "ended")):
+        submitted = store.create_job(replace(record(name), submitted_wall=1_700_000_000.0 + second))
         store.append_event(submitted.job_id, numbered(1))
         if name != "waits":
             running = store.replace_job(submitted.at(JobState.RUNNING, failure=""))

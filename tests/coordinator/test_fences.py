@@ -153,6 +153,7 @@ class TestMembership:
 
         assert [entry["event"] for entry in logs if entry.get("member")] == [
             "coordinator_leads_no_more",
+            "later_lead_reported",
             "not_registered",
         ]
         assert (process.ended, process.membership.silent_seconds) == ([], 3.0)

@@ -94,6 +94,7 @@ def damage(server: Server) -> None:
 WRITES: dict[str, Callable[[Store], object]] = {
     "append_event": lambda store: store.append_event(JobId("digits"), numbered(1)),
     "create_job": lambda store: store.create_job(record("another")),
+    "enter_job": lambda store: part(store)._run("enter_job", [redis_keys.JOBS, redis_keys.JOB_ORDERS], ["another"]),
     "expire_events": lambda store: part(store)._expire_events(JobId("lost")),
     "next_term": lambda store: store.next_term(above=Term(0)),
     "put_member": lambda store: store.put_member(agent_member("n1"), FIRST, lease_seconds=5.0),
