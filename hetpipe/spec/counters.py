@@ -39,16 +39,21 @@ class ControlCounter:
         """Accept what `source` reports to have seen, where this coordinator or its store knows `known`.
 
         Raises:
-            ProtocolViolation: it is too far ahead; the message names both fixes.
+            ProtocolViolation: it is too far ahead; the message names the fixes.
         """
         allowed = max(known, min(known + MAX_REPORTED_AHEAD, self.largest_reported))
         if reported > allowed:
-            raise ProtocolViolation(
+            sentence = (
                 f"{source} reports a {self.name} of {reported}; this coordinator knows {known} and believes no report "
-                f"above {allowed}. If that process is wrong, restart it (a parameter server with --state DIR after "
-                f"`hetpipe repair state DIR`); if the store has forgotten so much, stop the coordinator and run "
-                f"`hetpipe repair store {self.option} {reported}`"
+                f"above {allowed}: restart that process (a parameter server with --state DIR after "
+                f"`hetpipe repair state DIR`)"
             )
+            if reported <= self.largest_reported:
+                sentence += (
+                    "; or, if it is the store that has forgotten so much, stop the coordinator and run "
+                    f"`hetpipe repair store {self.option} {reported} …`"
+                )
+            raise ProtocolViolation(sentence)
 
 
 #: The numbers of leads. Every lead numbers events, and those numbers are counts, too.

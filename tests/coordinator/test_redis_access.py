@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -112,8 +113,7 @@ class TestTheDefaultUser:
     """It has every right, for the replay of the append-only file, and nobody can be it."""
 
     def test_it_has_no_password(self, server: Server) -> None:
-        user = server.redis.acl_getuser("default")
-        assert user is not None
+        user: Any = server.redis.acl_getuser("default")
         assert (user["passwords"], "off" in user["flags"], "nopass" in user["flags"]) == ([], True, False)
 
     @pytest.mark.parametrize("password", ["", " ", "default", PASSWORD, ADMIN])

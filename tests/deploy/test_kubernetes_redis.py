@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from hetpipe.certs.folders import init_authority, issue_certificate
+from hetpipe.cli.app import app
 from hetpipe.coordinator.redis_access import RedisAccess
 from hetpipe.coordinator.redis_acl import acl_lines
+from hetpipe.coordinator.redis_store import RedisStore
 from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.stores import open_store
 from hetpipe.deploy.kubernetes_secrets import REDIS_USER, kept_password, secrets_of
@@ -24,7 +28,7 @@ from hetpipe.errors import StoreUnavailable
 from hetpipe.spec.identity import NamedPeer, Role
 from hetpipe.spec.ids import Term
 from tests.coordinator.redis_server import end, needs_redis, started
-from tests.coordinator.store_contract import DurableStoreContract
+from tests.coordinator.store_contract import DurableStoreContract, acquire
 from tests.deploy.rendered import (
     K8S,
     Manifests,
@@ -256,6 +260,23 @@ class TestRestarts(DurableStoreContract):
         store = open_store(running.store, access=running.access)
         yield store
         store.close()
+
+    def test_the_command_that_repairs_it_takes_the_coordinators_options(self, running: Running, store: Store) -> None:
+        """Its user, its password, its authority and its certificate; no others get in."""
+        assert isinstance(store, RedisStore)
+        store.set_counters(fence=1 << 53)
+        own, given = running.access, ["--store", running.store]
+        assert own.ca is not None
+        assert own.client_cert is not None
+        given += ["--store-password-file", str(own.password_file), "--store-ca", str(own.ca)]
+
+        refused = CliRunner().invoke(app, ["repair", "store", *given])
+        result = CliRunner().invoke(app, ["repair", "store", *given, "--tls", str(own.client_cert.parent), "--json"])
+
+        assert (refused.exit_code, "did not take a command" in refused.stderr) == (1, True)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["fence"] == {"name": "fence", "before": 1 << 53, "after": 0}
+        assert acquire(store, "a").fence == 2
 
     @pytest.fixture
     def restart(self, running: Running) -> Callable[[bool], None]:
