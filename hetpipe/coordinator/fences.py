@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.counters import FENCES
+from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD
 from hetpipe.spec.members import NO_FENCE, MemberId, MemberInfo, MemberRole
 
 _log = get_logger(__name__)
@@ -60,7 +60,8 @@ class Fences:
     def meet(self, info: MemberInfo) -> None:
         """Lead with a higher number than `info` has seen of others; before it is made a member.
 
-        A member that comes for the first time and has seen the own number has seen another coordinator with it.
+        A member that comes for the first time and has seen the own number has seen another coordinator with it; that
+        costs a number, too, as long as reports have not cost as many as one may.
 
         Raises:
             ProtocolViolation: it reports one that is too far ahead to be believed; nothing has changed.
@@ -73,7 +74,8 @@ class Fences:
         if seen > own:
             FENCES.check_report(seen, known=self._first, source=info)
             _log.warning("later_lead_reported", member=str(info), seen=seen, own=own)
-        if seen > own or (seen == own != NO_FENCE and info.id not in self._met):
+        is_anothers = seen == own != NO_FENCE and info.id not in self._met
+        if seen > own or (is_anothers and own < self._first + MAX_REPORTED_AHEAD):
             self._election.outbid(seen)
         if len(self._met) >= _MAX_MET:
             self._met.clear()

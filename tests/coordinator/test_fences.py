@@ -81,6 +81,14 @@ class TestMeeting:
         with pytest.raises(ProtocolViolation):
             fences.meet(replace(shard_member(2), highest_fence=MAX_REPORTED_AHEAD + 4))
 
+    def test_newcomers_that_have_seen_the_own_number_cost_no_more_either(self) -> None:
+        lead = Lead(2)
+        fences = Fences(lead)
+        fences.meet(replace(shard_member(0), highest_fence=MAX_REPORTED_AHEAD))
+        for index in range(1, 9):
+            fences.meet(replace(shard_member(index), highest_fence=lead.fence))
+        assert lead.fence == MAX_REPORTED_AHEAD + 2
+
     def test_in_the_reserve_the_store_alone_gives_numbers(self) -> None:
         lead = Lead(FENCES.largest_reported + 5)
         Fences(lead).meet(replace(shard_member(0), highest_fence=FENCES.largest_reported + 4))
