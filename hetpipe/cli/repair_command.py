@@ -49,6 +49,8 @@ def _lines_of_store(found: StoreRepair) -> Iterator[str]:
         yield f"jobs that no index named, and one does again: {', '.join(records.jobs)}"
     if records.members:
         yield f"members that no index named, and one does again: {', '.join(records.members)}"
+    if records.dropped_jobs:
+        yield f"jobs whose time was over, or whose records are lost: {', '.join(records.dropped_jobs)}"
     if records.renumbered:
         yield f"jobs whose events have other numbers now: {', '.join(records.renumbered)}"
     for job_id in records.lost_jobs:

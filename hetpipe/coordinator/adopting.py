@@ -249,6 +249,8 @@ def _tell(repairs: Repairs) -> None:
             "user run nothing, or its append-only file was damaged",
             fix="write its ACL anew with `hetpipe render redis-acl`",
         )
+    if repairs.dropped_jobs:
+        _log.warning("jobs_dropped", jobs=repairs.dropped_jobs, cause="their time was over, or the store has lost them")
     for job_id in repairs.renumbered:
         _log.error("events_renumbered", job=job_id, cause="they had numbers that nobody counts to")
     for job_id in repairs.lost_jobs:

@@ -1,4 +1,4 @@
-"""The store of a coordinator that may be restarted elsewhere: Redis 6 or newer, one Lua script per atomic operation.
+"""The store of a coordinator that may be restarted elsewhere: Redis 6.2 or newer, one Lua script per atomic operation.
 
 Values are JSON, numbers are Redis's own. A connection that breaks is tried once more at once; every script may safely
 run twice. Keys are built in `redis_keys`; each script's header names those it uses.
@@ -255,12 +255,13 @@ class RedisStore:
         """As `Store.repair`."""
         with self._guarded():
             found = list(self._redis.scan_iter(match=f"{keys.PREFIX}*", count=_SCAN_COUNT))
-        jobs, more_unreadable = self._repair_jobs(_ids(found, keys.JOB_PREFIX))
+        jobs, dropped, more_unreadable = self._repair_jobs(_ids(found, keys.JOB_PREFIX))
         members, unreadable = self._repair_members(_ids(found, keys.MEMBER_PREFIX))
         streams = sorted(map(JobId, _ids(found, keys.EVENTS_PREFIX)))
         return Repairs(
             jobs=jobs,
             members=members,
+            dropped_jobs=dropped,
             renumbered=tuple(job_id for job_id in streams if self._renumber(job_id)),
             lost_jobs=tuple(job_id for job_id in streams if self._expire_events(job_id)),
             unreadable=(*more_unreadable, *unreadable),
@@ -293,16 +294,22 @@ class RedisStore:
             text = cast("str | None", self._redis.get(key)) or "0"
         return int(text) if text.isascii() and text.isdigit() else None
 
-    def _repair_jobs(self, job_ids: set[str]) -> tuple[tuple[JobId, ...], tuple[str, ...]]:
-        """Enter the jobs that no index names, and put all in order of submission; they, and what cannot be read."""
+    def _repair_jobs(self, job_ids: set[str]) -> tuple[tuple[JobId, ...], tuple[JobId, ...], tuple[str, ...]]:
+        """Enter the jobs that no index names, and put all in order of submission, but for those that are gone.
+
+        Those that were entered, that are gone, and keys of what cannot be read.
+        """
         with self._guarded():
             entries = cast("list[tuple[str, float]]", self._redis.zrange(keys.JOBS, 0, -1, withscores=True))
-        missing = sorted(job_ids - {job_id for job_id, _ in entries})
+        indexed = {job_id for job_id, _ in entries}
+        missing, gone = sorted(job_ids - indexed), tuple(map(JobId, sorted(indexed - job_ids)))
+        for job_id in gone:
+            self._run("forget_expired", [keys.JOBS, keys.job(job_id)], [job_id])
         records, unreadable = self._readable(map(JobId, missing), keys.job, job_of)
         if records or len({order for _, order in entries}) < len(entries):
             ordered = sorted((*self.jobs(), *records), key=lambda record: record.submitted_wall)
             self._reindex(keys.JOBS, keys.JOB_ORDERS, [record.job_id for record in ordered], range(1, len(ordered) + 1))
-        return tuple(record.job_id for record in records), unreadable
+        return tuple(record.job_id for record in records), gone, unreadable
 
     def _repair_members(self, member_ids: set[str]) -> tuple[tuple[MemberId, ...], tuple[str, ...]]:
         """Enter the members that no index names; they, and what cannot be read."""
@@ -418,8 +425,8 @@ def _sentence(target: RedisTarget, error: redis.RedisError) -> str:
     match error:
         case redis.exceptions.NoPermissionError():
             return (
-                f"Redis at {target.place} does not let {who} do what the coordinator needs ({error}); give it the line "
-                "that `hetpipe render redis-acl` prints"
+                f"Redis at {target.place} does not let {who} do what the coordinator needs ({error}); write its ACL "
+                "anew with `hetpipe render redis-acl`"
             )
         case redis.AuthenticationError():
             return (

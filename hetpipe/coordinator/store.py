@@ -68,6 +68,8 @@ class Repairs:
     """Their records were in no index, and are again."""
     members: tuple[MemberId, ...] = ()
     """The same."""
+    dropped_jobs: tuple[JobId, ...] = ()
+    """An index named them, and named them no more: their time was over, or their records are lost."""
     renumbered: tuple[JobId, ...] = ()
     """Their events had numbers that nobody counts to, and have others."""
     lost_jobs: tuple[JobId, ...] = ()

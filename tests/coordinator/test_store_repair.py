@@ -144,6 +144,7 @@ class TestRecordsAndIndexes:
         with capture_logs() as logs:
             coordinator_of(store).close()
 
+        assert [entry["jobs"] for entry in logs if entry["event"] == "jobs_dropped"] == [("b",)]
         assert names(store) == ["a"]
         assert server.redis.zrange(redis_keys.JOBS, 0, -1) == ["a"]
         assert [entry["job"] for entry in logs if entry["event"] == "job_record_lost"] == ["b"]
@@ -155,7 +156,7 @@ class TestRecordsAndIndexes:
         store.append_event(JobId("a"), numbered(1))
         server.redis.delete(redis_keys.job(JobId("a")))
 
-        assert store.repair() == Repairs(lost_jobs=(JobId("a"),))
+        assert store.repair() == Repairs(dropped_jobs=(JobId("a"),), lost_jobs=(JobId("a"),))
         assert not store.repair()
 
         assert 0 < server.redis.ttl(redis_keys.events(JobId("a"))) <= ENDED_JOB_SECONDS
@@ -349,6 +350,10 @@ class TestAsACoordinatorDoes:
         access = RedisAccess(password_file=tmp_path / "password")
         with pytest.raises(StoreUnavailable, match=r"does not let user hetpipe do .* `hetpipe render redis-acl`"):
             repair_store(f"unix://hetpipe@{server.socket}", access)
+        store = RedisStore(f"unix://hetpipe@{server.socket}", access=access)
+        with pytest.raises(StoreUnavailable, match="`hetpipe render redis-acl`"):
+            coordinator_of(store)
+        store.close()
 
 
 class TestPoisonedRegistrations:
