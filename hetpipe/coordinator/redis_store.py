@@ -255,15 +255,16 @@ class RedisStore:
         """As `Store.repair`."""
         with self._guarded():
             found = list(self._redis.scan_iter(match=f"{keys.PREFIX}*", count=_SCAN_COUNT))
-        jobs, dropped, more_unreadable = self._repair_jobs(_ids(found, keys.JOB_PREFIX))
+        job_ids = _ids(found, keys.JOB_PREFIX)
+        jobs, dropped, more_unreadable = self._repair_jobs(job_ids)
         members, unreadable = self._repair_members(_ids(found, keys.MEMBER_PREFIX))
         streams = sorted(map(JobId, _ids(found, keys.EVENTS_PREFIX)))
         return Repairs(
             jobs=jobs,
             members=members,
             dropped_jobs=dropped,
-            renumbered=tuple(job_id for job_id in streams if self._renumber(job_id)),
-            lost_jobs=tuple(job_id for job_id in streams if self._expire_events(job_id)),
+            renumbered=tuple(job_id for job_id in self._beyond(streams) if self._renumber(job_id)),
+            lost_jobs=tuple(job_id for job_id in streams if job_id not in job_ids and self._expire_events(job_id)),
             unreadable=(*more_unreadable, *unreadable),
         )
 
@@ -340,12 +341,19 @@ class RedisStore:
             arguments: list[str | int] = [word for pair in zip(orders, ids, strict=True) for word in pair]
             self._run("reindex", [index, counter], arguments)
 
-    def _renumber(self, job_id: JobId) -> bool:
-        """Give events numbers that there can be, in the same order; whether they had others."""
+    def _beyond(self, job_ids: Sequence[JobId]) -> list[JobId]:
+        """The jobs whose newest event has a number that there cannot be."""
         with self._guarded():
-            entries = cast("list[tuple[str, dict[str, str]]]", self._redis.xrevrange(keys.events(job_id), count=1))
-            if not entries or sequence_of(entries[0][0]) <= _LARGEST_SEQUENCE:
-                return False
+            pipeline = self._redis.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipeline.xrevrange(keys.events(job_id), count=1)
+            newest = cast("list[list[tuple[str, dict[str, str]]]]", pipeline.execute())
+        found = zip(job_ids, newest, strict=True)
+        return [job_id for job_id, events in found if events and sequence_of(events[0][0]) > _LARGEST_SEQUENCE]
+
+    def _renumber(self, job_id: JobId) -> bool:
+        """Give events numbers that there can be, in the same order; whether there were any."""
+        with self._guarded():
             entries = cast("list[tuple[str, dict[str, str]]]", self._redis.xrange(keys.events(job_id)))
         arguments: list[str | int] = []
         last = 0
@@ -353,8 +361,9 @@ class RedisStore:
             sequence = sequence_of(entry)
             last = sequence if sequence <= _LARGEST_SEQUENCE else last + 1
             arguments += [last, fields.get("event", "")]
-        self._run("rebuild_events", [keys.events(job_id)], arguments)
-        return True
+        if arguments:
+            self._run("rebuild_events", [keys.events(job_id)], arguments)
+        return bool(arguments)
 
     def _expire_events(self, job_id: JobId) -> bool:
         """Keep events whose job has no record as long as those of one that has ended; whether they are such."""
