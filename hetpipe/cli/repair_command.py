@@ -76,4 +76,4 @@ def _lines_of_state(folder: Path, found: StateRepair) -> Iterator[str]:
     yield f"{folder}: fence {fence}" + (", forgotten" if found.is_fence_forgotten else "")
     for job in found.jobs:
         resume = f"; resume it from {job.run_dir}" if job.run_dir else ""
-        yield f"{folder}: job {job.job_id} in term {job.term}, which no coordinator believes, deleted{resume}"
+        yield f"{folder}: job {job.job_id} in term {job.term}, which no coordinator accepts, deleted{resume}"

@@ -93,7 +93,7 @@ class Coordinator(Adopting):
         """Make a member. Another process under the same id is out from now on.
 
         Raises:
-            ProtocolViolation: a member of another role has its id, or it reports a fence or a term beyond belief.
+            ProtocolViolation: a member of another role has its id, or it reports a fence or a term out of range.
             ResourceExhausted: there are too many members.
             NotLeader: it has seen a later coordinator, which leads.
             StoreUnavailable: membership changes wait for the store.
@@ -136,7 +136,7 @@ class Coordinator(Adopting):
 
         Raises:
             UnknownMember: register again.
-            ProtocolViolation: a clock is of a term beyond belief.
+            ProtocolViolation: a clock is of a term out of range.
         """
         self._terms.check_clocks(clocks, member_id)
         with self.condition:

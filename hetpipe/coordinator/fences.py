@@ -2,7 +2,7 @@
 
 A store that was wiped counts leads from one again, and members go on refusing what carries a lower number than they
 have seen. So they say what they have seen when they register, and the coordinator takes the lead anew above that, as
-far as `ControlCounter.check_report` believes them. What it believes is counted from the number with which it began to
+far as `ControlCounter.check_report` accepts it. The range is counted from the number with which it began to
 lead: all reports together move it no further than one may.
 """
 
@@ -64,7 +64,7 @@ class Fences:
         costs a number, too, as long as reports have not cost as many as one may.
 
         Raises:
-            ProtocolViolation: it reports one that is too far ahead to be believed; nothing has changed.
+            ProtocolViolation: it reports one that is too far ahead; nothing has changed.
             NotLeader: another coordinator was faster.
             StoreUnavailable: the store is away.
         """

@@ -1,4 +1,4 @@
-"""Terms that members report: above what the store knows only as far as `ControlCounter.check_report` believes them."""
+"""Terms that members report: above what the store knows only as far as `ControlCounter.check_report` accepts."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ControlCounter:
         allowed = max(known, min(known + MAX_REPORTED_AHEAD, self.largest_reported))
         if reported > allowed:
             sentence = (
-                f"{source} reports a {self.name} of {reported}; this coordinator knows {known} and believes no report "
+                f"{source} reports a {self.name} of {reported}; this coordinator knows {known} and accepts no report "
                 f"above {allowed}: restart that process (a parameter server with --state DIR after "
                 f"`hetpipe repair state DIR`)"
             )

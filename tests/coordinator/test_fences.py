@@ -66,7 +66,7 @@ class TestMeeting:
         assert lead.fence == 2
 
     @pytest.mark.parametrize("fence", [MAX_REPORTED_AHEAD + 3, FENCES.largest_reported + 1, MAX_COUNT - 1])
-    def test_nobody_is_believed_beyond_what_there_can_have_been(self, fence: int) -> None:
+    def test_a_report_out_of_range_is_refused(self, fence: int) -> None:
         lead = Lead(2)
         with pytest.raises(ProtocolViolation, match=f"reports a fence of {fence}; this coordinator knows 2"):
             Fences(lead).meet(replace(shard_member(0), highest_fence=fence))

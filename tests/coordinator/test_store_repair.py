@@ -390,7 +390,7 @@ class TestPoisonedRegistrations:
             coordinator.register(info)
 
         assert f"{info} reports a " in str(caught.value)
-        assert f"this coordinator knows {known} and believes no report above" in str(caught.value)
+        assert f"this coordinator knows {known} and accepts no report above" in str(caught.value)
         assert "`hetpipe repair state DIR`" in str(caught.value)
         is_plausible = MAX_REPORTED_AHEAD < max(info.highest_fence, info.highest_term) < 2 * MAX_REPORTED_AHEAD
         assert ("`hetpipe repair store --" in str(caught.value)) is is_plausible
@@ -399,7 +399,7 @@ class TestPoisonedRegistrations:
         coordinator.register(replace(shard_member(0), highest_fence=1))
         assert [member.info.id for member in coordinator.members()] == [shard_member(0).id]
 
-    def test_what_members_of_a_wiped_store_have_seen_is_believed(
+    def test_what_members_of_a_wiped_store_have_seen_is_accepted(
         self, server: Server, lead: Candidate, coordinator: Coordinator
     ) -> None:
         lease = coordinator.register(

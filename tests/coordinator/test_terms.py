@@ -1,4 +1,4 @@
-"""Terms that members report: believed as far as there can be such, wherever a coordinator would go on from them."""
+"""Terms that members report: accepted as far as there can be such, wherever a coordinator would go on from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_registration_is_refused_and_no_job_gets_near_it(tmp_path: Path, term:
     assert cluster.store.next_term(above=Term(0)) == 1
 
 
-def test_what_a_wiped_store_has_forgotten_is_believed(tmp_path: Path) -> None:
+def test_what_a_wiped_store_has_forgotten_is_accepted(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.join(shard_member(0, term=MAX_REPORTED_AHEAD))
     assert len(cluster.coordinator.members()) == 1
@@ -63,13 +63,13 @@ class TestAdoption:
     """A clock shard's word of a job is bounded as its registration is: the next term would go beyond it."""
 
     @pytest.mark.parametrize("term", FAR[1:])
-    def test_a_job_of_a_term_beyond_belief_is_not_led(self, tmp_path: Path, term: int) -> None:
+    def test_a_job_of_a_term_out_of_range_is_not_led(self, tmp_path: Path, term: int) -> None:
         succession = Succession(tmp_path)
         plan = replace(succession.run.plan, term=Term(term))
         succession.describe(run=replace(succession.run, plan=plan))
         self.given_up(succession, f"reports a term of {term}")
 
-    def test_neither_is_one_of_a_life_beyond_belief(self, tmp_path: Path) -> None:
+    def test_neither_is_one_of_an_incarnation_out_of_range(self, tmp_path: Path) -> None:
         succession = Succession(tmp_path)
         succession.describe(seen(0, MAX_COUNT - 1), seen(1))
         self.given_up(succession, f"incarnation {MAX_COUNT - 1} of virtual worker 0")

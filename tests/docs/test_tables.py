@@ -75,8 +75,8 @@ def test_the_life_of_a_virtual_worker() -> None:
     ]
 
 
-def test_how_far_reports_are_believed() -> None:
-    rows = table_after(STATE_MACHINES, "### What others report")
+def test_the_range_of_reported_counters() -> None:
+    rows = table_after(STATE_MACHINES, "### Reported counters")
     assert [[row[0], *(int(cell.replace(",", "")) for cell in row[1:])] for row in rows] == [
         [counter.name, counter.limit, counter.largest_reported, MAX_REPORTED_AHEAD] for counter in (FENCES, TERMS)
     ]

@@ -147,7 +147,7 @@ class TestRepair:
 
     @pytest.fixture
     def state(self, tmp_path: Path) -> Path:
-        """A folder with the job of a usual term and one of a term that no coordinator believes."""
+        """A folder with the job of a usual term and one of a term that no coordinator accepts."""
         state = tmp_path / "state"
         with closing(Shard(state)) as shard:
             for term in (2, TERMS.limit - 1):
@@ -158,7 +158,7 @@ class TestRepair:
         return CliRunner().invoke(app, ["repair", "state", *map(str, arguments)])
 
     @pytest.mark.parametrize("fence", [str(FENCES.largest_reported + 1), str(1 << 53), "seven"])
-    def test_what_no_coordinator_believes_is_deleted(self, state: Path, fence: str) -> None:
+    def test_what_no_coordinator_accepts_is_deleted(self, state: Path, fence: str) -> None:
         (state / "fence").write_text(fence)
 
         result = self.run(state, "--json")
