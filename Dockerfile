@@ -12,22 +12,25 @@ ARG BASE_IMAGE=python:3.12.11-slim-bookworm
 ARG BUILD_IMAGE=${BASE_IMAGE}
 
 FROM ${BUILD_IMAGE} AS build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PATH=/opt/hetpipe/bin:$PATH
+# Versions and bytes are those of the lock: a constraint file that pip's configuration names would only be in the way.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_ONLY_BINARY=:all: \
+    PIP_CONSTRAINT=/dev/null PATH=/opt/hetpipe/bin:$PATH
 RUN python3 -m venv /opt/hetpipe
 WORKDIR /build
-COPY requirements.lock ./
+COPY requirements.lock requirements-torch.lock ./
+COPY deploy/image/locked ./
 
 FROM build AS dependencies
-COPY pyproject.toml ./
-COPY deploy/image/requirements ./
-RUN python3 requirements pyproject.toml > requirements.txt \
- && pip install --prefix=/opt/layer --only-binary=:all: --constraint requirements.lock --requirement requirements.txt
+RUN python3 locked requirements.lock build run > run.lock \
+ && pip install --prefix=/opt/layer --require-hashes --requirement run.lock
 
 FROM build AS application
+RUN python3 locked requirements.lock build > build.lock \
+ && pip install --require-hashes --requirement build.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY hetpipe hetpipe
 COPY services services
-RUN pip install --prefix=/opt/layer --no-deps .
+RUN pip install --prefix=/opt/layer --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE} AS runtime
 ARG VERSION=0.1.0
@@ -57,12 +60,13 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["hetpipe-entrypoint"]
 CMD ["--help"]
 
-FROM build AS torch-cpu
+# pip sees what torch needs in the layer of the dependencies, which is not part of this one.
+FROM dependencies AS torch-cpu
 # The index of the wheels without CUDA; empty: where pip looks anyway.
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-deps --constraint requirements.lock ${TORCH_CPU_INDEX:+--index-url "$TORCH_CPU_INDEX"} torch \
- && pip install --only-binary=:all: --constraint requirements.lock torch \
- && pip uninstall --yes pip
+RUN PYTHONPATH="$(echo /opt/layer/lib/python3*/site-packages)" \
+    pip install ${TORCH_CPU_INDEX:+--index-url "$TORCH_CPU_INDEX"} --requirement requirements-torch.lock \
+ && pip uninstall --yes setuptools pip
 
 FROM runtime AS cpu
 COPY --from=torch-cpu /opt/hetpipe /opt/hetpipe
@@ -71,9 +75,9 @@ COPY --from=application /opt/layer /opt/hetpipe
 COPY deploy/image/hetpipe-entrypoint deploy/image/hetpipe-credentials /opt/hetpipe/bin/
 COPY examples /code/examples
 
-FROM build AS torch-cuda
-RUN pip install --only-binary=:all: --constraint requirements.lock torch \
- && pip uninstall --yes pip
+FROM dependencies AS torch-cuda
+RUN PYTHONPATH="$(echo /opt/layer/lib/python3*/site-packages)" pip install --requirement requirements-torch.lock \
+ && pip uninstall --yes setuptools pip
 
 FROM runtime AS cuda
 # Asks the NVIDIA container toolkit for what training needs; which GPUs is said when a container is started.

@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak bench-recovery fuzz e2e-docker docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,19 +19,26 @@ help:
 	@echo "make chaos-pairs   two faults at once, or one while the job gets over the other; ARGS=\"--count 40\" for some"
 	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
 	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
+	@echo "make storm   half an hour of kills, pauses, lost and full disks, a Redis that restarts or forgets; MINUTES, ARGS=\"--seed 7\""
 	@echo "make bench-recovery   how long what takes when somebody dies, and what surviving costs, medians (a quarter of an hour)"
-	@echo "make e2e-docker   the image and docker-compose.yml for real: needs dockerd and root (some minutes)"
+	@echo "make e2e-docker   the image and docker-compose.yml for real, each container restarted: needs dockerd and root (a quarter of an hour)"
+	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
 setup: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/ensure-redis
 
-$(STAMP): pyproject.toml requirements.lock
+# Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way.
+PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+$(STAMP): pyproject.toml requirements.lock requirements-torch.lock
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing the package, examples and development tools into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[cli,examples,reflection,dev]'
+	@$(PIP) --require-hashes --only-binary=:all: --requirement requirements.lock
+	@$(PIP) --only-binary=:all: --requirement requirements-torch.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -82,6 +89,9 @@ MINUTES ?= 30
 soak: setup
 	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
 
+storm: setup
+	@$(BIN)/python -m tests.chaos.storm --minutes $(MINUTES) $(ARGS)
+
 bench-recovery: setup
 	@$(BIN)/python -m tests.chaos.recovery
 	@$(BIN)/python -m benchmarks recovery-shard
@@ -91,7 +101,10 @@ fuzz: $(STAMP)
 	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal
 
 e2e-docker:
-	@scripts/e2e-docker
+	@PYTHON=$(PYTHON) scripts/e2e-docker
+
+digests:
+	@$(PYTHON) -m tests.supply.digests
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

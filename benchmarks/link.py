@@ -29,7 +29,6 @@ from hetpipe.link.catalogue import Footing, call, open_door
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.policies import LinkKind
 from hetpipe.spec.requests import Requester
@@ -67,8 +66,11 @@ def num_frames(frame_bytes: int) -> int:
 
 
 def _cut(own: int) -> Cut:
-    stages = [Requester(_JOB, Term(1), _VW, Incarnation(0), StageIndex(index)) for index in (own, 1 - own)]
-    return Cut(own=stages[0], neighbour=stages[1], limits=_LIMITS)
+    return Cut(own=_stage(own), neighbour=_stage(1 - own), limits=_LIMITS)
+
+
+def _stage(index: int) -> Requester:
+    return Requester(_JOB, Term(1), _VW, Incarnation(0), StageIndex(index))
 
 
 def _footing(folder: Path, *, tls: bool) -> Footing:
@@ -82,7 +84,7 @@ def _certify(folder: Path) -> Sequence[Path]:
         key = new_key()
         own.mkdir()
         (own / CA_FILE).write_bytes(root.certificate_pem)
-        (own / CERT_FILE).write_bytes(root.issue(StagePeer(_JOB, _VW, StageIndex(index)), key.public_key(), days=1))
+        (own / CERT_FILE).write_bytes(root.issue(_stage(index).peer, key.public_key(), days=1))
         (own / KEY_FILE).write_bytes(key_to_pem(key))
     return made
 

@@ -103,7 +103,7 @@ class Bench:
         self._buffer = FlatBuffer(FlatLayout([(n, (s,), "float32") for n, s in _SIZES.items()]), torch.device("cpu"))
         self._runs = RunMap(_HEADERS, [slot.offset for slot in self._buffer.layout.slots])
         self._shard = self._start("state", 0)
-        self._shard_address = self._shard.wait_ready(deadline_seconds=_READY_SECONDS)
+        self._shard_address = self._shard.wait_ready(patience_seconds=_READY_SECONDS)
 
     def close(self) -> None:
         """End it, and delete everything."""
@@ -140,7 +140,7 @@ class Bench:
         """Seconds until a shard that serves nothing yet is ready."""
         began = SYSTEM_CLOCK.monotonic()
         service = self._start("nothing", 0)
-        service.wait_ready(deadline_seconds=_READY_SECONDS)
+        service.wait_ready(patience_seconds=_READY_SECONDS)
         seconds = SYSTEM_CLOCK.monotonic() - began
         service.kill()
         return seconds

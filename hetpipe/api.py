@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, random
+from torch import Tensor
 
 from hetpipe.cli.interrupts import Interrupts
 from hetpipe.cli.requests import JobSource, new_run
@@ -19,6 +19,7 @@ from hetpipe.cli.training import Training
 from hetpipe.cli.view import CallbackView, LineView, SilentView, View
 from hetpipe.pipeline.callables import build_train_data
 from hetpipe.pipeline.data import read_minibatch
+from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.spec.events import JobEvent, JobState
 from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.spec.job import Job, load_job
@@ -62,7 +63,8 @@ def train(
     Raises:
         UserError: the job (`JobError`, with every mistake), what it names, or an argument cannot be used.
         JobFailed: the run broke off; the message names who died or failed, and how to resume. Other errors of
-            `hetpipe.errors` when their cause is known better: `NonFiniteUpdate`, `PeerUnreachable`.
+            `hetpipe.errors` when their cause is known better: `NonFiniteUpdate`; `PeerUnreachable`, `UnknownJob` and
+            `NobodyLeads` when the coordinator of a cluster could tell nothing of the run for minutes, and it may go on.
         KeyboardInterrupt: it was stopped by Ctrl-C.
     """
     shell = Shell()
@@ -85,7 +87,8 @@ def train(
 def minibatch(job: JobSource, vw: int, p: int) -> tuple[Tensor | tuple[Tensor, ...], Any]:
     """Exactly the tensors that minibatch `p` of virtual worker `vw` has in an undisturbed run of `job`.
 
-    The data set is made anew by each call; nothing is kept. torch's random state is left as it was.
+    The data set is made anew by each call; nothing is kept. The random states of torch, `random`
+    and NumPy are left as they were.
 
     Args:
         job: a job file, a mapping like its content, or a `Job`. User code is imported from the current folder first.
@@ -101,7 +104,7 @@ def minibatch(job: JobSource, vw: int, p: int) -> tuple[Tensor | tuple[Tensor, .
         JobError, CallableError: the job or what it names cannot be used.
     """
     checked = load_job(job)
-    with random.fork_rng(devices=[]):
+    with preserved_generators():
         dataset = build_train_data(checked, Path.cwd())
         block = _block(checked, len(dataset), vw, p)
         batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p))

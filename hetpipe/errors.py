@@ -188,12 +188,20 @@ class StoreUnavailable(Unavailable):
     """The coordinator's store (Redis) cannot be reached."""
 
 
+class StoreDamaged(HetpipeError):
+    """The coordinator's store holds a number that leaves no room for the next; `hetpipe repair store` repairs it."""
+
+
 class NotLeader(Unavailable):
     """This coordinator does not lead, or no longer; another one acts."""
 
 
 class InjectedFault(HetpipeError):
     """A test asked for this failure (`hetpipe.failpoints`)."""
+
+
+class NobodyLeads(HetpipeError):
+    """A coordinator answers, but for minutes it has told nothing of a job; whether the job goes on is not known."""
 
 
 class JobFailed(HetpipeError):

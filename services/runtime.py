@@ -24,6 +24,7 @@ from hetpipe import failpoints
 from hetpipe.agent.parent_death import follow_parent
 from hetpipe.errors import HetpipeError, UserError
 from hetpipe.observe.log import configure_logging, get_logger
+from hetpipe.phases import end_phases, report_phase
 from hetpipe.rpc.listening import is_loopback, refuse_plaintext_beyond_loopback
 from hetpipe.rpc.probes import Probes
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, ServerConfig
@@ -189,6 +190,7 @@ def advertised_host(listen_host: str, advertise: str | None) -> str:
 
 def announce_ready(role: str, address: str) -> None:
     """Print the ready line."""
+    end_phases()
     sys.stdout.write(json.dumps({"role": role, "address": address, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()
 
@@ -246,6 +248,7 @@ def started(start: Callable[[], object], shutdown: Shutdown) -> bool:
     Raises:
         HetpipeError: what `start` raised though nobody told it to give up.
     """
+    report_phase("registering with the coordinator")
     try:
         start()
     except HetpipeError as error:
@@ -258,6 +261,7 @@ def started(start: Callable[[], object], shutdown: Shutdown) -> bool:
 
 def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutdown], None]) -> int:
     """Run `serve` with logs and signals set up; the exit status. In the main thread."""
+    report_phase("opening its store and its ports")
     try:
         configure_logging(Path(arguments.log) if arguments.log else None, role=role, level=arguments.log_level)
     except OSError as error:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -71,3 +75,167 @@ def witnesses() -> nn.Module:
 
 def witness_data() -> WitnessDataset:
     return WitnessDataset(NUM_WITNESSES, torch.float64)
+
+
+class FrozenNorm(nn.Sequential):
+    """The usual way to keep a normalisation frozen while the rest trains."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:  # noqa: FBT001, FBT002 - torch's own
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def _used_norm() -> nn.BatchNorm1d:
+    """One that has seen data before."""
+    norm = nn.BatchNorm1d(7)
+    with torch.no_grad():
+        norm.running_mean = torch.linspace(-0.5, 0.5, 7)
+        norm.running_var = torch.linspace(0.5, 2.0, 7)
+    return norm
+
+
+def frozen_by_train() -> nn.Module:
+    return FrozenNorm(nn.Linear(5, 7), _used_norm(), nn.Tanh(), nn.Linear(7, 6), nn.Dropout(0.3), nn.Linear(6, 3))
+
+
+def frozen_by_eval() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 7), _used_norm().eval(), nn.Tanh(), nn.Linear(7, 6), nn.Dropout(0.3), nn.Linear(6, 3)
+    )
+
+
+def hook_parameter(model: nn.Module, name: str, hook: Callable[[Tensor], Tensor]) -> None:
+    """`register_hook` on a parameter."""
+    model.get_parameter(name).register_hook(hook)  # type: ignore[no-untyped-call]  # torch ships it untyped
+
+
+def hooked() -> nn.Module:
+    """Hooks on parameters of both stages, and on a module."""
+    model = _chain(torch.float32)
+    hook_parameter(model, "0.weight", lambda gradient: gradient * 0.5)
+    hook_parameter(model, "0.weight", lambda gradient: gradient.clamp(-0.01, 0.01))
+    hook_parameter(model, "4.bias", torch.zeros_like)
+    model[2].register_forward_hook(lambda module, args, output: output * 2)
+    return model
+
+
+class Flipped:
+    """Inputs and targets that are flipped together by chance: by `random`, by NumPy and by torch in turn."""
+
+    def __init__(self) -> None:
+        self._inputs = _data(torch.float32, 46).tensors[0]
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        drawn = (random.random(), np.random.rand(), float(torch.rand(())))[index % 3]  # noqa: NPY002 - what users call
+        sign = 1 if drawn < 0.5 else -1
+        inputs = sign * self._inputs[index]
+        return inputs, inputs[:3].clone()
+
+
+def flipped32() -> Flipped:
+    return Flipped()
+
+
+def distance(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, target)
+
+
+class Noise(nn.Module):
+    """A layer that draws from `random` and NumPy, in training and in evaluation."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * (1 + 0.1 * random.random() + 0.1 * float(np.random.rand()))  # noqa: NPY002 - what users call
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), Noise(), nn.Linear(7, 6), Noise(), nn.Linear(6, 3))
+
+
+class Copies(nn.Module):
+    """Returns the first three inputs, and trains nothing that matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values[:, :3] + 0 * self.scale
+
+
+def copies() -> nn.Module:
+    return nn.Sequential(nn.Identity(), Copies())
+
+
+class TiedInSecret(nn.Module):
+    """A head that reads an embedding which it keeps in a list."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.tied = [embedding]
+
+    def forward(self, values: Tensor) -> Tensor:
+        scores: Tensor = values.mean(dim=1) @ self.tied[0].weight.t()
+        return scores
+
+
+def tied_in_secret() -> nn.Module:
+    embedding = nn.Embedding(3, 4)
+    return nn.Sequential(embedding, nn.Tanh(), TiedInSecret(embedding))
+
+
+def tokens() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    return TensorDataset(
+        torch.randint(0, 3, (46, 5), generator=generator), torch.randint(0, 3, (46,), generator=generator)
+    )
+
+
+def all_in_evaluation_mode() -> nn.Module:
+    return mlp32().eval()
+
+
+class LossWithParameters(nn.Module):
+    """A loss that would have to be trained itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.zeros(3))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output + self.centers, target)
+
+
+LOSS_WITH_PARAMETERS = LossWithParameters()
+
+
+class OwnGenerator:
+    """Augments by a generator that nobody can seed."""
+
+    def __init__(self) -> None:
+        self._data, self._random = _data(torch.float32, 46), np.random.default_rng(7)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self._data[index]
+        return inputs * float(self._random.random()), target
+
+
+def own_generator() -> OwnGenerator:
+    return OwnGenerator()
+
+
+class WholeMinibatches(nn.Module):
+    """Knows how many samples a minibatch has."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.view(6, 5)
+
+
+def whole_minibatches() -> nn.Module:
+    return nn.Sequential(WholeMinibatches(), nn.Linear(5, 3))

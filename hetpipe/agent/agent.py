@@ -19,6 +19,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
+from hetpipe.roots import Roots
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.commands import (
@@ -74,6 +75,8 @@ class AgentConfig:
     start_seconds: float = 30.0
     """How long to wait for a coordinator that is not there yet."""
     programs: Programs = field(default_factory=Programs)
+    roots: Roots = field(default_factory=Roots)
+    """Below which folders jobs may have their code and their runs."""
     first_metrics_port: int | None = None
     """Where the stage on device 0 serves its metrics, those on the next devices on the next ports; None: nowhere."""
     first_link_port: int | None = None
@@ -108,6 +111,7 @@ class Agent:
             environment=config.environment,
             clock=clock,
             programs=config.programs,
+            roots=config.roots,
             first_metrics_port=config.first_metrics_port,
             first_link_port=config.first_link_port,
             certificates=self._certificates,

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 from hetpipe.agent.parent_death import follow_parent
 from hetpipe.errors import HetpipeError, JobError
+from hetpipe.phases import write_line
 from hetpipe.pipeline.allowed_modules import OPTION, allow_only
 
 
@@ -30,17 +30,10 @@ class ReportPipe:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lock = threading.Lock()
 
     def write(self, line: str) -> None:
         """Send one line; an agent that is gone is no error, the process ends anyway."""
-        data = line.encode() + b"\n"
-        with self._lock:
-            try:
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
-            except OSError:
-                return
+        write_line(self._descriptor, line)
 
 
 def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +21,19 @@ from hetpipe.errors import (
     ProtocolViolation,
     Unavailable,
     UnknownMember,
+    UserError,
 )
 from hetpipe.observe.log import get_logger
+from hetpipe.phases import LAUNCH, PHASE
 from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
+from hetpipe.roots import Roots
 from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.spec.commands import (
     AgentNews,
     ChildExit,
     InspectCommand,
+    InspectionPhase,
     InspectionResult,
     InspectionStep,
     StageKey,
@@ -41,7 +44,7 @@ from hetpipe.spec.commands import (
 )
 from hetpipe.spec.ids import DeviceId, JobId
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
+from hetpipe.spec.run import StageConditions, StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
 
 if TYPE_CHECKING:  # only who uses TLS pays for its import
@@ -60,8 +63,8 @@ SINGLE_THREADED: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS":
 class Programs:
     """What children run, without the arguments the agent adds."""
 
-    stage: Sequence[str] = (sys.executable, "-m", "hetpipe.agent.stage_process")
-    inspection: Sequence[str] = (sys.executable, "-m", "hetpipe.agent.inspect_process")
+    stage: Sequence[str] = (*LAUNCH, "hetpipe.agent.stage_process")
+    inspection: Sequence[str] = (*LAUNCH, "hetpipe.agent.inspect_process")
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, which import for a job no module but those that match.
@@ -110,6 +113,7 @@ class Children:
         first_metrics_port: int | None = None,
         first_link_port: int | None = None,
         certificates: StageCertificates | None = None,
+        roots: Roots | None = None,
     ) -> None:
         """Prepare; nothing is started.
 
@@ -123,7 +127,9 @@ class Children:
             first_link_port: where the stage on device 0 awaits the next stage, those on the next devices on the next
                 ports; None: on any free ones.
             certificates: certifies stages; None without TLS.
+            roots: below which folders jobs may have their code and their runs; None: anywhere.
         """
+        self._roots = roots or Roots()
         self._tell = tell
         # A child is nobody, or who its own certificate says; never the agent.
         inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
@@ -137,6 +143,8 @@ class Children:
         self._inspections: dict[JobId, Child] = {}
         #: What those told when they got ready, as long as they are at work.
         self._ready: dict[StageKey, StageNews] = {}
+        #: The newest conditions of live stages, as far as they have told any.
+        self._conditions: dict[StageKey, StageNews] = {}
         #: Live stages that were killed because their virtual worker counts no more.
         self._ordered: set[StageKey] = set()
         self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
@@ -171,6 +179,13 @@ class Children:
         with self._lock:
             if job_id in self._inspections:
                 return
+        inspection = Inspection(job_id, self._tell)
+        try:
+            self._roots.check_code(command.import_path)
+            self._roots.check_run(command.run_dir)
+        except UserError as error:
+            inspection.refused(error)
+            return
         order = InspectionOrder(
             job=from_json(dict[str, Any], command.job_json),
             import_path=command.import_path,
@@ -185,7 +200,6 @@ class Children:
             environment=self._environment,
             log_path=Path(command.run_dir) / "logs" / "inspection.out",
         )
-        inspection = Inspection(job_id, self._tell)
 
         def on_exit(exit_code: int, last_words: str) -> None:
             with self._lock:
@@ -206,6 +220,8 @@ class Children:
                 return
         life = f"-life-{key.incarnation}" if key.incarnation else ""
         try:
+            self._roots.check_code(config.import_path)
+            self._roots.check_run(config.run_dir, config.restore)
             environment = self._stage_environment(key, config)
         except HetpipeError as error:
             self._not_started(key, error, 1)
@@ -227,6 +243,7 @@ class Children:
             with self._lock:
                 child = self._stages.pop(key, None)
                 self._ready.pop(key, None)
+                self._conditions.pop(key, None)
                 self._exited["stage", _outcome(exit_code)] += 1
                 ordered = key in self._ordered
                 self._ordered.discard(key)
@@ -244,9 +261,9 @@ class Children:
         self._not_started(command.key, error, 1)
 
     def tell_again(self) -> None:
-        """Tell which stages are ready: somebody new may want to know."""
+        """Tell which stages are ready, and in which conditions: somebody new may want to know."""
         with self._lock:
-            for news in self._ready.values():
+            for news in (*self._ready.values(), *self._conditions.values()):
                 self._tell(news)
 
     def _heard(self, news: StageNews) -> None:
@@ -255,6 +272,8 @@ class Children:
         with self._lock:
             if isinstance(news.report, StageReady):
                 self._ready[news.key] = news
+            elif isinstance(news.report, StageConditions):
+                self._conditions[news.key] = news
             elif isinstance(news.report, StageDone | StageFailed):
                 self._ready.pop(news.key, None)
             self._tell(news)
@@ -361,6 +380,10 @@ class Inspection:
             raise ProtocolViolation(f"an inspection reported what is no JSON: {error}") from error
         if not isinstance(answer, dict):
             raise ProtocolViolation("an inspection reported what is no JSON object")
+        if answer.get("kind") == PHASE:
+            phase: StagePhase = revive(StagePhase, answer)
+            self._tell(InspectionPhase(self._job_id, phase.phase, phase.seconds))
+            return
         if "step" in answer:
             self._tell(InspectionStep(self._job_id, revive(ProfileStep, answer["step"])))
             return
@@ -372,6 +395,11 @@ class Inspection:
             result = InspectionResult(self._job_id, None, str(answer.get("error", JobFailed.__name__)), problems)
         self._told = True
         self._tell(result)
+
+    def refused(self, error: UserError) -> None:
+        """It is not started."""
+        self._told = True
+        self._tell(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))
 
     def ended(self, exit_code: int, last_words: str) -> None:
         """Its process is gone; without an answer before, that is the outcome."""

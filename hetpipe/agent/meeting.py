@@ -35,9 +35,13 @@ if TYPE_CHECKING:  # torch.distributed has the name, but only its C++ module has
 
 _log = get_logger(__name__)
 
-#: How long the stages of a virtual worker may take to find each other.
+#: How long stages that are there may take to connect.
 MEETING_SECONDS = 120.0
 _POLL_SECONDS = 0.05
+
+#: How long a neighbour may take to be there at all. One that is silent meanwhile is given up by the coordinator, much
+#: sooner and with its whole virtual worker; one that says what it is doing is waited for.
+JOIN_SECONDS = 24 * 3600.0
 
 _LOOPBACK = "127.0.0.1"
 
@@ -193,7 +197,7 @@ class _StageMeeting:
             if not missing:
                 return meeting
             elapsed = self._clock.monotonic() - started
-            if elapsed > MEETING_SECONDS:
+            if elapsed > JOIN_SECONDS:
                 raise DeadlineExceeded(
                     f"{self._identity} waited {elapsed:.0f} s for {missing} to come; of its virtual worker are there: "
                     f"{list(meeting.joined)}"

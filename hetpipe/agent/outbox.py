@@ -1,8 +1,8 @@
 """News on their way to the coordinator, in numbered batches.
 
 A batch keeps its number and content until it is confirmed, so that one whose answer was lost counts once. While the
-coordinator is away the outbox stays small: of a stage's progress and waits, and of an inspection's steps, only the
-newest is kept.
+coordinator is away the outbox stays small: of a stage's progress, waits and conditions, and of an inspection's steps,
+only the newest is kept.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import threading
 from dataclasses import dataclass
 
 from hetpipe.clock import Clock
-from hetpipe.spec.commands import AgentNews, InspectionStep, StageNews
+from hetpipe.spec.commands import AgentNews, InspectionPhase, InspectionStep, StageNews
 from hetpipe.spec.members import Registration
-from hetpipe.spec.run import StageProgress, StageWaiting
+from hetpipe.spec.run import StageConditions, StagePhase, StageProgress, StageWaiting
 
 #: Longest time that news wait for company, in seconds.
 BATCH_SECONDS = 0.5
@@ -51,7 +51,7 @@ class Outbox:
         self._unconfirmed: Batch | None = None
 
     def put(self, news: AgentNews) -> None:
-        """Add news; progress, waits and steps replace the earlier ones that still wait."""
+        """Add news; progress, waits, conditions and steps replace the earlier ones that still wait."""
         with self._changed:
             if not self._waiting:
                 self._oldest = self._clock.monotonic()
@@ -66,7 +66,7 @@ class Outbox:
     def take(self, *, timeout_seconds: float) -> Batch | None:
         """The batch to send: the unconfirmed one again, or a new one once it is due; None when nothing is.
 
-        Urgent news (anything but progress, waits and steps) are due at once, others after `BATCH_SECONDS`.
+        Urgent news (anything but progress, waits, conditions and steps) are due at once, others after `BATCH_SECONDS`.
         """
         deadline = self._clock.monotonic() + timeout_seconds
         with self._changed:
@@ -122,11 +122,13 @@ class Outbox:
 
 
 def _replaceable(news: AgentNews) -> bool:
-    is_stages = isinstance(news, StageNews) and isinstance(news.report, StageProgress | StageWaiting)
-    return is_stages or isinstance(news, InspectionStep)
+    of_stages = StagePhase | StageProgress | StageWaiting | StageConditions
+    is_stages = isinstance(news, StageNews) and isinstance(news.report, of_stages)
+    return is_stages or isinstance(news, InspectionStep | InspectionPhase)
 
 
 def _replaces(new: AgentNews, old: AgentNews) -> bool:
     if isinstance(new, StageNews) and isinstance(old, StageNews):
         return new.key == old.key and type(new.report) is type(old.report)
-    return isinstance(new, InspectionStep) and isinstance(old, InspectionStep) and new.job_id == old.job_id
+    is_inspections = isinstance(new, InspectionStep | InspectionPhase)
+    return is_inspections and type(new) is type(old) and new.job_id == old.job_id

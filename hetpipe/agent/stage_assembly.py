@@ -98,7 +98,6 @@ def load_user_code(config: StageConfig) -> UserCode:
     """
     job = Job.model_validate(config.job)
     import_path = Path(config.import_path)
-    torch.manual_seed(job.seed)
     chain = chain_of(build_model(job, import_path))
     identity = identity_of(config)
     stage = config.plan.stage(config.vw, config.stage)

@@ -21,7 +21,6 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.tls import Material, Tls
 from hetpipe.spec.commands import StageKey
-from hetpipe.spec.identity import StagePeer
 
 _log = get_logger(__name__)
 
@@ -120,6 +119,5 @@ class StageCertificates:
         self._root.close()
 
     def _write_certificate(self, stage: StageKey, held: _Held) -> None:
-        peer = StagePeer(stage.job_id, stage.vw, stage.stage)
-        certificate = self._certify(stage, request_for(peer, held.key))
+        certificate = self._certify(stage, request_for(stage.peer, held.key))
         write_file(held.folder / CERT_FILE, certificate, mode=0o644)

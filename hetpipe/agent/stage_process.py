@@ -27,22 +27,26 @@ from hetpipe.agent.stage_assembly import (
     requester_of,
 )
 from hetpipe.agent.stage_readings import StageReadings
-from hetpipe.errors import HetpipeError, Unavailable
+from hetpipe.errors import HetpipeError, HistoryIncomplete, Unavailable
 from hetpipe.observe.history import History
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.timeline import Timeline
+from hetpipe.phases import end_phases, report_phase
 from hetpipe.pipeline.setup import StageIdentity
+from hetpipe.ps.conditions import Conditions
 from hetpipe.ps.emulated import over
 from hetpipe.ps.patient import Endurance, PatientClock, PatientShard, Waits
 from hetpipe.ps.transport import ClockTransport, ShardTransport
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
 from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.spec import wire
+from hetpipe.spec.commands import stage_name
+from hetpipe.spec.conditions import ConditionKind
 from hetpipe.spec.ids import ShardIndex
 from hetpipe.spec.job_survive import duration_of
-from hetpipe.spec.run import StageConfig, StageDone, StageFailed, StageReady, StageReport
+from hetpipe.spec.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.weights.allocator import settle_memory
 
 _log = get_logger(__name__)
@@ -125,6 +129,7 @@ def _run(
     *,
     link_port: int,
 ) -> StageDone:
+    report_phase("importing the user's code and building model and data")
     code = load_user_code(config)
     tls = tls_from_environment(os.environ)
     # As long as the job waits for a parameter server, and no less than for anything else.
@@ -132,8 +137,18 @@ def _run(
     patience_seconds = max(STALL_SECONDS, absence_seconds)
     waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
     shards, clock_shard = _parameter_servers(config, waits, tls)
+    report_phase("meeting its neighbours")
     neighbours = meet(config, clock_shard, tls=tls, port=link_port)
+    report_phase("preparing the weights")
     timeline, history, metrics = _records(config, identity, name)
+    conditions = Conditions()
+    conditions.on_change(lambda: report(StageConditions(conditions.told())))
+
+    def history_ends(alarm: HistoryIncomplete) -> None:
+        conditions.raise_(ConditionKind.HISTORY_INCOMPLETE, stage_name(config.vw, config.stage), str(alarm))
+
+    for record in (history, timeline, metrics):
+        record.on_alarm(history_ends)
     wiring = Wiring(
         shards=shards,
         clock_shard=clock_shard,
@@ -147,6 +162,7 @@ def _run(
         stall_seconds=patience_seconds,
     )
     runner, client = assemble(config, code, wiring)
+    end_phases()
     report(StageReady(os.getpid(), link=str(neighbours.link or "")))
     gc.freeze()  # what was imported stays: the collector need not look at it again and again
     try:
@@ -165,11 +181,17 @@ def _parameter_servers(
     times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
     endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
     shards: list[ShardTransport] = []
-    for index, (address, time) in enumerate(zip(addresses, times, strict=True)):
-        shard = over(GrpcShard(address, ShardIndex(index), tls=tls), time)
+    ids = config.shard_ids or ("",) * len(addresses)
+    for index, (address, member_id, time) in enumerate(zip(addresses, ids, times, strict=True)):
+        shard = over(GrpcShard(address, ShardIndex(index), member_id=member_id, tls=tls), time)
         shards.append(PatientShard(shard, endurances[index]))
     clock_shard = GrpcClock(
-        addresses[0], job_id=config.plan.job_id, term=config.plan.term, requester=requester_of(config), tls=tls
+        addresses[0],
+        job_id=config.plan.job_id,
+        term=config.plan.term,
+        requester=requester_of(config),
+        member_id=ids[0],
+        tls=tls,
     )
     return shards, PatientClock(clock_shard, endurances[0])
 

@@ -71,7 +71,7 @@ class Authority:
         """A certificate for `peer`, who holds the private half of `public_key`, as PEM."""
         builder = _builder(_name(str(peer)[:_LONGEST_NAME]), public_key, now, days)
         for extension, critical in (
-            (x509.SubjectAlternativeName([_uri(peer), x509.DNSName(peer.server_name)]), False),
+            (x509.SubjectAlternativeName([_uri(peer), *map(x509.DNSName, peer.server_names)]), False),
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_key_usage(signs_certificates=False), True),
             (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False),
@@ -146,6 +146,8 @@ class CertificateFacts:
     peer: Peer
     expires: datetime
     """UTC."""
+    server_names: tuple[str, ...] = ()
+    """Which servers it can prove to be."""
 
 
 def facts_of(certificate: bytes) -> CertificateFacts:
@@ -158,12 +160,13 @@ def facts_of(certificate: bytes) -> CertificateFacts:
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        hosts = names.get_values_for_type(x509.DNSName)
     except (x509.ExtensionNotFound, ValueError):
-        uris = []
+        uris, hosts = [], []
     peers = [peer for peer in map(identity_from_uri, uris) if peer is not None]
     if len(peers) != 1:
         raise UserError("a certificate names no process of hetpipe; make one with `hetpipe certs issue`")
-    return CertificateFacts(peers[0], found.not_valid_after_utc)
+    return CertificateFacts(peers[0], found.not_valid_after_utc, tuple(hosts))
 
 
 _LONGEST_NAME = 64

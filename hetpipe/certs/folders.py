@@ -113,7 +113,7 @@ def read_facts(folder: Path) -> tuple[NamedPeer, str]:
     """Whom a process's folder certifies, and until when, as an ISO date.
 
     Raises:
-        UserError: there is no certificate, or it is of no such process.
+        UserError: there is no certificate, it is of no such process, or lacks a name that others ask it for.
     """
     try:
         facts = facts_of((folder / CERT_FILE).read_bytes())
@@ -121,6 +121,11 @@ def read_facts(folder: Path) -> tuple[NamedPeer, str]:
         raise UserError(f"cannot read {folder / CERT_FILE}: {error.strerror}") from error
     if not isinstance(facts.peer, NamedPeer):
         raise UserError(f"{folder / CERT_FILE} is the certificate of {facts.peer}, made for one run")
+    if facts.peer.server_name not in facts.server_names:
+        raise UserError(
+            f"{folder / CERT_FILE} does not prove to be {facts.peer.server_name}, as an earlier version made it; make "
+            f"it again with `hetpipe certs issue DIR {facts.peer.role} {facts.peer.name}`"
+        )
     return facts.peer, facts.expires.date().isoformat()
 
 

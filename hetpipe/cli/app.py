@@ -15,6 +15,7 @@ from hetpipe.cli.app_deploy import down, logs, ps, up
 from hetpipe.cli.app_observe import top
 from hetpipe.cli.app_planning import clusters, plan, profile, simulate
 from hetpipe.cli.app_render import renders
+from hetpipe.cli.app_repair import repairs
 from hetpipe.cli.app_secure import certificates, health
 from hetpipe.cli.app_stop import stop
 from hetpipe.cli.app_workers import workers
@@ -39,11 +40,23 @@ app = typer.Typer(
 NewRunDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for the run, new or empty.  [default: runs/NAME-TIME]")
 ]
+RunDirOfJob = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for the run, new or empty; or that of a job handed in before, which is followed again.  "
+        "[default: runs/NAME-TIME]",
+    ),
+]
 Resume = Annotated[
     Path | None,
     typer.Option(metavar="RUN_DIR", help="Go on from the newest checkpoint of that run, in a new folder."),
 ]
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not needed with --resume.")]
+SubmittedFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="JOB", help="Job file; not needed with --resume, nor to follow the job of --run-dir again."),
+]
 RunDir = Annotated[Path | None, typer.Argument(metavar="RUN_DIR", help="Folder of the run.  [default: the newest run]")]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Where to look for the newest run.")]
 Asked = Annotated[
@@ -76,19 +89,24 @@ def train(
 @app.command()
 def submit(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
-    job: JobFile = None,
+    job: SubmittedFile = None,
     *,
     coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Coordinator of the running cluster.")],
     settings: Set = None,
-    run_dir: NewRunDir = None,
+    run_dir: RunDirOfJob = None,
     resume: Resume = None,
     detach: Annotated[bool, typer.Option("--detach", help="Only hand the job in; do not follow it.")] = False,
     tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Train a job on a running cluster and follow it to its end. Ctrl-C stops it at a checkpoint."""
+    """Train a job on a running cluster and follow it to its end. Ctrl-C stops it at a checkpoint; SIGTERM detaches."""
     options = running.RunOptions(
-        job=job, settings=tuple(settings or ()), run_dir=run_dir, resume=resume, coordinator=coordinator
+        job=job,
+        settings=tuple(settings or ()),
+        run_dir=run_dir,
+        resume=resume,
+        coordinator=coordinator,
+        again=True,
     )
     command = running.submit_only if detach else running.train
     execute(ctx, lambda output, shell: command(options, output, shell), as_json=as_json, tls=tls)
@@ -187,6 +205,7 @@ def init(
 app.add_typer(certificates, name="certs")
 app.add_typer(clusters, name="cluster")
 app.add_typer(renders, name="render")
+app.add_typer(repairs, name="repair")
 app.add_typer(workers, name="workers")
 for command_elsewhere in (stop, profile, plan, simulate, compare, health, top, up, down, ps, logs):
     app.command()(command_elsewhere)

@@ -33,7 +33,15 @@ Plan = Annotated[
     ),
 ]
 StoreChoice = Annotated[Store, typer.Option("--store", help="Where the coordinator keeps jobs.")]
-StoreImage = Annotated[str, typer.Option("--store-image", metavar="IMAGE", help="Image of Redis, for --store redis.")]
+StoreImage = Annotated[
+    str,
+    typer.Option(
+        "--store-image",
+        metavar="IMAGE",
+        help="Image of Redis, for --store redis.",
+        show_default=REDIS_IMAGE.partition("@")[0],
+    ),
+]
 Port = Annotated[
     int, typer.Option("--port", min=1, max=65_535, metavar="N", help="Port of 127.0.0.1 for the coordinator.")
 ]

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetpipe.cli.mending import Mending
+from hetpipe.cli.mending import Contact, Mending
 from hetpipe.cli.run_folder import RUNS, RunFolder, RunRecord, find_run
 from hetpipe.cli.shell import CoordinatorPort, Shell
 from hetpipe.cli.status import pointing_at_status
-from hetpipe.errors import DeadlineExceeded, Unavailable, UserError
+from hetpipe.errors import DeadlineExceeded, Unavailable, UnknownJob, UserError
 from hetpipe.spec.events import JobState, JobStatus
 from hetpipe.spec.ids import JobId
 
@@ -39,6 +39,8 @@ class Asked:
     """None: the newest job."""
     folder: RunFolder | None
     """Of the run, where that is known."""
+    cluster: str | None = None
+    """`HOST:PORT` of the coordinator; None: that of a local run, which ends with it."""
 
     def wait(
         self,
@@ -49,6 +51,7 @@ class Asked:
         shell: Shell,
         *,
         timeout_seconds: float,
+        again: Callable[[], object] = lambda: None,
     ) -> JobStatus:
         """The status of a job once what is waited for is reached, or the job is over.
 
@@ -58,41 +61,40 @@ class Asked:
             late: what to say when it is not reached in time.
             say: hears what becomes of the connection.
             shell: has the time.
-            timeout_seconds: how long to wait.
+            timeout_seconds: how long to wait, also for a coordinator that is away.
+            again: wishes once more for what is waited for; whoever was asked may be gone, and have told nobody.
 
         Raises:
             DeadlineExceeded: it was not reached in time.
-            Unavailable: the coordinator does not answer, and has not for minutes.
+            Unavailable, UnknownJob: the coordinator has not answered for minutes, or not known the job.
+            NobodyLeads: it answers, but nobody has led the job for minutes.
         """
-        look = self._looks(status, say, shell)
+        mending, contact = Mending(shell.clock, say=say), Contact(shell.clock)
+        mending.whole()
         until = shell.clock.monotonic() + timeout_seconds
+        was_away = False
         while True:
-            status = look()
+            try:
+                if was_away:
+                    again()
+                status = self.client.status(status.job_id)
+            except (Unavailable, UnknownJob) as error:
+                result = None if self.folder is None else self.folder.read_result()
+                if result is not None:  # the coordinator of a local run ends with it
+                    return replace(status, state=JobState(result.state))
+                was_away = True
+                if shell.clock.monotonic() >= until:
+                    raise DeadlineExceeded(f"{late(status)}; now {error}") from error
+                mending.broke(error)
+                continue
+            mending.whole()
+            was_away = False
             if is_over(status) or is_reached(status):
                 return status
             if shell.clock.monotonic() >= until:
                 raise DeadlineExceeded(late(status))
+            contact.saw(status)
             shell.clock.sleep(_LOOK_SECONDS)
-
-    def _looks(self, status: JobStatus, say: Callable[[str], None], shell: Shell) -> Callable[[], JobStatus]:
-        """Asks for the status of the job in `status` until a coordinator answers, or the run has a result."""
-        mending = Mending(shell.clock, say=say)
-        mending.whole()
-
-        def look() -> JobStatus:
-            while True:
-                try:
-                    found = self.client.status(status.job_id)
-                except Unavailable as error:
-                    result = None if self.folder is None else self.folder.read_result()
-                    if result is not None:  # the coordinator of a local run ends with it
-                        return replace(status, state=JobState(result.state))
-                    mending.broke(error)
-                else:
-                    mending.whole()
-                    return found
-
-        return look
 
 
 def is_over(status: JobStatus) -> bool:
@@ -104,6 +106,7 @@ def is_over(status: JobStatus) -> bool:
 def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
     """The coordinator to ask, and of which job."""
     folder: RunFolder | None = None
+    cluster = which.coordinator
     if which.coordinator is not None:
         job_id = None if which.job is None else JobId(which.job)
         address, there = which.coordinator, shell
@@ -111,9 +114,10 @@ def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
     else:
         folder, record = _run_of(which)
         address, there, job_id = record.coordinator, shell.alone() if record.local else shell, JobId(record.job_id)
+        cluster = None if record.local else address
         hint = pointing_at_status(folder, shell)
     with hint, closing(there.connect(address)) as client:
-        yield Asked(client, job_id, folder)
+        yield Asked(client, job_id, folder, cluster)
 
 
 def _run_of(which: WhichJob) -> tuple[RunFolder, RunRecord]:

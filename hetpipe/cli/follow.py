@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from hetpipe.cli.conditions import HeardConditions
 from hetpipe.cli.mending import Mending
 from hetpipe.cli.service import ServiceDeath
 from hetpipe.cli.shell import CoordinatorPort
 from hetpipe.cli.supervisor import ServiceRestart
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
-from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UnknownJob
+from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, Unavailable, UnknownJob
+from hetpipe.spec.conditions import Condition, consequence
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission
 from hetpipe.spec.ids import JobId
 
 #: Longest wait for the next message, which is how late a deadline may be noticed.
 _POLL_SECONDS = 0.25
+
+#: Between two notices of services that are coming up.
+_NOTICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,12 @@ class CoordinatorLost:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Ctrl-C or SIGTERM."""
+    """Somebody wants the run to stop: Ctrl-C, or SIGTERM where the run ends with this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """Whoever runs this process wants it to end, and not the run: SIGTERM where the run is a cluster's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class StopRefused:
     error: HetpipeError
 
 
-Message = Heard | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | StopRefused
+Message = Heard | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | Detached | StopRefused
 Inbox = queue.SimpleQueue[Message]
 
 
@@ -84,6 +94,12 @@ class Ending:
     sentences: tuple[str, ...] = ()
     """Why, unless it finished."""
     result: dict[str, Any] | None = None
+    detached: bool = False
+    """It did not: it is not followed any more, and stood there."""
+    lost_contact: bool = False
+    """Nobody tells any more how it goes; where a cluster has the run, it may go on."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run, by the time at which it began."""
 
 
 class RunningJob:
@@ -108,8 +124,10 @@ class RunningJob:
         self._when_lost = when_lost
         #: Number of the last event heard.
         self._last = 0
-        #: It has begun to train. From then on it is not handed in again: it may have come to its end.
+        #: It has begun to train. From then on whoever is given it again lets it go on from its newest checkpoint.
         self._has_begun = False
+        #: Somebody wants it to stop, so it is not given to anybody again once it has begun.
+        self._is_to_stop = False
         self._clock = clock
         self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
 
@@ -122,12 +140,18 @@ class RunningJob:
         self._job_id = self._client.submit_job(self._submission)
         return self._job_id
 
+    def know(self, job_id: JobId) -> None:
+        """The job was handed in before, and may have begun. In the place of `hand_in`."""
+        self._job_id = job_id
+        self._has_begun = True
+
     def watch(self) -> None:
         """Begin to put events into the inbox. Once."""
         threading.Thread(target=self._watch, name="job-events", daemon=True).start()
 
     def ask_stop(self, mode: StopMode) -> None:
         """See `JobPort.ask_stop`."""
+        self._is_to_stop = True
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
     def _watch(self) -> None:
@@ -149,7 +173,8 @@ class RunningJob:
             for numbered in self._client.watch_job(self._job_id, after=self._last):
                 self._last = max(self._last, numbered.sequence)
                 self._mending.whole()
-                self._has_begun = self._has_begun or _runs(numbered.event)
+                self._has_begun = self._has_begun or _has_begun(numbered.event)
+                self._is_to_stop = self._is_to_stop or _is_to_stop(numbered.event)
                 self._inbox.put(Heard(numbered.event))
         except Unavailable as error:
             self._mending.broke(error)
@@ -162,10 +187,10 @@ class RunningJob:
 
     def _hand_in_again(self) -> None:
         """The coordinator is a new one, and its store is empty. The same request means the same job."""
-        if self._has_begun:
+        if self._has_begun and self._is_to_stop:
             return
         try:
-            self._client.submit_job(self._submission)
+            self._client.submit_job(replace(self._submission, has_begun=self._has_begun))
         except Unavailable as error:
             self._mending.broke(error)
 
@@ -187,8 +212,12 @@ class RunningJob:
                 return
 
 
-def _runs(event: JobEvent) -> bool:
-    return isinstance(event, StateChanged) and event.state is JobState.RUNNING
+def _has_begun(event: JobEvent) -> bool:
+    return isinstance(event, StateChanged) and event.state in {JobState.STARTING, JobState.RUNNING}
+
+
+def _is_to_stop(event: JobEvent) -> bool:
+    return isinstance(event, StateChanged) and event.state is JobState.STOPPING
 
 
 def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
@@ -200,10 +229,32 @@ def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
     return True
 
 
+class OwnServices(Protocol):
+    """The services of a run that were started for it alone."""
+
+    @property
+    def awaited(self) -> str:
+        """Which of them are not ready yet, and what they are doing; empty when all are."""
+        ...
+
+    def given_up(self, *, is_queued: bool) -> str:
+        """Why there is nothing left to wait for, as a sentence; empty while there is."""
+        ...
+
+
 class Follower:
     """Decides what each message means for one run. Not thread-safe."""
 
-    def __init__(self, job: JobPort, view: View, *, inbox: Inbox, clock: Clock, stop_now_seconds: float) -> None:
+    def __init__(
+        self,
+        job: JobPort,
+        view: View,
+        *,
+        inbox: Inbox,
+        clock: Clock,
+        stop_now_seconds: float,
+        services: OwnServices | None = None,
+    ) -> None:
         """Follow `job`.
 
         Args:
@@ -213,17 +264,24 @@ class Follower:
             clock: measures the wait after a second interrupt.
             stop_now_seconds: how long after a second interrupt the end of the job is waited for; 0 where its processes
                 are ended from here anyway.
+            services: those that were started for the run; None: those of a cluster.
         """
         self._job = job
         self._view = view
         self._inbox = inbox
         self._clock = clock
         self._stop_now_seconds = stop_now_seconds
+        self._services = services
+        #: When it was last told which services are coming up.
+        self._noticed = clock.monotonic()
         #: When to stop waiting after the second interrupt, in monotonic seconds.
         self._give_up_at: float | None = None
         self._num_interrupts = 0
         #: It trains, so a stop has a barrier to come to.
         self._is_training = False
+        #: Where it stood when that was last heard.
+        self._state = JobState.SUBMITTED
+        self._conditions = HeardConditions()
         #: How it ended; None before.
         self.ending: Ending | None = None
 
@@ -234,18 +292,21 @@ class Follower:
                 message = self._inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 self._pass_time()
+                self._look_after_services()
             else:
                 self.handle(message)
         return self.ending
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:  # noqa: C901 - one case per kind of message
         """Take one message in."""
         match message:
             case Heard(event=JobEnded() as ended):
                 self._view.show(ended)
                 self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by somebody else")
             case Heard(event=event):
+                self._conditions.hear(event)
                 if isinstance(event, StateChanged):
+                    self._state = event.state
                     self._is_training = event.state is JobState.RUNNING
                 self._view.show(event)
             case Remark(sentence=sentence):
@@ -253,15 +314,23 @@ class Follower:
             case ServiceRestart():
                 self._view.say(str(message))
             case ServiceDeath():
-                self.ending = Ending(state=JobState.FAILED, error=JobFailed.__name__, sentences=(str(message),))
+                self.ending = self._failed(JobFailed.__name__, str(message))
             case CoordinatorLost(error=error, sentence=sentence):
-                self.ending = Ending(state=JobState.FAILED, error=error, sentences=(sentence,))
+                self.ending = replace(self._failed(error, sentence), lost_contact=True)
             case StopRefused(error=error):
                 told = f"the coordinator did not take the wish to stop ({error})"
                 again = " and is asked again" if isinstance(error, Unavailable | UnknownJob) else ""
                 self._view.say(f"{told}{again}; Ctrl-C again stops now")
+            case Detached():
+                self.ending = Ending(state=self._state, detached=True)
             case Interrupted():
                 self._interrupted()
+
+    def _failed(self, error: str, sentence: str) -> Ending:
+        """It failed, and its coordinator has not told so."""
+        conditions = self._conditions.all
+        told = consequence(sentence, error, conditions)
+        return Ending(state=JobState.FAILED, error=error, sentences=(told,), conditions=conditions)
 
     def _interrupted(self) -> None:
         self._num_interrupts += 1
@@ -277,6 +346,19 @@ class Follower:
         else:
             self.ending = _STOPPED_NOW
 
+    def _look_after_services(self) -> None:
+        """Say which services of this run are coming up, and give up those that are silent."""
+        if self._services is None or not self._state.is_queued or self.ending is not None:
+            return
+        sentence = self._services.given_up(is_queued=True)
+        if sentence:
+            self.ending = Ending(state=JobState.FAILED, error=DeadlineExceeded.__name__, sentences=(sentence,))
+            return
+        now, awaited = self._clock.monotonic(), self._services.awaited
+        if awaited and now - self._noticed >= _NOTICE_SECONDS:
+            self._noticed = now
+            self._view.say(f"waiting for {awaited}")
+
     def _pass_time(self) -> None:
         if self._give_up_at is not None and self._clock.monotonic() >= self._give_up_at:
             self.ending = _STOPPED_NOW
@@ -288,6 +370,6 @@ _STOPPED_NOW = Ending(state=JobState.STOPPED, sentences=("the run was stopped at
 def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
     if ended.state is JobState.FAILED:
         sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
-        return Ending(state=ended.state, error=ended.error, sentences=sentences)
+        return Ending(state=ended.state, error=ended.error, sentences=sentences, conditions=ended.conditions)
     sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end",)
-    return Ending(state=ended.state, sentences=sentences, result=ended.result)
+    return Ending(state=ended.state, sentences=sentences, result=ended.result, conditions=ended.conditions)

@@ -19,7 +19,9 @@ class Interrupts:
     def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self._signals = signals
         self._before: dict[signal.Signals, Any] = {}
-        self._listener: Callable[[], None] | None = None
+        self._listener: Callable[[signal.Signals], None] | None = None
+        #: The newest one; None before the first.
+        self.newest: signal.Signals | None = None
         #: Signals taken so far.
         self.count = 0
 
@@ -35,12 +37,13 @@ class Interrupts:
             signal.signal(number, handler)
         self._before = {}
 
-    def listen(self, listener: Callable[[], None] | None) -> None:
-        """Call `listener` for each signal from now on, in the main thread; None: raise again. It must be reentrant."""
+    def listen(self, listener: Callable[[signal.Signals], None] | None) -> None:
+        """Call `listener` with each signal from now on, in the main thread; None: raise again. It must be reentrant."""
         self._listener = listener
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        self.newest = signal.Signals(number)
         if self._listener is None:
             raise KeyboardInterrupt
-        self._listener()
+        self._listener(self.newest)

@@ -10,6 +10,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from hetpipe.cli.conditions import HeardConditions, condition_text
 from hetpipe.cli.progress import (
     STATE_TEXTS,
     cells,
@@ -24,6 +25,8 @@ from hetpipe.cli.text import duration
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock
 from hetpipe.spec.events import (
+    ConditionCleared,
+    ConditionRaised,
     Evaluated,
     JobEnded,
     JobEvent,
@@ -46,7 +49,7 @@ _TEXT_COLUMNS = {1}
 
 
 class LiveView(View):
-    """State, totals, the table of virtual workers, the latest evaluation; waits and remarks scroll above them."""
+    """State, totals, virtual workers, the latest evaluation, what endangers the run; the rest scrolls above them."""
 
     def __init__(self, stream: TextIO, *, name: str, clock: Clock) -> None:
         """Begin to show the run of job `name` on the terminal `stream`."""
@@ -58,6 +61,7 @@ class LiveView(View):
         self._spinner = Spinner("dots")
         self._table: ProgressTable | None = None
         self._evaluated: Evaluated | None = None
+        self._conditions = HeardConditions()
         self._live = Live(
             console=Console(file=stream, highlight=False, soft_wrap=False),
             refresh_per_second=_REFRESHES_PER_SECOND,
@@ -67,7 +71,7 @@ class LiveView(View):
         )
         self._live.start()
 
-    def show(self, event: JobEvent) -> None:
+    def show(self, event: JobEvent) -> None:  # noqa: C901 - one per kind of event
         """See `View.show`."""
         match event:
             case StateChanged(state=state, remark=remark):
@@ -86,6 +90,9 @@ class LiveView(View):
                 self._print(life_text(event))
             case Rewound():
                 self._print(rewind_text(event), style="bold red")
+            case ConditionRaised() | ConditionCleared():
+                self._conditions.hear(event)
+                self._print(condition_text(event), style="bold red" if isinstance(event, ConditionRaised) else "")
             case JobEnded(state=state):
                 self._state, self._has_ended = STATE_TEXTS[state], True
                 self._live.refresh()
@@ -109,6 +116,7 @@ class LiveView(View):
             parts += [Text(slow_text(slow), style="yellow") for slow in self._table.slow]
         if self._evaluated is not None:
             parts.append(Text(evaluation_text(self._evaluated)))
+        parts += [Text(line, style="yellow") for line in self._conditions.current()]
         return Group(*parts)
 
     def _headline(self) -> RenderableType:

@@ -20,8 +20,12 @@ class ExitStatus(IntEnum):
     """Something went wrong, or a check did not pass."""
     USAGE = 2
     """The user's input cannot be used: options, the job, a folder."""
+    LOST_CONTACT = 75
+    """The coordinator does not answer any more; its job may go on, and the same command may find it again."""
     INTERRUPTED = 130
     """Ended by Ctrl-C (128 + the number of SIGINT), by shells' convention."""
+    DETACHED = 143
+    """Told to end (128 + the number of SIGTERM) while it followed a job on a cluster, which goes on without it."""
 
 
 def error_class(name: str) -> type[HetpipeError]:
@@ -81,9 +85,9 @@ class Output:
         self.machine.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
         self.machine.flush()
 
-    def complain(self, sentences: Sequence[str]) -> None:
-        """Say what went wrong, as lines and, if asked for, as the JSON line."""
+    def complain(self, sentences: Sequence[str], value: Mapping[str, Any] | None = None) -> None:
+        """Say what went wrong, as lines and, if asked for, as the JSON line: `value`, or else the `errors`."""
         self.complaints.write("".join(f"error: {sentence}\n" for sentence in sentences))
         self.complaints.flush()
         if self.machine is not None:
-            self.answer({"errors": list(sentences)})
+            self.answer({"errors": list(sentences)} if value is None else value)

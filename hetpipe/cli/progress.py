@@ -24,7 +24,8 @@ from hetpipe.spec.life_state import WORKING, LifeState
 
 #: What a state means, for people.
 STATE_TEXTS: dict[JobState, str] = {
-    JobState.SUBMITTED: "waiting for devices and parameter servers",
+    JobState.SUBMITTED: "handed in",
+    JobState.PENDING: "waiting in the queue for devices and parameter servers",
     JobState.INSPECTING: "inspecting the model",
     JobState.PLANNING: "planning who does what",
     JobState.STARTING: "starting the stages",

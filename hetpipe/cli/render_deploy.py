@@ -16,6 +16,7 @@ from hetpipe.cli.shell import Shell
 from hetpipe.cli.text import shown_path
 from hetpipe.deploy.compose import compose_file
 from hetpipe.deploy.kubernetes import CPU, AgentNodes, Overlay, groups_of_options, overlay_files, yaml_of
+from hetpipe.deploy.kubernetes_secrets import APPLY_SECRETS
 from hetpipe.deploy.secrets import give, operator_folder, write_secrets
 from hetpipe.deploy.topology import submission_of
 from hetpipe.errors import UserError
@@ -107,21 +108,27 @@ def kubernetes(options: KubernetesOptions, output: Output, shell: Shell) -> Exit
     output.answer(
         {"folder": str(options.out), "files": sorted(files)},
         f"wrote {shown}: {', '.join(sorted(files))}",
-        *(() if options.insecure else _certificate_steps(job, groups)),
+        *_secret_steps(job, groups, options.k8s, tls=not options.insecure),
         f"start it with: kubectl apply -k {shown}",
     )
     return ExitStatus.OK
 
 
-def _certificate_steps(job: Job, groups: Iterable[AgentNodes]) -> Iterator[str]:
-    agents = [agent for group in groups for agent in group.agents]
-    wanted = ["coordinator", "operator submit", "redis redis"]
-    wanted += [f"parameter-server {index}" for index in range(job.parameter_servers.count)]
-    wanted += [f"agent {agent}" for agent in agents]
-    yield "make the certificates first, once:"
-    yield "  hetpipe certs init certs"
-    yield from (f"  hetpipe certs issue certs {peer}" for peer in wanted)
-    yield "  python -m hetpipe.deploy.kubernetes_secrets certs | kubectl apply -f -"
+def _secret_steps(job: Job, groups: Iterable[AgentNodes], k8s: Path, *, tls: bool) -> Iterator[str]:
+    """What has to be in the cluster before the overlay: the namespace, and Secrets that no annotation repeats."""
+    if tls:
+        agents = [agent for group in groups for agent in group.agents]
+        wanted = ["coordinator", "operator submit", "redis redis"]
+        wanted += [f"parameter-server {index}" for index in range(job.parameter_servers.count)]
+        wanted += [f"agent {agent}" for agent in agents]
+        yield "make certificates and Secrets first, once:"
+        yield "  hetpipe certs init certs"
+        yield from (f"  hetpipe certs issue certs {peer}" for peer in wanted)
+    else:
+        yield "make the Secrets first, once: without TLS, the password of Redis alone"
+        yield "  mkdir -m 700 certs"
+    yield f"  kubectl apply -f {k8s / 'base' / 'namespace.yaml'}"
+    yield f"  python -m hetpipe.deploy.kubernetes_secrets certs | {APPLY_SECRETS}"
 
 
 def _code(job: Job, more: Iterable[Path], current: Path) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetpipe.spec.conditions import Condition
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.wire import plain, revive
 
 
@@ -82,6 +84,10 @@ class TrainResult:
     """Per virtual worker: its lives that ended before the run; it was started anew, or the others went on."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint; everything else is of what came after the last one."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run, by the time at which it began; what is not `cleared` held to the end."""
+    proof: ProofReport | None = None
+    """What was proven of the model before training; None if nobody knows."""
     stages: tuple[StageResult, ...] = ()
     """By virtual worker and place; those that reported."""
 

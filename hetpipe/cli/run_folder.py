@@ -2,6 +2,7 @@
 
     run.json     who runs it, written at the start
     job.json     the job
+    submission.json  the job as it is handed in to a cluster, so that whoever comes again means the same one
     result.json  how it ended; not there while it runs, or when the program that followed it was killed
     trace.json   the picture of the pipeline, made of trace/*.jsonl at the end
     rewind-N/    where the run went on after its N-th rewind, laid out like this folder
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -23,11 +25,13 @@ from typing import Any
 from hetpipe.clock import Clock
 from hetpipe.errors import HetpipeError, ProtocolViolation, UserError
 from hetpipe.observe.timeline import merge_timelines
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.document import read_document
+from hetpipe.spec.events import Submission
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.rewinds import run_folders
-from hetpipe.spec.wire import from_json, plain
+from hetpipe.spec.wire import from_json, plain, revive
 
 #: Where runs go by default, in the current folder.
 RUNS = Path("runs")
@@ -36,6 +40,7 @@ RUNS = Path("runs")
 LATEST = "latest"
 
 _RECORD, _JOB, _RESULT, _FORECAST, _FACTS = "run.json", "job.json", "result.json", "forecast.json", "facts.json"
+_SUBMISSION = "submission.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,14 @@ class RunResult:
     values: dict[str, Any]
     """The whole object; of a run with a result, that of `train --json` and `state`."""
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What endangered the run, as far as that was written down."""
+        try:
+            return revive(tuple[Condition, ...], self.values.get("conditions", ()))
+        except ProtocolViolation:
+            return ()
+
 
 class RunFolder:
     """One run's folder. All writes replace a file at once, when the new one is complete."""
@@ -91,7 +104,7 @@ class RunFolder:
             else:
                 run_dir.mkdir(parents=True, exist_ok=True)
                 folder = cls(run_dir)
-                if (folder.path / _RECORD).exists() or (folder.path / _JOB).exists():
+                if any((folder.path / name).exists() for name in (_RECORD, _JOB, _SUBMISSION)):
                     raise UserError(f"--run-dir {run_dir}: there is a run in it already; name a new folder")
             (folder.path / "logs").mkdir(exist_ok=True)
         except OSError as error:
@@ -131,6 +144,35 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         return Job.model_validate(values)
+
+    @property
+    def has_job(self) -> bool:
+        """Whether the job was written."""
+        return (self.path / _JOB).exists()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the job was planned, so that there may be something in this folder that it has trained."""
+        return (self.path / _FACTS).exists()
+
+    def write_submission(self, submission: Submission) -> None:
+        """Write `submission.json`: before the job is handed in, so that nobody hands it in twice."""
+        self._write(_SUBMISSION, plain(Submission, submission))
+
+    def read_submission(self) -> Submission | None:
+        """What was, or was to be handed in to a cluster; None where nothing was.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        path = self.path / _SUBMISSION
+        try:
+            submission: Submission = from_json(Submission, path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ProtocolViolation) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+        return submission
 
     def write_record(self, record: RunRecord) -> None:
         """Write `run.json`."""
@@ -210,6 +252,8 @@ class RunFolder:
             unfinished.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
             unfinished.replace(self.path / name)
         except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise UserError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def _point_latest(self, runs_dir: Path) -> None:

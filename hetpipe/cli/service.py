@@ -14,9 +14,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.phases import PHASE
 from hetpipe.spec.commands import exit_sentence, last_words
+
+#: Between two looks at one that is coming up.
+_LOOK_SECONDS = 0.2
 
 #: How much of a service's output is looked at for its last words, in bytes.
 _TAIL_BYTES = 4_096
@@ -63,7 +69,12 @@ class Service:
     """
 
     def __init__(
-        self, spec: ServiceSpec, *, environment: Mapping[str, str], on_death: Callable[[ServiceDeath], None]
+        self,
+        spec: ServiceSpec,
+        *,
+        environment: Mapping[str, str],
+        on_death: Callable[[ServiceDeath], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Start the process.
 
@@ -71,6 +82,7 @@ class Service:
             spec: what to start.
             environment: the whole environment of the process.
             on_death: called once, from a thread, when it ends unasked.
+            clock: measures its silence.
 
         Raises:
             JobFailed: it could not be started.
@@ -83,6 +95,10 @@ class Service:
         self._exited = threading.Event()
         self._asked_to_end = False
         self._address = ""
+        self._clock = clock
+        #: What it is doing before it is ready, if it says so; and when it has last said anything.
+        self._phase = ""
+        self._heard = clock.monotonic()
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
         try:
             with self._output.open("ab") as output:
@@ -111,22 +127,41 @@ class Service:
         """What it serves; empty before it is ready."""
         return self._address
 
-    def wait_ready(self, *, deadline_seconds: float) -> str:
-        """Wait for its ready line; the address it serves.
+    def wait_ready(self, *, patience_seconds: float) -> str:
+        """Wait for its ready line, for as long as it lives and is not silent for too long; the address it serves.
 
         Raises:
             JobFailed: it ended before.
-            DeadlineExceeded: it took too long.
+            DeadlineExceeded: it has said nothing for `patience_seconds`.
         """
-        if not self._settled.wait(deadline_seconds):
-            raise DeadlineExceeded(
-                f"{self.spec.title} (pid {self.pid}) was not ready within {deadline_seconds:.0f} s; its log is "
-                f"{self.spec.logs / self.spec.key}.log"
-            )
+        while not self._settled.wait(_LOOK_SECONDS):
+            if self.silent_seconds >= patience_seconds:
+                raise DeadlineExceeded(self.silence)
         if not self._address:
-            self._exited.wait(deadline_seconds)
+            self._exited.wait(_KILLED_SECONDS)
             raise JobFailed(str(self._death()))
         return self._address
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it has said nothing though it is not ready; 0 once it is, or is gone."""
+        return 0.0 if self._settled.is_set() else self._clock.monotonic() - self._heard
+
+    @property
+    def silence(self) -> str:
+        """What is wrong with one that is silent, as a sentence."""
+        last = f"; the last was that it is {self._phase}" if self._phase else ""
+        return (
+            f"{self.spec.title} (pid {self.pid}) is not ready, and has said nothing for {self.silent_seconds:.0f} s"
+            f"{last}; its log is {self.spec.logs / self.spec.key}.log"
+        )
+
+    @property
+    def awaited(self) -> str:
+        """What it does before it is ready, for a list; empty once it is, or is gone."""
+        if self._settled.is_set():
+            return ""
+        return f"{self.spec.title} ({self._phase})" if self._phase else self.spec.title
 
     def ask_to_end(self) -> None:
         """Send SIGTERM; from now on its end is no death."""
@@ -146,6 +181,8 @@ class Service:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
+                self._heard = self._clock.monotonic()
+                self._phase = _phase_in(line) or self._phase
                 address = _address_in(line)
                 if address and not self._address:
                     self._address = address
@@ -179,11 +216,24 @@ class Service:
 
 def _address_in(line: bytes) -> str:
     """The address of a ready line; empty for any other line."""
-    try:
-        ready = json.loads(line)
-    except ValueError:
+    return str(_object_in(line).get("address", ""))
+
+
+def _phase_in(line: bytes) -> str:
+    """What a process is doing, and for how long, by a line of `hetpipe.phases`; empty for any other line."""
+    told = _object_in(line)
+    if told.get("kind") != PHASE or not isinstance(told.get("seconds"), int | float):
         return ""
-    return str(ready.get("address", "")) if isinstance(ready, dict) else ""
+    return f"{told.get('phase', '')}, {told['seconds']:.0f} s"
+
+
+def _object_in(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line; empty if there is none."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def end_services(services: Sequence[Service], *, grace_seconds: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hetpipe.cli.conditions import condition_lines
 from hetpipe.cli.progress import slow_text
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
@@ -17,11 +18,13 @@ from hetpipe.cli.text import columns, count, shown_path
 from hetpipe.cli.training import resume_command
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
-from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, Straggling, WorkerStatus
+from hetpipe.spec.conditions import Condition
+from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, QueuePlace, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.rewinds import run_folders
-from hetpipe.spec.wire import plain
+from hetpipe.spec.wire import plain, revive
 
 #: States of a run beyond those of its job.
 STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown", "no job"
@@ -58,12 +61,22 @@ class RunStatus:
     """The stages that take longer than planned."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    queue: QueuePlace | None = None
+    """Of a job that is pending."""
+    job_id: str | None = None
+    """Of the coordinator; None where that is not known."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangers the run, or has."""
+    proof: ProofReport | None = None
+    """What was proven of the model before training; None before that, and where nobody knows."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
         return {
             "run_dir": self.run_dir,
             "state": self.state,
+            "job_id": self.job_id,
+            "queue": None if self.queue is None else plain(QueuePlace, self.queue),
             "processes": [plain(ProcessStatus, process) for process in self.processes],
             "clocks": {str(vw): clock for vw, clock in self.clocks.items()},
             "global_clock": self.global_clock,
@@ -71,17 +84,23 @@ class RunStatus:
             "straggler": self.straggler,
             "slow": [plain(Straggling, one) for one in self.slow],
             "rewinds": self.rewinds,
+            "conditions": [plain(Condition, one) for one in self.conditions],
+            "proof": None if self.proof is None else plain(ProofReport, self.proof),
         }
 
     def lines(self, current: Path) -> list[str]:
         """The status for people; paths as seen from the folder `current`."""
         where = f" ({shown_path(Path(self.run_dir), current)})" if self.run_dir else ""
         lines = [f"{self.name or 'run'}: {self.state}{where}"]
+        if self.queue is not None:
+            lines.append(str(self.queue))
         if self.remark:
             lines.append(self.remark)
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
+        if self.proof is not None:
+            lines.append(f"proof: {self.proof.scope}")
         lines += self.troubles()
         if self.processes:
             heading = ["role", "index", "vw", "host", "pid", "state"]
@@ -89,7 +108,8 @@ class RunStatus:
         return lines
 
     def troubles(self) -> Iterator[str]:
-        """What is not as it should be, or was not: rewinds, virtual workers that were lost or are away, who is slow."""
+        """What is not as it should be, or was not: lost safety, rewinds, virtual workers that were lost, the slow."""
+        yield from condition_lines(self.conditions)
         if self.rewinds:
             yield f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}"
         for worker in self.workers:
@@ -187,6 +207,10 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         straggler=None if progress is None else progress.straggler,
         slow=() if progress is None else progress.slow,
         rewinds=status.rewinds,
+        queue=status.queue,
+        job_id=status.job_id,
+        conditions=status.conditions or (() if result is None else result.conditions),
+        proof=status.proof,
     )
 
 
@@ -200,7 +224,15 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         global_clock=global_clock,
         remark="; ".join(result.errors),
         rewinds=len(run_folders(folder.path)) - 1,
+        job_id=record.job_id or None,
+        conditions=result.conditions,
+        proof=_proof_of(result),
     )
+
+
+def _proof_of(result: RunResult) -> ProofReport | None:
+    told = result.values.get("proof")
+    return None if told is None else revive(ProofReport, told)
 
 
 def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:
@@ -223,14 +255,15 @@ def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> 
     elif _is_hetpipe(record.pids.get("hetpipe", 0)):
         state, remark = ENDING, "its services have ended; its history is being checked, which may take half a minute"
     else:
-        state, remark = DIED, f"its processes are gone and it has no result{_way_on(folder, shell)}"
+        state, remark = DIED, f"its processes are gone and it has no result{_way_on(folder, record, shell)}"
     return RunStatus(run_dir=record.run_dir, name=record.name, state=state, processes=processes, remark=remark)
 
 
-def _way_on(folder: RunFolder, shell: Shell) -> str:
+def _way_on(folder: RunFolder, record: RunRecord, shell: Shell) -> str:
     if not has_checkpoint(folder.path):
         return "; it had no complete checkpoint yet"
-    return f"; resume with: {resume_command(folder.path, shell.current)}"
+    coordinator = None if record.local else record.coordinator
+    return f"; resume with: {resume_command(folder.path, shell.current, coordinator)}"
 
 
 _UP, _GONE = "up", "gone"

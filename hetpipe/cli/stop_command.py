@@ -34,8 +34,9 @@ def stop(
         if wait and not is_over(status):
             output.note(_AWAITED[mode])
             late = partial(_late, timeout_seconds=timeout_seconds)
-            status = there.wait(status, is_over, late, output.note, shell, timeout_seconds=timeout_seconds)
-    way_on = _way_on(status, shell)
+            again = partial(there.client.stop_job, status.job_id, mode=mode)
+            status = there.wait(status, is_over, late, output.note, shell, timeout_seconds=timeout_seconds, again=again)
+    way_on = _way_on(status, there.cluster, shell)
     output.answer(
         {
             "job_id": status.job_id,
@@ -58,12 +59,13 @@ def _late(status: JobStatus, timeout_seconds: float) -> str:
 def _sentence(status: JobStatus) -> str:
     name = f"{status.name} (job {status.job_id})"
     if status.state is None or not is_over(status):
-        return f"{name} is {'going' if status.state is None else status.state.value}"
+        awaited = f": {status.failure}" if status.failure else ""
+        return f"{name} is {'going' if status.state is None else status.state.value}{awaited}"
     return f"{name} has {status.state.value}" + (f": {status.failure}" if status.failure else "")
 
 
-def _way_on(status: JobStatus, shell: Shell) -> str:
+def _way_on(status: JobStatus, cluster: str | None, shell: Shell) -> str:
     """How to go on with a job that was stopped, where its folder can be read from here; empty if it cannot."""
     run_dir = Path(status.run_dir)
     stopped = status.state in {JobState.STOPPED, JobState.FAILED}
-    return resume_command(run_dir, shell.current) if stopped and has_checkpoint(run_dir) else ""
+    return resume_command(run_dir, shell.current, cluster) if stopped and has_checkpoint(run_dir) else ""

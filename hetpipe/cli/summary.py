@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hetpipe.cli.conditions import condition_lines
 from hetpipe.cli.quantities import bytes_text
 from hetpipe.cli.result import StageResult, Staleness, TrainResult
 from hetpipe.cli.text import count, duration, measure, rate, shown_path
 from hetpipe.cli.training import RunEnd
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobState
 
 
@@ -28,7 +30,12 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     lines.append(f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)")
     if end.resumable:
         lines.append(f"export:  hetpipe export {where} model.safetensors")
-    return lines
+    return [*lines, *safety_lines(end.conditions)]
+
+
+def safety_lines(conditions: Sequence[Condition]) -> list[str]:
+    """What endangered the run; last what began first and held to its end."""
+    return [f"safety:  {line}" for line in condition_lines(conditions)]
 
 
 def _speed(state: JobState, result: TrainResult) -> str:

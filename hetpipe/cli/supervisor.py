@@ -9,7 +9,6 @@ One that ends unasked is started again, with the same arguments and on the same 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +25,10 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.deploy.topology import SERVICE_ENVIRONMENT
 from hetpipe.errors import JobFailed
 from hetpipe.observe.log import get_logger
+from hetpipe.phases import LAUNCH
 from hetpipe.rpc.channel import split_address
 
 _log = get_logger(__name__)
-
-#: How long the coordinator may take to be ready; the others are waited for by the coordinator, which tells of it.
-READY_SECONDS = 30.0
 
 #: From SIGTERM to SIGKILL.
 GRACE_SECONDS = 3.0
@@ -44,7 +41,7 @@ _NOT_STARTED = 127
 
 
 def _module(name: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name)
+    return (*LAUNCH, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +65,8 @@ class Services:
     """The folder for what parameter servers keep to outlive their processes, in a folder each."""
     programs: Programs = field(default_factory=Programs)
     restart_rules: RestartRules = RULES
+    patience_seconds: float = 60.0
+    """How long one may be silent before it is ready; and how long they may lack what the job needs, once all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +139,11 @@ class Supervisor:
         self._on_restart = on_restart
         self._clock = clock
         #: Guards what follows; notified when a service is due, and at the end.
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._kept: dict[str, _Kept] = {}
         self._is_stopping = False
+        #: Since when all services are ready and the job still waits; None while that is not so.
+        self._lacking_since: float | None = None
         #: All services are gone, and so the thread that has started some of them may go.
         self._over = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="supervisor", daemon=True)
@@ -166,14 +167,14 @@ class Supervisor:
         """Start all services; the coordinator's address, which answers. The others register as they come up.
 
         Raises:
-            JobFailed, DeadlineExceeded: one cannot be started, or the coordinator does not become ready.
+            JobFailed, DeadlineExceeded: one cannot be started, or the coordinator ends or is silent before it is ready.
         """
         self._keeper.start()
         programs = self._services.programs
         coordinator = self._start(
             _Rank.COORDINATOR, "coordinator", "the coordinator", [*programs.coordinator, "--store", "memory"]
         )
-        address = coordinator.wait_ready(deadline_seconds=READY_SECONDS)
+        address = coordinator.wait_ready(patience_seconds=self._services.patience_seconds)
         to_coordinator = ["--coordinator", address]
         for index in range(self._services.num_shards):
             state = self._services.state / f"shard-{index}"
@@ -186,6 +187,35 @@ class Supervisor:
         command = [*programs.agent, *to_coordinator, *declared, "--drain-seconds", "0"]
         self._start(_Rank.AGENT, "agent", "the agent", command)
         return address
+
+    @property
+    def awaited(self) -> str:
+        """Which services are not ready yet, and what they are doing; empty when all are."""
+        with self._changed:
+            return ", ".join(filter(None, (kept.service.awaited for kept in self._kept.values())))
+
+    def given_up(self, *, is_queued: bool) -> str:
+        """Why there is nothing left to wait for, as a sentence; empty while there is.
+
+        Args:
+            is_queued: the job has not got its devices and parameter servers yet.
+        """
+        patience = self._services.patience_seconds
+        with self._changed:
+            kept = tuple(self._kept.values())
+            silent = [one.service for one in kept if one.due is None and one.service.silent_seconds >= patience]
+            if silent:
+                return silent[0].silence
+            if not is_queued or self.awaited or any(one.due is not None for one in kept):
+                self._lacking_since = None
+                return ""
+            now = self._clock.monotonic()
+            if self._lacking_since is None:
+                self._lacking_since = now
+            lacking = now - self._lacking_since
+        if lacking < patience:
+            return ""
+        return f"all services of this run are ready, and for {lacking:.0f} s the job has not got what it needs of them"
 
     def stop(self, *, grace_seconds: float) -> None:
         """End all services in the stated order; returns when they are gone. Idempotent."""
@@ -209,7 +239,8 @@ class Supervisor:
         return service
 
     def _service(self, spec: ServiceSpec) -> Service:
-        return Service(spec, environment=self._environment, on_death=partial(self._died, spec.key))
+        on_death = partial(self._died, spec.key)
+        return Service(spec, environment=self._environment, on_death=on_death, clock=self._clock)
 
     def _start_again(self, kept: _Kept) -> None:
         """Start a service again, where others look for it. The lock is held."""

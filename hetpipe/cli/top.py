@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from hetpipe.cli.clocks import snapshot_text
 from hetpipe.cli.looking import Which
-from hetpipe.cli.mending import Mending
+from hetpipe.cli.mending import Contact, Mending
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.progress import STATE_TEXTS, cells, headings, totals_text
 from hetpipe.cli.quantities import bytes_text
@@ -157,6 +157,7 @@ def _watch(
     is_over: Callable[[Picture], bool],
     mending: Mending,
 ) -> None:
+    contact = Contact(shell.clock)
     with closing(shell.connect(address)) as client, closing(screen):
         try:
             while True:
@@ -169,6 +170,7 @@ def _watch(
                 screen.show(picture)
                 if is_over(picture):
                     return
+                contact.saw(picture.status)
                 shell.clock.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return  # the usual way to leave it

@@ -2,11 +2,15 @@
 
 Without a coordinator's address the services are started here first and ended afterwards; all that lies between, handing
 the job in and following it, is the same. Whatever happens, `train` returns how the run ended and leaves result.json.
+
+Who follows a job on a cluster does not own it: SIGTERM ends only the following, and whoever is given the same folder
+again follows the same job, as `submission.json` there says which one that is.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -15,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.agent.devices import discover_devices
-from hetpipe.cli.follow import Ending, Follower, Inbox, Interrupted, RunningJob
+from hetpipe.cli.follow import Detached, Ending, Follower, Inbox, Interrupted, OwnServices, Remark, RunningJob
 from hetpipe.cli.interrupts import Interrupts
 from hetpipe.cli.judge import count_violations
 from hetpipe.cli.outcome import ExitStatus, error_of, sentences_of, status_of
 from hetpipe.cli.result import TrainResult
-from hetpipe.cli.run_folder import RunFolder, RunRecord
+from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.supervisor import GRACE_SECONDS, ServiceRestart, Services, Supervisor
 from hetpipe.cli.text import count, shown_path
@@ -29,11 +33,14 @@ from hetpipe.coordinator.agents_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.coordinator.client import new_request_id
 from hetpipe.coordinator.inspections import is_to_measure
 from hetpipe.coordinator.planning import num_devices_wanted
-from hetpipe.errors import HetpipeError, UserError
+from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UserError
 from hetpipe.ps.manifest import has_checkpoint
+from hetpipe.spec.conditions import Condition, consequence
 from hetpipe.spec.events import JobState, Submission
+from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.wire import plain
 
 #: Like `GRACE_SECONDS`, after a second interrupt.
 _HASTY_GRACE_SECONDS = 0.5
@@ -53,6 +60,8 @@ class RunRequest:
     """The checkpoint to begin with."""
     coordinator: str | None = None
     """`HOST:PORT` of a running cluster; None: on this machine, with services of its own."""
+    detaches: bool = False
+    """SIGTERM ends the following, not the run; only on a cluster that stays."""
     remarks: tuple[str, ...] = ()
     """What to say before the run begins."""
 
@@ -66,20 +75,28 @@ class RunEnd:
     result: TrainResult | None = None
     """None unless it finished, or stopped at a barrier."""
     error: str = ""
-    """Class name in `hetpipe.errors`; empty unless it failed."""
+    """Class name in `hetpipe.errors`; empty unless it failed, or its result could not be written down."""
     sentences: tuple[str, ...] = ()
-    """Why, unless it finished."""
+    """Why, unless it finished and that was written down."""
     interrupted: bool = False
     """Ctrl-C or SIGTERM was heard."""
     resumable: bool = False
     """There is a complete checkpoint."""
     forecast: PlanDocument | None = None
     """What the planner foresaw, if it planned the run."""
+    detached: bool = False
+    """It goes on, and is not followed any more."""
+    job_id: str = ""
+    """Of the coordinator; empty if nothing was handed in."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run."""
 
     @property
     def exit_status(self) -> ExitStatus:
         """The exit status of the command."""
-        if self.state is JobState.FINISHED:
+        if self.detached:
+            return ExitStatus.LOST_CONTACT if self.error else ExitStatus.DETACHED
+        if self.state is JobState.FINISHED and not self.error:
             return ExitStatus.OK
         if self.interrupted:
             return ExitStatus.INTERRUPTED
@@ -91,7 +108,12 @@ class RunEnd:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `train --json`."""
-        return self.result.to_json() if self.result is not None else {"errors": list(self.sentences)}
+        if self.detached:
+            return {"detached": True, "run_dir": str(self.run_dir), "job_id": self.job_id}
+        if self.result is not None:
+            return self.result.to_json()
+        met = {"conditions": [plain(Condition, one) for one in self.conditions]} if self.conditions else {}
+        return {"errors": list(self.sentences), **met}
 
 
 class Training:
@@ -117,6 +139,8 @@ class Training:
         self._inbox: Inbox = Inbox()
         #: Guards the record.
         self._noting = threading.RLock()
+        #: What is handed in; None on this machine.
+        self._submission = folder.read_submission() if request.detaches else None
         self._record = record_of(request, folder, shell)
 
     def run(self) -> RunEnd:
@@ -125,7 +149,12 @@ class Training:
         Raises:
             UserError: the run's folder cannot be written to.
         """
-        self._folder.write_job(self._request.job)
+        if self._submission is not None:
+            ended = self._follow_again()
+            if ended is not None:
+                return ended
+        else:
+            self._begin()
         self._folder.write_record(self._record)
         for remark in self._request.remarks:
             self._view.say(remark)
@@ -134,15 +163,68 @@ class Training:
         try:
             ending = self._on_cluster() if self._request.coordinator is not None else self._on_this_machine()
         except KeyboardInterrupt:
-            ending = Ending(state=JobState.STOPPED, sentences=("the run was stopped before it began",))
+            ending = self._interrupted_early()
         except HetpipeError as error:
-            ending = Ending(state=JobState.FAILED, error=type(error).__name__, sentences=sentences_of(error))
+            name, told = type(error).__name__, sentences_of(error)
+            lost = isinstance(error, Unavailable)
+            ending = Ending(state=JobState.FAILED, error=name, sentences=told, lost_contact=lost)
         except Exception as error:
-            told = f"internal error ({type(error).__name__}: {error})"
-            self._folder.write_result(JobState.FAILED, {"errors": [told]})
+            mistake = f"internal error ({type(error).__name__}: {error})"
+            self._folder.write_result(JobState.FAILED, {"errors": [mistake]})
             raise
         self._interrupts.listen(None)
-        return self._conclude(ending)
+        goes_on = ending.detached or (ending.lost_contact and self._request.detaches)
+        return self._leave(ending) if goes_on else self._conclude(ending)
+
+    def _begin(self) -> None:
+        """Write down what is to be trained. Whoever finds the folder after that goes on with it."""
+        if self._request.detaches:
+            self._submission = submission_of(self._request, self._folder)
+            self._folder.write_submission(self._submission)
+        self._folder.write_job(self._request.job)
+
+    def _follow_again(self) -> RunEnd | None:
+        """Take up what an earlier process has left here; how the run ended, if it wrote that down."""
+        result = self._folder.read_result()
+        if result is not None:
+            return end_of(self._folder, result)
+        if not self._folder.has_job:
+            self._folder.write_job(self._request.job)
+        try:
+            before = self._folder.read_record()
+        except UserError:  # it did not come so far
+            return None
+        self._record = replace(self._record, job_id=before.job_id, started_wall=before.started_wall)
+        return None
+
+    def _interrupted_early(self) -> Ending:
+        """Told to end before anybody follows the run."""
+        if self._request.detaches and self._interrupts.newest is signal.SIGTERM:
+            return Ending(state=JobState.SUBMITTED, detached=True)
+        return Ending(state=JobState.STOPPED, sentences=("the run was stopped before it began",))
+
+    def _leave(self, ending: Ending) -> RunEnd:
+        """The run goes on without this process; nothing of it is written here."""
+        where, address = shown_path(self._folder.path, self._shell.current), self._request.coordinator
+        self._note(pids={})
+        again = f"follow it again with: hetpipe submit --run-dir {where} --coordinator {address}"
+        if ending.lost_contact:
+            told = f"{ending.sentences[-1]}; {again}"
+        elif self._record.job_id:
+            told = (
+                f"detached from job {self._record.job_id}, which goes on; {again}; stop it with: hetpipe stop {where}"
+            )
+        else:
+            told = f"told to end before anybody took the job; {again}"
+        return RunEnd(
+            run_dir=self._folder.path,
+            state=ending.state,
+            error=ending.error,
+            sentences=(told,),
+            interrupted=True,
+            detached=True,
+            job_id=self._record.job_id,
+        )
 
     def _on_cluster(self) -> Ending:
         assert self._request.coordinator is not None
@@ -159,6 +241,7 @@ class Training:
             logs=self._folder.logs,
             state=self._folder.state,
             programs=self._shell.programs,
+            patience_seconds=job.patience.members.total_seconds(),
         )
         shards = count(services.num_shards, "parameter server")
         self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
@@ -171,30 +254,50 @@ class Training:
         ) as supervisor:
             address = supervisor.start()
             self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
-            ending = self._follow(address, stop_now_seconds=0.0)
+            ending = self._follow(address, stop_now_seconds=0.0, services=supervisor)
             hasty = ending.state is JobState.STOPPED and ending.result is None
             supervisor.stop(grace_seconds=_HASTY_GRACE_SECONDS if hasty else GRACE_SECONDS)
         return ending
 
-    def _follow(self, address: str, *, stop_now_seconds: float, when_lost: str = "") -> Ending:
+    def _follow(
+        self, address: str, *, stop_now_seconds: float, when_lost: str = "", services: OwnServices | None = None
+    ) -> Ending:
         request, clock = self._request, self._shell.clock
         client = self._shell.connect(address)
         try:
-            submission = submission_of(request, self._folder)
+            submission = self._submission or submission_of(request, self._folder)
             job = RunningJob(client, submission, self._inbox, clock=clock, when_lost=when_lost)
-            self._note(job_id=job.hand_in())
+            if self._record.job_id and self._folder.has_begun:
+                # Who has forgotten it must not train it a second time.
+                job.know(JobId(self._record.job_id))
+            else:
+                self._note(job_id=job.hand_in())
             job.watch()
-            self._interrupts.listen(lambda: self._inbox.put(Interrupted()))
-            follower = Follower(job, self._view, inbox=self._inbox, clock=clock, stop_now_seconds=stop_now_seconds)
-            return follower.run()
+            self._interrupts.listen(self._on_signal)
+            return Follower(
+                job,
+                self._view,
+                inbox=self._inbox,
+                clock=clock,
+                stop_now_seconds=stop_now_seconds,
+                services=services,
+            ).run()
         finally:
             self._view.close()
             client.close()
 
+    def _on_signal(self, number: signal.Signals) -> None:
+        """A signal has come; in the main thread, between any two of its steps."""
+        detaches = self._request.detaches and number is signal.SIGTERM
+        self._inbox.put(Detached() if detaches else Interrupted())
+
     def _restarted(self, restart: ServiceRestart) -> None:
         """A service was started again; called from another thread."""
-        with self._noting:
-            self._note(pids={**self._record.pids, restart.key: restart.pid})
+        try:
+            with self._noting:
+                self._note(pids={**self._record.pids, restart.key: restart.pid})
+        except UserError as error:
+            self._inbox.put(Remark(str(error)))
         self._inbox.put(restart)
 
     def _note(self, **changes: Any) -> None:
@@ -212,8 +315,10 @@ class Training:
             error=ending.error,
             sentences=self._with_hint(ending, resumable=resumable),
             interrupted=self._interrupts.count > 0,
+            job_id=self._record.job_id,
             resumable=resumable,
             forecast=self._folder.read_forecast(),
+            conditions=ending.conditions,
         )
         try:
             self._folder.merge_trace()
@@ -222,7 +327,18 @@ class Training:
         if end.result is not None:
             staleness = replace(end.result.staleness, violations=self._count_violations())
             end = replace(end, result=replace(end.result, staleness=staleness))
-        self._folder.write_result(end.state, end.to_json())
+        return self._written_down(end)
+
+    def _written_down(self, end: RunEnd) -> RunEnd:
+        """Write result.json. A disk that does not take it is the run's last mishap, and not the first cause of it."""
+        cause = {"error": end.error} if end.error else {}
+        try:
+            self._folder.write_result(end.state, {**end.to_json(), **cause})
+        except UserError as error:
+            told = consequence(str(error), "", end.conditions)
+            if end.state is JobState.FINISHED:
+                return replace(end, error=JobFailed.__name__, sentences=(f"the run finished, but {told}",))
+            self._view.say(str(error))
         return end
 
     def _count_violations(self) -> int | None:
@@ -238,8 +354,27 @@ class Training:
         )
         if not broke_off or not resumable:
             return ending.sentences
-        hint = f"resume with: {resume_command(self._folder.path, self._shell.current)}"
+        command = resume_command(self._folder.path, self._shell.current, self._request.coordinator)
+        hint = f"resume with: {command}"
         return (*ending.sentences[:-1], f"{ending.sentences[-1]}; {hint}")
+
+
+def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
+    """How a run ended that somebody else has followed, by its result.json."""
+    state = JobState(result.state)
+    has_result = state is not JobState.FAILED and "clocks" in result.values
+    stopped = ("the run was stopped before its end",) if state is JobState.STOPPED else ()
+    return RunEnd(
+        run_dir=folder.path,
+        state=state,
+        result=TrainResult.from_json({key: result.values[key] for key in result.values if key != "state"})
+        if has_result
+        else None,
+        error=str(result.values.get("error", "")),
+        sentences=result.errors or stopped,
+        resumable=has_checkpoint(folder.path),
+        forecast=folder.read_forecast(),
+    )
 
 
 def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord:
@@ -267,8 +402,16 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
     )
 
 
-def resume_command(run_dir: Path, current: Path) -> str:
-    """How to go on with a run, as the user would type it in `current`."""
+def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str:
+    """How to go on with a run, as the user would type it in `current`.
+
+    Args:
+        run_dir: its folder.
+        current: the folder that paths are shown from.
+        coordinator: `HOST:PORT` of the cluster that it ran on; None: on this machine.
+    """
+    if coordinator:
+        return f"hetpipe submit --resume {shown_path(run_dir, current)} --coordinator {coordinator}"
     return f"hetpipe train --resume {shown_path(run_dir, current)}"
 
 

@@ -90,7 +90,7 @@ class _Up:
         finally:
             if not (done and stay):
                 # Nobody is left to hear a signal, and half of a removal helps no one.
-                self._interrupts.listen(lambda: None)
+                self._interrupts.listen(lambda _: None)
                 self._remove(output, logs)
                 if logs is not None and not done:
                     output.say(f"what the containers wrote is in {logs}")

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
+from hetpipe.cli.conditions import condition_line
 from hetpipe.cli.progress import WorkerEvent, evaluation_line, life_line, rewind_line, table_line
 from hetpipe.cli.text import pairs
 from hetpipe.clock import Clock
 from hetpipe.spec.events import (
+    ConditionCleared,
+    ConditionRaised,
     Evaluated,
     JobEnded,
     JobEvent,
@@ -94,6 +97,8 @@ class LineView(View):
                 self._write(life_line(event))
             case Rewound():
                 self._write(rewind_line(event))
+            case ConditionRaised() | ConditionCleared():
+                self._write(condition_line(event))
             case JobEnded():
                 """The state has told it."""
 

@@ -40,7 +40,7 @@ def state_of(description: RunDescription) -> JobState:
 def prepared_of(assignment: Assignment, description: RunDescription) -> Prepared:
     """What the task that prepared the run has answered."""
     run = description.run
-    planned = PlannedRun(assignment.job, run.plan, emulations=run.emulations)
+    planned = PlannedRun(assignment.job, run.plan, emulations=run.emulations, known_proof=run.proof)
     return Prepared(planned, run.data, run.start)
 
 

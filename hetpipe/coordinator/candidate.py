@@ -62,6 +62,8 @@ class Candidate:
         self._lock = threading.Lock()
         self._leadership = Leadership(lease_seconds)
         self._told: tuple[Standing, str] | None = None
+        #: Why it holds; empty unless it does.
+        self._outage = ""
         #: Held by the thread that asks the store.
         self._asking = threading.Lock()
         #: What the store gave.
@@ -76,6 +78,11 @@ class Candidate:
     def fence(self) -> Fence:
         """The fence of the own lead, also when it is over; 0 before there was one."""
         return self._own
+
+    @property
+    def outage(self) -> str:
+        """As `Election.outage`."""
+        return self._outage
 
     def run_for(self, give_up: threading.Event) -> bool:
         """Stand by until this coordinator leads; False when `give_up` is set before.
@@ -165,6 +172,10 @@ class Candidate:
         with self._lock:
             before = self._leadership.standing
             decision = self._leadership.take(event, now=self._clock.monotonic())
+            if decision.standing is not Standing.HOLDING:
+                self._outage = ""
+            elif before is not Standing.HOLDING:
+                self._outage = decision.reason
         self._tell(event, decision)
         if (
             before is Standing.LEADING

@@ -11,7 +11,7 @@ from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.plan import ModelReport, Plan, VirtualWorkerPlan
+from hetpipe.spec.plan import ModelReport, Plan, ProofReport, VirtualWorkerPlan
 from hetpipe.spec.run import AgentInfo, DeviceConfig, StageConfig, StageEmulation
 from hetpipe.spec.run_document import RunDocument
 from hetpipe.spec.shard_config import ShardConfig
@@ -119,6 +119,7 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
                 import_path=submission.import_path,
                 host=hosts[stage.agent],
                 restore=submission.restore,
+                shard_ids=tuple(shard.id for shard in assignment.shards),
                 emulation=assignment.emulations[vw.index][index] if assignment.emulations else None,
             ),
         )
@@ -162,7 +163,13 @@ def later_life(
 
 
 def run_document(
-    assignment: Assignment, data: DataSpec, start: Progress, *, eval_samples: int | None, submitted_wall: float
+    assignment: Assignment,
+    data: DataSpec,
+    start: Progress,
+    *,
+    eval_samples: int | None,
+    submitted_wall: float,
+    proof: ProofReport | None = None,
 ) -> RunDocument:
     """What the clock shard keeps for a coordinator that has never heard of the job.
 
@@ -172,6 +179,7 @@ def run_document(
         start: where the run begins.
         eval_samples: samples of an evaluation; None: nobody has said.
         submitted_wall: when the job was handed in, in seconds since 1970.
+        proof: of the model, before training.
     """
     return RunDocument(
         job=assignment.job.model_dump(mode="json"),
@@ -184,6 +192,7 @@ def run_document(
         start=start,
         eval_samples=eval_samples,
         submitted_wall=submitted_wall,
+        proof=proof,
     )
 
 
@@ -223,6 +232,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             run_dir=run.submission.run_dir,
             progress=run.start,
             run=None if index else run,
+            clock_shard_id=run.shards[0].id,
         )
         for index in range(plan.num_shards)
     ]

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetpipe.coordinator.inspections import Inspected
+from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.replanning import Basis, Recut
 from hetpipe.coordinator.requirements import ClusterView
-from hetpipe.spec.commands import ChildExit, Command, InspectionResult, InspectionStep, StageNews
+from hetpipe.spec.commands import ChildExit, Command, InspectionPhase, InspectionResult, InspectionStep, StageNews
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobEvent, StopMode, Submission
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, MemberInfo
@@ -20,9 +22,10 @@ from hetpipe.spec.sync import DataSpec, Progress
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """What is free for a job that waits for members."""
+    """What is free for a job that waits for members, and whose turn it is."""
 
     cluster: ClusterView
+    turn: Turn = Turn()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,16 @@ class ShardHeard:
     """Whether it names the job among those that it serves."""
     reason: str = ""
     """Why it serves it no more, if it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionsTold:
+    """What a process says of the job's safety."""
+
+    source: str
+    """The process."""
+    conditions: tuple[Condition, ...]
+    """The newest state of each that it looks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +220,7 @@ class Tick:
 Input = (
     ClusterSeen
     | InspectionStep
+    | InspectionPhase
     | InspectionResult
     | Prepared
     | TaskFailed
@@ -215,6 +229,7 @@ Input = (
     | MemberGone
     | MemberSeen
     | ShardHeard
+    | ConditionsTold
     | Evicted
     | Admitted
     | Drained
@@ -256,6 +271,10 @@ class Prepare:
     """With the claimed devices alone."""
     shards: tuple[MemberInfo, ...]
     """In index order."""
+    goes_back: bool = False
+    """The job has trained, and nobody knows how far: it goes on from its newest checkpoint, as after a rewind."""
+    above: Term = Term(0)
+    """Highest term of a process that was still there; the new one is above it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from hetpipe.coordinator.agents_cluster import type_of
 from hetpipe.errors import PlanError
-from hetpipe.spec.commands import InspectCommand, InspectionResult
+from hetpipe.spec.commands import InspectCommand, InspectionPhase, InspectionResult, InspectionStep
 from hetpipe.spec.events import Submission
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
@@ -95,6 +95,8 @@ class Inspections:
         #: The first so many agents were asked, or had nothing new.
         self._asked = 0
         self._step: ProfileStep | None = None
+        #: What it is doing, if it has said so.
+        self._phase: InspectionPhase | None = None
         self._model: ModelReport | None = None
         self._measured: dict[str, Measurement] = {}
 
@@ -104,7 +106,7 @@ class Inspections:
         Raises:
             PlanError: the last answer lacks what was asked for.
         """
-        self._step = None
+        self._step = self._phase = None
         found = next_to_measure(self._agents, asked=self._asked, measured=self._measured) if self._to_measure else None
         position, missing = found or (0, ())
         if self._asked and found is None:
@@ -112,9 +114,16 @@ class Inspections:
         with_model, self._asked = self._asked == 0, position + 1
         return Asked(self._agents[position], with_model, missing)
 
-    def heard(self, step: ProfileStep) -> None:
-        """The agent that was asked is measuring."""
-        self._step = step
+    def is_asked(self, agent: AgentId) -> bool:
+        """Whether it is this agent's answer that is awaited."""
+        return self._asked > 0 and self._agents[self._asked - 1].agent == agent
+
+    def heard(self, news: InspectionStep | InspectionPhase) -> None:
+        """The agent that was asked is measuring, or doing something else."""
+        if isinstance(news, InspectionPhase):
+            self._phase = news
+        else:
+            self._step = news.step
 
     def add(self, result: InspectionResult) -> None:
         """Take the answer of the agent that was asked."""
@@ -133,7 +142,9 @@ class Inspections:
         agent = self._agents[self._asked - 1]
         who = f"agent {agent.agent} on {agent.host}"
         if self._step is None:
-            return f"{who} to import and inspect the model"
+            phase = self._phase
+            now = "" if phase is None else f", which is {phase.phase} ({phase.seconds:.0f} s)"
+            return f"{who} to import and inspect the model{now}"
         step = self._step
         layer = f"layer {step.done + 1} of {step.total}"
         return f"{who}, which is measuring the model on {step.device_type}: {layer} ({step.layer})"

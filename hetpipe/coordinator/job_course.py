@@ -6,6 +6,7 @@ its devices free again.
 
 from __future__ import annotations
 
+from hetpipe.coordinator.conditions import ConditionBoard
 from hetpipe.coordinator.exchange import Announce, Instruction, Prepared, Release, SendCommand, WrapUp
 from hetpipe.coordinator.lifecycle import Lifecycle, Step
 from hetpipe.coordinator.lost_disks import LostDisks
@@ -17,11 +18,13 @@ from hetpipe.coordinator.setting_out import SettingOut
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import WorkerLives
-from hetpipe.spec.commands import StopJobCommand
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, StateChanged, Submission, WorkerStatus
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.commands import AgentNews, InspectionPhase, InspectionResult, InspectionStep, StopJobCommand
+from hetpipe.spec.conditions import consequence
+from hetpipe.spec.events import JobEnded, JobEvent, JobState, QueuePlace, StateChanged, Submission, WorkerStatus
+from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
 
 
@@ -31,15 +34,19 @@ class JobCourse:
     def __init__(self, job_id: JobId, job: Job, submission: Submission, *, patience: Patience, now: float) -> None:
         self.job_id = job_id
         self._way = SettingOut(job_id, job, submission)
-        self._patience = patience
+        self._patience = patience = patience.of(job)
         self._lifecycle = Lifecycle(job_id)
         #: When the current state was entered, when it last showed progress, and when its wait was last told.
         self._entered = self._heard = self._noticed = now
         self._out: list[Instruction] = []
+        #: Where it stood in the queue when that was last told.
+        self._told_place: QueuePlace | None = None
         self.stages = StageTable()
         #: How the job ended; None before.
         self.ended: JobEnded | None = None
         self._failures: list[Failure] = []
+        #: What endangers the job, or has.
+        self.conditions = ConditionBoard()
         self._rewinds = Rewinds(job, submission, patience)
         #: What the parameter servers say of the job since they were told of it.
         self._disks = LostDisks()
@@ -49,6 +56,8 @@ class JobCourse:
         self._stop_now = False
         #: When to ask for the barrier of a stop; None while nobody wants one, or it was asked for.
         self._ask_barrier_at: float | None = None
+        #: Why the job takes a barrier to wait for agents that are about to go; None while it does not.
+        self._notice: Failure | None = None
         self._wrapping_up = False
         self._running_seconds = 0.0
 
@@ -78,6 +87,11 @@ class JobCourse:
         return self._lifecycle.state
 
     @property
+    def queue_place(self) -> QueuePlace | None:
+        """Where it stands in the queue; None unless it is pending."""
+        return self._way.place if self.state is JobState.PENDING else None
+
+    @property
     def rewinds(self) -> int:
         """How often it went back to a checkpoint."""
         return self._rewinds.count
@@ -86,6 +100,11 @@ class JobCourse:
     def run(self) -> PlannedRun | None:
         """How it was planned; None before it was."""
         return None if self._prepared is None else self._prepared.run
+
+    @property
+    def proof(self) -> ProofReport | None:
+        """What was proven of the model; None before that, and where nobody knows."""
+        return None if self.run is None else self.run.proof
 
     @property
     def clocks(self) -> ClockSnapshot | None:
@@ -113,6 +132,16 @@ class JobCourse:
             return True
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
 
+    def may_tell(self, agent: AgentId, news: AgentNews) -> bool:
+        """Whether it is for `agent` to tell `news`: of a process that the plan puts on its node, or of its inspection.
+
+        News of what the job does not have, or not any more, have no effect, whoever tells them.
+        """
+        if isinstance(news, InspectionPhase | InspectionStep | InspectionResult):
+            return self._way.is_asked(agent)
+        life = self.stages.get(news.key)
+        return life is None or life.agent == agent
+
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _wrap_up(self, *, now: float | None = None) -> None:
@@ -136,15 +165,20 @@ class JobCourse:
         if self._training is not None:
             self._training.clocks = clocks or self._training.clocks
             result = self._training.result(
-                self.submission.first_run_dir, self._running_seconds, rewinds=self._rewinds.count
+                self.submission.first_run_dir,
+                self._running_seconds,
+                rewinds=self._rewinds.count,
+                conditions=self.conditions.all,
             )
         is_stopped = self._training is None or self._training.is_stopped
         state = self._step(Step.STOP_REACHED if is_stopped else Step.END_REACHED, now=now)
-        self._end(JobEnded(state, result=result))
+        self._end(JobEnded(state, result=result, conditions=self.conditions.all))
 
     def _fail(self, failure: Failure, *, now: float) -> None:
         self._step(Step.FAIL, now=now)
-        self._end(JobEnded(JobState.FAILED, failure.sentence, failure.error, failure.problems))
+        conditions = self.conditions.all
+        sentence = consequence(failure.sentence, failure.error, conditions)
+        self._end(JobEnded(JobState.FAILED, sentence, failure.error, failure.problems, conditions=conditions))
         self._stop_processes()
         if self.shards and not self._way.is_preparing:
             self._wrap_up()

@@ -12,7 +12,10 @@ from hetpipe.coordinator.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, 
 from hetpipe.errors import VersionConflict
 from hetpipe.observe.log import get_logger
 from hetpipe.spec.events import (
+    ConditionCleared,
+    ConditionRaised,
     JobEvent,
+    JobState,
     NumberedEvent,
     ProgressTable,
     ReplanJudged,
@@ -55,6 +58,8 @@ class JobHost:
         self.executor = executor
         #: As it is kept, or will be.
         self.record = record
+        #: Whose certificate handed it in, if that was with this coordinator; empty without TLS.
+        self.owner = ""
         #: Events as watchers see them.
         self.events: deque[NumberedEvent] = deque(events, maxlen=MAX_EVENTS)
         self._next_number = max(first, self.events[-1].sequence + 1 if self.events else 1)
@@ -86,10 +91,10 @@ class JobHost:
         self._note(event)
 
     def _note(self, event: JobEvent) -> None:
-        """Write down what became of virtual workers, for whoever was not there to see it."""
+        """Write down what became of virtual workers and of the run's safety, for whoever was not there to see it."""
         told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
         match event:
-            case WorkerLost() | WorkerQuarantined() | Rewound():
+            case WorkerLost() | WorkerQuarantined() | Rewound() | ConditionRaised() | ConditionCleared():
                 _log.warning(event.kind, job=self.job_id, **told)
             case WorkerLeft() | WorkerRejoined() | WorkerReplanned() | ReplanJudged():
                 _log.info(event.kind, job=self.job_id, **told)
@@ -101,6 +106,11 @@ class JobHost:
         state, ended = self.machine.state, self.machine.ended
         if state is not self.record.state:
             self.record = self.record.at(state, failure="" if ended is None else ended.sentence)
+            shards = tuple(shard.id for shard in self.machine.shards)
+            submission = self.record.submission
+            if state is JobState.STARTING and submission is not None:
+                submission = replace(submission, has_begun=True)
+            self.record = replace(self.record, shards=shards, submission=submission)
             self._record_unsaved = True
 
     def want_stop(self, mode: StopMode) -> None:
@@ -114,6 +124,11 @@ class JobHost:
             return False
         self._saving = True
         return True
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the store has got everything."""
+        return not (self._saving or self._unsaved or self._record_unsaved)
 
     def unsaved(self) -> Unsaved:
         """What the store has not got."""
@@ -142,7 +157,8 @@ class Unsaved:
 def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
     """Write what is unsaved; the record's new version, if it has one. All parts may safely be written again.
 
-    A store that has lost its memory learns of the job again.
+    A store that has lost its memory learns of the job again. One that has another version has it of this coordinator,
+    before it led the job: whoever else writes is refused by its fence.
 
     Raises:
         StoreUnavailable: try again later.
@@ -150,10 +166,10 @@ def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
     try:
         return _write(store, unsaved)
     except VersionConflict:
-        if store.job(unsaved.record.job_id) is not None:
-            raise
-        created = store.create_job(unsaved.record)
-        return _write(store, replace(unsaved, record=created, is_record=True))
+        known = store.job(unsaved.record.job_id)
+        record = store.create_job(unsaved.record) if known is None else unsaved.record
+        version = record.version if known is None else known.version
+        return _write(store, replace(unsaved, record=replace(record, version=version), is_record=True))
 
 
 def _write(store: Store, unsaved: Unsaved) -> JobRecord | None:

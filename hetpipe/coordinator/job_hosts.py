@@ -7,7 +7,8 @@ takes time runs on the job's own thread and comes back as a fact.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from hetpipe.coordinator.exchange import (
 )
 from hetpipe.coordinator.fences import Election, Fences
 from hetpipe.coordinator.job_host import JobHost, save
+from hetpipe.coordinator.job_queue import turns
 from hetpipe.coordinator.mailboxes import Mailboxes
 from hetpipe.coordinator.orphans import Orphans
 from hetpipe.coordinator.patience import Patience
@@ -32,9 +34,11 @@ from hetpipe.coordinator.registry import Registry
 from hetpipe.coordinator.requirements import ClusterView, untold
 from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.tasks import JobTasks, Tools
+from hetpipe.coordinator.terms import Terms
 from hetpipe.errors import HetpipeError, ResourceExhausted, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
-from hetpipe.spec.events import JobEnded, JobState
+from hetpipe.spec.counters import EVENTS_PER_LEAD
+from hetpipe.spec.events import JobEnded
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberInfo, MemberRole
 from hetpipe.spec.run import AgentInfo
@@ -47,11 +51,11 @@ MAX_ENDED_JOBS = 20
 #: Jobs that have not ended: each has a thread, and a history of events.
 MAX_OPEN_JOBS = 100
 
+#: Of them, those that one operator has handed in to this coordinator.
+MAX_OPEN_JOBS_OF_OWNER = 80
+
 #: Jobs of which it is remembered that they have ended, so that who still does something for them hears of it.
 _MAX_ENDED_IDS = 10_000
-
-#: Numbers of a job's events that belong to one lead, so that no two coordinators give the same one.
-_EVENTS_PER_LEAD = 1_000_000
 
 
 def thread_per_job(job_id: JobId) -> Executor:
@@ -80,20 +84,26 @@ class JobHosts:
         self._clock = clock
         self._patience = patience
         self._executor_of = executor_of
+        #: When this coordinator began to lead, in monotonic seconds.
+        self._began = clock.monotonic()
         #: Guards everything below; notified after every change.
         self.condition = threading.Condition()
         self._registry = Registry(lease_seconds)
         #: Locks itself; the store may be asked under it.
         self._fences = Fences(election)
+        #: The same.
+        self._terms = Terms(store)
         self._mailboxes = Mailboxes()
         #: By id, in order of submission.
         self._hosts: dict[JobId, JobHost] = {}
         #: Jobs under way that nobody leads. One of them may have a host as well, which waits to be told more.
-        self._orphans = Orphans(patience)
+        self._orphans = Orphans(patience, now=clock.monotonic())
+        #: Jobs that wait to be prepared, and whose clock shard does not let this coordinator lead them.
+        self._refused: dict[JobId, None] = {}
         #: Their threads, as long as they have no host.
         self._askers: dict[JobId, Executor] = {}
-        #: Jobs that have ended and have no host, oldest first.
-        self._ended: dict[JobId, None] = {}
+        #: Jobs that have ended and have no host, oldest first; with the end of those of which the store knows nothing.
+        self._ended: dict[JobId, str] = {}
 
     def host(self, job_id: JobId | None) -> JobHost | None:
         """A job that this coordinator leads, or the newest one; look at it under the `condition` only."""
@@ -124,19 +134,22 @@ class JobHosts:
 
     # -- for subclasses, under the lock ------------------------------------------------------------------------------
 
-    def _check_room(self, job_id: JobId) -> None:
-        """Whether another job can be taken.
+    def _check_room(self, job_id: JobId, owner: str = "") -> None:
+        """Whether another job of `owner` can be taken.
 
         Raises:
-            ResourceExhausted: there are too many.
+            ResourceExhausted: there are too many, of its or of all.
         """
-        num_open = sum(host.machine.ended is None for host in self._hosts.values())
+        under_way = [host for host in self._hosts.values() if host.machine.ended is None]
+        num_open, own = len(under_way), sum(host.owner == owner for host in under_way)
+        if owner and job_id not in self._hosts and own >= MAX_OPEN_JOBS_OF_OWNER:
+            raise ResourceExhausted(f"{own} jobs of {owner} wait or run, which is the limit; stop one or let one end")
         if job_id not in self._hosts and num_open >= MAX_OPEN_JOBS:
             raise ResourceExhausted(f"{num_open} jobs wait or run, which is the limit; stop one or let one end")
 
     def _first_number(self) -> int:
         """From here on this coordinator numbers events; every lead has numbers of its own."""
-        return max(0, self._fences.own - 1) * _EVENTS_PER_LEAD + 1
+        return max(0, self._fences.own - 1) * EVENTS_PER_LEAD + 1
 
     def _feed(self, host: JobHost, fact: Input) -> None:
         """Give a machine a fact and carry out what it says."""
@@ -156,20 +169,33 @@ class JobHosts:
             self._feed(host, MemberGone(info.id, sentence))
 
     def _offer_cluster(self) -> None:
-        """Let jobs that wait for members look at what is free; not those of which somebody may know more."""
-        for host in list(self._hosts.values()):
-            if host.machine.state is JobState.SUBMITTED and host.job_id not in self._orphans:
-                self._feed(host, ClusterSeen(self._cluster()))
+        """Let jobs that wait for members look at what is free, oldest first.
 
-    def _has_ended(self, job_id: JobId) -> None:
-        """It has ended, and has no host."""
-        self._ended[job_id] = None
+        Not those of which somebody may know more.
+        """
+        waiting = [host for host in self._hosts.values() if host.machine.state.is_queued]
+        waiting = [host for host in waiting if host.job_id not in self._orphans]
+        while waiting:
+            cluster = self._cluster()
+            places = turns([(host.job_id, host.machine.job) for host in waiting], cluster)
+            for host, turn in zip(waiting, places, strict=True):
+                self._feed(host, ClusterSeen(cluster, turn))
+                if not host.machine.state.is_queued:
+                    # It has what it needs, and the others look at what is left.
+                    break
+            else:
+                return
+            waiting = [host for host in waiting if host.machine.state.is_queued]
+
+    def _has_ended(self, job_id: JobId, sentence: str = "") -> None:
+        """It has ended, and has no host; `sentence` says why, if the store does not."""
+        self._ended[job_id] = sentence
         while len(self._ended) > _MAX_ENDED_IDS:
             del self._ended[next(iter(self._ended))]
 
     def _forget_old_jobs(self) -> None:
         now = self._clock.monotonic()
-        settled = [host for host in self._hosts.values() if host.machine.is_settled(now=now)]
+        settled = [host for host in self._hosts.values() if host.is_saved and host.machine.is_settled(now=now)]
         for host in settled[:-MAX_ENDED_JOBS]:
             host.executor.shutdown(wait=False)
             del self._hosts[host.job_id]
@@ -231,21 +257,32 @@ class JobHosts:
         uses that nobody leads yet is not known.
         """
         now = self._clock.monotonic()
-        busy = {
-            device.device
+        users = {
+            device.device: host.job_id
             for host in self._hosts.values()
             if not host.machine.is_settled(now=now)
             for agent in host.machine.agents
             for device in agent.devices
         }
-        members = self._registry.of_role(MemberRole.AGENT)
+        orphans = self._orphans
+        #: What these have may be in use by a job of which only they tell.
+        tellers = {
+            member for orphan in orphans if not orphans.is_credible(orphan, now=now) for member in orphan.tellers
+        }
+        members, shards = (
+            [member for member in self._registry.of_role(role) if member.id not in tellers]
+            for role in (MemberRole.AGENT, MemberRole.PARAMETER_SERVER)
+        )
         agents = [member.agent_info for member in members if not self._registry.departs(member.id)]
-        shards = self._registry.of_role(MemberRole.PARAMETER_SERVER)
+        devices = [device.device for agent in agents for device in agent.devices]
+        held = Counter(users[device] for device in devices if device in users)
         return ClusterView(
-            agents=tuple(_without(agent, busy) for agent in agents),
-            busy_devices=sum(device.device in busy for agent in agents for device in agent.devices),
+            agents=tuple(_without(agent, users) for agent in agents),
+            busy_devices=held.total(),
             shards=tuple(shard for shard in shards if self._registry.has_told(shard.id)),
-            unled=tuple(orphan.job_id for orphan in self._orphans),
+            unled=tuple(orphan.job_id for orphan in orphans if orphans.is_credible(orphan, now=now)),
+            held=tuple(held.items()),
+            is_settled=now - self._began >= self._patience.echo_seconds,
         )
 
 
@@ -257,5 +294,5 @@ def _submit(host: JobHost, work: Callable[[JobHost], None]) -> None:
         _log.info("task_not_started", job=host.job_id)
 
 
-def _without(agent: AgentInfo, busy: set[str]) -> AgentInfo:
+def _without(agent: AgentInfo, busy: Container[str]) -> AgentInfo:
     return replace(agent, devices=tuple(device for device in agent.devices if device.device not in busy))

@@ -11,8 +11,10 @@ from dataclasses import replace
 from hetpipe.coordinator import adoption
 from hetpipe.coordinator.configs import Assignment, assignment_of
 from hetpipe.coordinator.exchange import (
+    AgentDeparts,
     AskBarrier,
     ClusterSeen,
+    ConditionsTold,
     Input,
     Instruction,
     MemberGone,
@@ -30,17 +32,32 @@ from hetpipe.coordinator.job_course import JobCourse
 from hetpipe.coordinator.lifecycle import TABLE, Lifecycle, Step
 from hetpipe.coordinator.lost_disks import LostDisks
 from hetpipe.coordinator.patience import Patience
+from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.coordinator.root_cause import Failure, Rank, root_cause
 from hetpipe.coordinator.setting_out import WayInput
 from hetpipe.coordinator.stage_table import StageLife, StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import LivesInput
 from hetpipe.errors import JobFailed, StateLost
-from hetpipe.spec.commands import InspectionResult, InspectionStep, StopJobCommand
-from hetpipe.spec.events import JobState, StateChanged, StopMode, Waiting
-from hetpipe.spec.ids import AgentId
+from hetpipe.spec.commands import (
+    InspectionPhase,
+    InspectionResult,
+    InspectionStep,
+    StageKey,
+    StageNews,
+    StopJobCommand,
+    StopVirtualWorkerCommand,
+)
+from hetpipe.spec.conditions import consequence
+from hetpipe.spec.events import JobState, StateChanged, StopMode, Submission, Waiting
+from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
+from hetpipe.spec.run import StageConditions
 from hetpipe.spec.run_document import RunDescription
+
+_GOES_BACK = "the whole job goes back to its newest checkpoint"
+_GOES_ON = "the whole job goes on from the checkpoint it has just taken"
 
 #: Stages that a sentence names one by one.
 _MAX_NAMED = 3
@@ -72,6 +89,31 @@ class JobMachine(JobCourse):
             machine._stop_asked(stop, now=now)
         return machine
 
+    @classmethod
+    def going_back(
+        cls, job_id: JobId, job: Job, submission: Submission, *, cause: Failure, patience: Patience, now: float
+    ) -> JobMachine:
+        """A job that has trained, and of which nobody knows how far: it goes back to its newest checkpoint.
+
+        Args:
+            job_id: the job's.
+            job: as it was submitted.
+            submission: the same, with the folder of the run, which has the checkpoints.
+            cause: why nobody knows it.
+            patience: bounds of waits that no user sets.
+            now: monotonic seconds.
+        """
+        machine = cls(job_id, job, submission, patience=patience, now=now)
+        machine._way.goes_back = True
+        machine._rewinds.begin_whole(cause, now=now)
+        machine._announce(StateChanged(machine.state, f"{cause.sentence}: {_GOES_BACK}"))
+        return machine
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it is on its way back from where nobody knows how far it was."""
+        return self._rewinds.is_whole
+
     def _go_on(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
         """Be where the job is."""
         run, state = description.run, adoption.state_of(description)
@@ -96,7 +138,7 @@ class JobMachine(JobCourse):
         if state is JobState.STOPPING:
             self._training.lives.close()
 
-    def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901 - one case per kind of fact
+    def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901, PLR0912 - one case per kind of fact
         """Take one fact in.
 
         Returns:
@@ -106,7 +148,7 @@ class JobMachine(JobCourse):
             InvalidTransition: a bug of this class.
         """
         match fact:
-            case ClusterSeen() | InspectionStep() | InspectionResult():
+            case ClusterSeen() | InspectionStep() | InspectionPhase() | InspectionResult():
                 self._set_out(fact, now=now)
             case Prepared():
                 self._shards_prepared(fact, now=now)
@@ -116,12 +158,20 @@ class JobMachine(JobCourse):
                 self._enlarge(fact, now=now)
             case MemberGone():
                 self._member_gone(fact, now=now)
+            case AgentDeparts(agent=agent):
+                self._agent_departs(agent, now=now)
+                self._train(fact, now=now)
             case MemberSeen(info=info):
                 self._rewinds.seen(info)
-                self._member_seen(info)
+                self._member_seen(info, now=now)
                 self._train(fact, now=now)
             case ShardHeard():
                 self._shard_heard(fact, now=now)
+            case ConditionsTold():
+                self._conditions_told(fact, now=now)
+            case StageNews(report=StageConditions(conditions=conditions)):
+                if self.stages.get(fact.key) is not None:
+                    self._conditions_told(ConditionsTold(str(fact.key), conditions), now=now)
             case StopAsked():
                 self._stop_asked(fact.mode, now=now)
             case WrappedUp():
@@ -137,13 +187,18 @@ class JobMachine(JobCourse):
 
     def _set_out(self, fact: WayInput, *, now: float) -> None:
         """Go on towards training."""
-        is_too_early = isinstance(fact, ClusterSeen) and bool(fact.cluster.unled)
-        if self.state is JobState.INSPECTING or is_too_early:
+        if self._rewinds.is_waiting:
+            # Processes of before may have the devices.
+            return
+        if self.state is JobState.INSPECTING:
             self._heard = now
         for taken in self._way.handle(fact, state=self.state, now=now):
             match taken:
+                case Step.CLUSTER_LACKS:
+                    self._told_place = self._way.place
+                    self._step(taken, now=now, remark=str(self._way.place))
                 case Step():
-                    self._step(taken, now=now)
+                    self._step(taken, now=now, remark=self._way.remark(taken))
                 case Failure():
                     self._fail(taken, now=now)
                 case _:
@@ -162,7 +217,9 @@ class JobMachine(JobCourse):
             self._fail(told, now=now)
             return
         if told is not None:
-            self._announce(told)
+            # What is lost is what no checkpoint has, whoever has died.
+            sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
+            self._announce(replace(told, sentence=sentence))
         self._step(Step.PREPARED, now=now)
         self.stages, self._disks = StageTable(), LostDisks()
         self._training = Training(
@@ -180,7 +237,8 @@ class JobMachine(JobCourse):
     def _task_failed(self, failed: TaskFailed, *, now: float) -> None:
         if failed.task == "barrier":
             # Whoever is gone may come back; how long a stop may last is bounded.
-            self._ask_barrier_at = now + self._patience.retry_seconds
+            if self.state is JobState.STOPPING or self._notice is not None:
+                self._ask_barrier_at = now + self._patience.retry_seconds
             return
         self._way.is_preparing = False
         if self.state is not JobState.PLANNING:
@@ -217,17 +275,65 @@ class JobMachine(JobCourse):
         self._training.enlarge(new, self._prepared, now=now)
         self._train(Tick(), now=now)
 
-    def _member_seen(self, info: MemberInfo) -> None:
-        """Whoever was away when all processes were to end has not heard of it."""
-        if self._stop_now and AgentId(info.id) in {agent.agent for agent in self.agents}:
-            self._out.append(SendCommand(AgentId(info.id), StopJobCommand(self.job_id)))
+    def _member_seen(self, info: MemberInfo, *, now: float) -> None:
+        """Whoever was away when all processes were to end, or those of an earlier term, has not heard of it."""
+        agent = AgentId(info.id)
+        if self._stop_now and agent in {agent.agent for agent in self.agents}:
+            self._out.append(SendCommand(agent, StopJobCommand(self.job_id)))
+            return
+        old = [key for key in info.stages if key.job_id == self.job_id and self._is_over(key)]
+        if self._rewinds.is_whole:
+            new = [key for key in old if self.stages.get(key) is None]
+            for key in new:
+                self.stages.add(key, agent, info.host, now=now)
+                self._way.above = max(self._way.above, key.term)
+            if new and self.state.is_queued:
+                self._rewinds.wait_again(now=now)
+        for vw, term, incarnation in sorted({(key.vw, key.term, key.incarnation) for key in old}):
+            self._out.append(SendCommand(agent, StopVirtualWorkerCommand(self.job_id, vw, incarnation, term)))
+
+    def _is_over(self, key: StageKey) -> bool:
+        """Whether a process of the job is of a term that is over."""
+        if self._rewinds.is_under_way:
+            return True
+        return self._prepared is not None and key.term < self._prepared.plan.term
 
     def _member_gone(self, gone: MemberGone, *, now: float) -> None:
         is_claimed = gone.member in {*(shard.id for shard in self.shards), *(agent.agent for agent in self.agents)}
         self._rewinds.gone(gone)
+        if is_claimed and self._rewinds.is_whole and self.state is JobState.INSPECTING:
+            self._queue_again(gone.sentence, now=now)
         if self._training is None and is_claimed and not self._rewinds.is_under_way:
             self._add_failure(Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now), now=now)
         self._train(gone, now=now)
+
+    def _agent_departs(self, agent: AgentId, *, now: float) -> None:
+        """An agent was told to end, which has some seconds left: what was trained is to be in a checkpoint by then.
+
+        Where parameter servers hold the weights its virtual workers are drained. Where the stages do, the whole job
+        comes to a barrier with a checkpoint, and goes on from that when all its agents are there again.
+        """
+        if agent not in {claimed.agent for claimed in self.agents}:
+            return
+        self._rewinds.departs(agent)
+        sentence = f"agent {agent} was told to end"
+        if self.state is JobState.INSPECTING:
+            self._queue_again(f"{sentence}, and the job has not begun", now=now)
+        elif not self.job.has_shards and self._notice is None:
+            notice = Failure(Rank.GONE, JobFailed.__name__, sentence, now, calls_for_rewind=True, is_notice=True)
+            if self.state is JobState.STARTING:
+                self._rewind(notice, now=now)
+            elif self.state is JobState.RUNNING and self._training is not None:
+                self._notice = notice
+                self._training.lives.close()
+                self._ask_barrier_at = now
+                self._ask_barrier(now=now)
+
+    def _queue_again(self, lacks: str, *, now: float) -> None:
+        """Wait once more for a turn: nothing was done yet that would be lost."""
+        self._way.queue_again(lacks)
+        self._told_place = self._way.place
+        self._step(Step.CLUSTER_LACKS, now=now, remark=str(self._way.place))
 
     def _advance(self, training: Training, *, now: float) -> None:
         """Go on as far as the stages allow."""
@@ -236,8 +342,24 @@ class JobMachine(JobCourse):
             self._step(Step.ALL_READY, now=now, remark=self.stages.links)
         if self.state not in {JobState.RUNNING, JobState.STOPPING}:
             return
-        if training.lives.all_done or (self._stop_now and self.stages.all_exited):
+        if (
+            training.lives.all_done
+            and training.is_stopped
+            and self._notice is not None
+            and self.state is JobState.RUNNING
+        ):
+            self._rewind(self._notice, now=now)
+        elif training.lives.all_done or (self._stop_now and self.stages.all_exited):
             self._wrap_up(now=now)
+
+    def _conditions_told(self, told: ConditionsTold, *, now: float) -> None:
+        if self.ended is None:
+            self.conditions.take(told.source, told.conditions)
+            self._tell_conditions(now=now)
+
+    def _tell_conditions(self, *, now: float) -> None:
+        for event in self.conditions.due(now=now):
+            self._announce(event)
 
     # -- back to a checkpoint --------------------------------------------------------------------------------------
 
@@ -261,15 +383,27 @@ class JobMachine(JobCourse):
         self._prepared = replace(self._prepared, run=run)
         self._training.lives.halt()
         self._rewinds.begin(cause, self._training, now=now)
-        self._training, self._failures = None, []
-        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: the whole job goes back to its newest checkpoint")
+        self._training, self._failures, self._notice, self._ask_barrier_at = None, [], None, None
+        what = _GOES_ON if cause.is_notice else _GOES_BACK
+        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: {what}")
         self._stop_processes()
 
     def _go_back(self, *, now: float) -> None:
         """Have the job prepared anew as soon as that can be."""
-        assert self._prepared is not None
+        if not self.state.is_queued and self.state is not JobState.PLANNING:
+            return
         self._heard = now
-        found = self._rewinds.check(self.stages, self._way, self._prepared, now=now)
+        if self.state.is_queued:
+            # Only once no process of before is left the wait for members begins.
+            self._rewinds.clear(self.stages, everybody=num_devices_wanted(self.job) is None, now=now)
+            return
+        found: Instruction | Failure | None
+        if self._rewinds.is_whole:
+            may = self._rewinds.may_prepare(self._way, now=now)
+            found = may if isinstance(may, Failure) else (self._way.prepare() if may else None)
+        else:
+            assert self._prepared is not None
+            found = self._rewinds.check(self.stages, self._way, self._prepared, now=now)
         if isinstance(found, Failure):
             self._fail(found, now=now)
         elif found is not None:
@@ -322,6 +456,7 @@ class JobMachine(JobCourse):
     def _tick(self, *, now: float) -> None:
         if self.state.is_terminal:
             return
+        self._tell_conditions(now=now)
         if self._failures and not self._wrapping_up:
             self._decide(now=now)
             return
@@ -330,11 +465,16 @@ class JobMachine(JobCourse):
             self._train(Tick(), now=now)
             if self.state.is_terminal:
                 return
-        if self._rewinds.is_waiting and self.state is JobState.PLANNING:
+        if self._rewinds.is_waiting:
             self._go_back(now=now)
-        if self.state.is_terminal or self.state is JobState.RUNNING:
-            return
-        silent = now - self._heard
+        if self.state.is_queued and not self._rewinds.is_waiting:
+            self._tell_place(now=now)
+        elif not self.state.is_terminal and self.state is not JobState.RUNNING:
+            self._wait(now=now)
+
+    def _wait(self, *, now: float) -> None:
+        """Say who is waited for, and not for ever."""
+        silent = now - self._newest_word(now=now)
         limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
             self._wrap_up(now=now)
@@ -348,12 +488,28 @@ class JobMachine(JobCourse):
             waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
 
+    def _newest_word(self, *, now: float) -> float:
+        """When whoever is waited for has last said anything; of several, who has been silent for the longest time."""
+        if self.state is not JobState.STARTING:
+            return self._heard
+        if self._training is not None and self._training.lives.is_on_leave:
+            self._heard = now
+        return min((life.heard for life in self.stages.unready() if not life.exited), default=self._heard)
+
+    def _tell_place(self, *, now: float) -> None:
+        """Say again where the job stands in the queue: soon when that has changed, else now and then."""
+        place = self._way.place
+        pause = self._patience.notice_seconds if place != self._told_place else self._patience.queue_notice_seconds
+        if place is not None and now - self._noticed >= pause:
+            self._noticed, self._told_place = now, place
+            self._announce(Waiting(f"pending: {place}", now - self._entered))
+
     def _awaited(self) -> str:
         """For whom the coordinator waits, and for what."""
         match self.state:
-            case JobState.PLANNING if self._rewinds.is_waiting:
+            case JobState.SUBMITTED | JobState.PENDING | JobState.PLANNING if self._rewinds.is_waiting:
                 return self._rewinds.awaited(self.stages, self._way)
-            case JobState.SUBMITTED | JobState.INSPECTING | JobState.PLANNING:
+            case JobState.INSPECTING | JobState.PLANNING:
                 return self._way.awaited(self.state)
             case JobState.STARTING:
                 return f"these to become ready: {_some(self.stages.unready())}"
@@ -366,4 +522,6 @@ class JobMachine(JobCourse):
 def _some(lives: list[StageLife]) -> str:
     """The first few of them."""
     named, rest = lives[:_MAX_NAMED], len(lives) - _MAX_NAMED
-    return ", ".join(str(life) for life in named) + (f" and {rest} more" if rest > 0 else "")
+    phases = [f", which is {life.phase}" if life.phase else "" for life in named]
+    told = "; ".join(f"{life}{phase}" for life, phase in zip(named, phases, strict=True))
+    return told + (f" and {rest} more" if rest > 0 else "")

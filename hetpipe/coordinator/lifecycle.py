@@ -17,6 +17,8 @@ from hetpipe.spec.events import JobState
 class Step(StrEnum):
     """What can happen to a job."""
 
+    CLUSTER_LACKS = "cluster_lacks"
+    """Too few devices or shards are free, or another job goes first; or an agent of the job was told to end."""
     CLUSTER_READY = "cluster_ready"
     """Enough devices and shards are there and are claimed."""
     INSPECTED = "inspected"
@@ -33,6 +35,7 @@ class Step(StrEnum):
     """All stages stopped because they were asked to."""
     REWIND = "rewind"
     """What it was trained since its newest checkpoint is lost: it goes back to that."""
+    """Somebody whom it had claimed on its way back is gone: it waits for enough devices and shards anew."""
     FAIL = "fail"
     """Something went wrong."""
 
@@ -40,8 +43,19 @@ class Step(StrEnum):
 _S = JobState
 
 TABLE: Mapping[JobState, Mapping[Step, JobState]] = {
-    _S.SUBMITTED: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
-    _S.INSPECTING: {Step.INSPECTED: _S.PLANNING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.SUBMITTED: {
+        Step.CLUSTER_LACKS: _S.PENDING,
+        Step.CLUSTER_READY: _S.INSPECTING,
+        Step.STOP_ASKED: _S.STOPPING,
+        Step.FAIL: _S.FAILED,
+    },
+    _S.PENDING: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.INSPECTING: {
+        Step.CLUSTER_LACKS: _S.PENDING,
+        Step.INSPECTED: _S.PLANNING,
+        Step.STOP_ASKED: _S.STOPPING,
+        Step.FAIL: _S.FAILED,
+    },
     _S.PLANNING: {Step.PREPARED: _S.STARTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
     _S.STARTING: {
         Step.ALL_READY: _S.RUNNING,

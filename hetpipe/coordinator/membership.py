@@ -12,6 +12,7 @@ from hetpipe.errors import Busy, HetpipeError, MemberReplaced, StaleTerm, Unavai
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.fencing import FenceGuard
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import Lease, MemberInfo, Registration
 from hetpipe.spec.run import ClockSnapshot
@@ -63,6 +64,8 @@ class Hooks:
     """The jobs the member does something for."""
     lost: Callable[[], Mapping[JobId, str]] = dict
     """The jobs of which what was kept on disk is gone or damaged, and why; of shards."""
+    conditions: Callable[[], Mapping[JobId, tuple[Condition, ...]]] = dict
+    """By job, what endangers it at this member, or has; of shards."""
     last_command: Callable[[], int] = _no_command
     """Number of the last command carried out; of agents."""
     on_ended_jobs: Callable[[Sequence[JobId]], None] = _ignore_jobs
@@ -179,6 +182,7 @@ class Membership:
                 jobs=self._hooks.jobs(),
                 last_command=self._hooks.last_command(),
                 lost=self._hooks.lost(),
+                conditions=self._hooks.conditions(),
             )
         except MemberReplaced as error:
             _log.error("member_replaced", member=self._info.id, reason=str(error))

@@ -7,8 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, MemberRecord
-from hetpipe.errors import NotLeader, UnknownMember, VersionConflict
+from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, MemberRecord, Repairs
+from hetpipe.errors import NotLeader, StoreDamaged, UnknownMember, VersionConflict
+from hetpipe.spec.counters import FENCES, TERMS, ControlCounter
 from hetpipe.spec.events import NumberedEvent
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.members import MemberId, MemberInfo, Registration
@@ -46,7 +47,7 @@ class MemoryStore:
         with self._lock:
             now = self._clock.monotonic()
             if now >= self._lead_expires:
-                self._lead = Lead(candidate, name, Fence(max(self._lead.fence, above) + 1))
+                self._lead = Lead(candidate, name, Fence(_next(FENCES, max(self._lead.fence, above))))
             if self._lead.candidate == candidate:
                 self._lead_expires = now + lease_seconds
             return self._lead
@@ -101,7 +102,12 @@ class MemoryStore:
     def next_term(self, *, above: Term) -> Term:
         """As `Store.next_term`."""
         with self._lock:
-            self._term = Term(max(self._term, above) + 1)
+            self._term = Term(_next(TERMS, max(self._term, above)))
+            return self._term
+
+    def term(self) -> Term:
+        """As `Store.term`."""
+        with self._lock:
             return self._term
 
     def create_job(self, record: JobRecord) -> JobRecord:
@@ -154,6 +160,10 @@ class MemoryStore:
             events = () if job is None else tuple(event for event in job.events if event.sequence > after)
             return events[:limit]
 
+    def repair(self) -> Repairs:
+        """As `Store.repair`: memory is kept whole or not at all."""
+        return Repairs()
+
     def close(self) -> None:
         """As `Store.close`."""
 
@@ -163,3 +173,9 @@ class MemoryStore:
         self._members = {key: leased for key, leased in self._members.items() if leased.expires > now}
         self._jobs = {key: job for key, job in self._jobs.items() if job.expires is None or job.expires > now}
         return now
+
+
+def _next(counter: ControlCounter, highest: int) -> int:
+    if highest + 1 >= counter.limit:
+        raise StoreDamaged(f"no {counter.name} is left below {counter.limit}: {highest} was given or reported")
+    return highest + 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe.coordinator.root_cause import Failure, decision_time
-from hetpipe.errors import DeadlineExceeded, PlanError
+from hetpipe.errors import DeadlineExceeded
 from hetpipe.spec.events import JobState
+from hetpipe.spec.job import Job
 
 #: Seconds a membership lasts without a heartbeat, and between two heartbeats.
 LEASE_SECONDS = 5.0
@@ -20,14 +21,12 @@ _AFTER_LEASE_SECONDS = 1.5
 class Patience:
     """Bounds of a job's waits, in seconds."""
 
-    members_seconds: float = 30.0
-    """For enough devices and shards."""
     inspection_seconds: float = 120.0
-    """For the import of the user's code, which may load data, and for each layer that is measured."""
+    """For a word of the process that imports the user's code, which may load data, and measures layers."""
     preparation_seconds: float = 60.0
     """For the plan and the shards; each call has a shorter deadline of its own."""
     ready_seconds: float = 120.0
-    """For all stages to link up."""
+    """For a word of a stage that is to link up."""
     stop_seconds: float = 600.0
     """For the barrier of a stop; minibatches under way must finish."""
     exit_seconds: float = 5.0
@@ -42,10 +41,23 @@ class Patience:
     """Between two ticks; after more the coordinator itself was not there to hear anybody."""
     notice_seconds: float = 5.0
     """Until a wait is told, and between two such notices."""
+    queue_notice_seconds: float = 60.0
+    """Between two notices of a place in the queue that has not changed."""
     adoption_seconds: float = 60.0
     """For a parameter server that tells of a job whose coordinator is gone; then the job has failed."""
     picture_seconds: float = 1.0
     """Between two progress tables."""
+
+    def of(self, job: Job) -> Patience:
+        """The same with what the job says."""
+        asked = job.patience
+        return replace(
+            self,
+            inspection_seconds=asked.inspection.total_seconds(),
+            preparation_seconds=asked.preparation.total_seconds(),
+            ready_seconds=asked.ready.total_seconds(),
+            stop_seconds=asked.stop.total_seconds(),
+        )
 
     def decision_time(self, failures: Sequence[Failure]) -> float:
         """When to stop listening for a nearer cause, in monotonic seconds, given at least one failure."""
@@ -55,8 +67,6 @@ class Patience:
         """How long a state may last without progress, in seconds, and the error's name after that."""
         late = DeadlineExceeded.__name__
         match state:
-            case JobState.SUBMITTED:
-                return self.members_seconds, PlanError.__name__
             case JobState.INSPECTING:
                 return self.inspection_seconds, late
             case JobState.PLANNING:

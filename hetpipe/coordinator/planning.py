@@ -24,7 +24,7 @@ from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import DeviceId, JobId, Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.spec.plan import ModelReport, Plan, ProofReport
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.run import AgentInfo, StageEmulation
@@ -58,6 +58,13 @@ class PlannedRun:
     """Per virtual worker and stage; empty if nothing is played."""
     model: ModelReport | None = None
     """What the inspection found; None if that is not known any more."""
+    known_proof: ProofReport | None = None
+    """What another coordinator has told of the proof, where `model` is not known any more."""
+
+    @property
+    def proof(self) -> ProofReport | None:
+        """What was proven of the model before training; None if nobody knows."""
+        return self.known_proof if self.model is None else self.model.proof
 
     def assignment(
         self, submission: Submission, agents: tuple[AgentInfo, ...], shards: tuple[MemberInfo, ...]

@@ -32,6 +32,8 @@ def readings(coordinator: Coordinator) -> Iterator[Reading]:
         hosts = coordinator.hosts()
         found = [reading for host in hosts for reading in _of_job(host)]
         states = Counter(host.machine.state for host in hosts)
+    holds = any(condition.holds for condition in coordinator.conditions)
+    yield Reading("hetpipe_store_unreachable", int(holds))
     yield from (Reading("hetpipe_jobs", states[state], (state.value,)) for state in JobState)
     yield from found
 
@@ -57,6 +59,8 @@ def _of_job(host: JobHost) -> Iterator[Reading]:
         yield Reading("hetpipe_job_events_total", host.event_counts[kind], (job_id, kind))
     if host.machine.ended is not None:
         return
+    for condition, number in host.machine.conditions.current.items():
+        yield Reading("hetpipe_job_conditions", number, (job_id, condition.value))
     if host.machine.clocks is not None:
         yield from _of_clocks(job_id, host.machine.clocks)
     if host.picture is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from hetpipe.certs.files import CERT_FILE, KEY_FILE
 from hetpipe.errors import UserError
 from hetpipe.observe.log import get_logger
 
@@ -38,6 +39,29 @@ class RedisAccess:
     client_cert: Path | None = None
     """The coordinator's own certificate, for a Redis that asks for one; with `client_key`. For `rediss://` alone."""
     client_key: Path | None = None
+
+
+def access_of(url: str, *, password_file: Path | None, ca: Path | None, tls: Path | None) -> RedisAccess:
+    """What the options of a command say about Redis.
+
+    Args:
+        url: as a user writes it.
+        password_file: of `--store-password-file`.
+        ca: of `--store-ca`.
+        tls: the folder of `--tls`; its certificate is shown to a Redis that serves TLS.
+    """
+    own = tls if url.startswith(f"{_TLS_SCHEME}://") else None
+    return RedisAccess(
+        password_file=password_file,
+        ca=ca,
+        client_cert=None if own is None else own / CERT_FILE,
+        client_key=None if own is None else own / KEY_FILE,
+    )
+
+
+def is_redis(url: str) -> bool:
+    """Whether a store's URL names a Redis."""
+    return url.startswith(("redis://", f"{_TLS_SCHEME}://", "unix://"))
 
 
 def read_password(path: Path, option: str = _FILE_OPTION) -> str:

@@ -1,9 +1,14 @@
 """The Redis user that a coordinator needs: its keys, its commands, nothing else.
 
-    user default off
+    user default off resetpass ~* &* +@all
     user hetpipe on #SHA256 ~{hetpipe}:* resetchannels -@all +evalsha +exists …
 
 The lines are an ACL file of Redis (`aclfile`). They hold a digest of the password, not the password.
+
+The default user is disabled and has no password, so no client can authenticate as it. It keeps every right because
+Redis replays its append-only file as that user, and checks the rights of each transaction again at EXEC (seen with
+7.0.15; later versions replay without a user). Every script with two or more writes is such a transaction: if the
+default user may not run its commands, the server drops it from the replay and goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +20,28 @@ from hetpipe.coordinator import redis_keys
 from hetpipe.errors import UserError
 
 #: What the store says itself, and what a connection begins with. AUTH and HELLO need no right.
-_OWN_COMMANDS = frozenset({"evalsha", "hget", "hgetall", "script|load", "select", "xrange", "zrange"})
+_OWN_COMMANDS = frozenset(
+    {
+        "evalsha",
+        "exists",
+        "get",
+        "hget",
+        "hgetall",
+        "pttl",
+        "scan",
+        "script|load",
+        "select",
+        "xrange",
+        "xrevrange",
+        "zrange",
+    }
+)
+
+#: As whom Redis replays its append-only file; nobody can log in as it.
+_REPLAY_USER = "user default off resetpass ~* &* +@all"
+
+#: As whom Redis replays its append-only file; nobody can log in as it.
+_REPLAY_USER = "user default off resetpass ~* &* +@all"
 
 #: What the scripts say; Redis checks it with the rights of who runs them.
 _SCRIPT_COMMANDS = frozenset(
@@ -35,6 +61,7 @@ _SCRIPT_COMMANDS = frozenset(
         "xrevrange",
         "zadd",
         "zrem",
+        "zscore",
     }
 )
 
@@ -47,7 +74,7 @@ _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def acl_lines(user: str, password: str) -> tuple[str, str]:
-    """The ACL file: nobody without a name, and `user` with what the coordinator needs.
+    """The ACL file: no login without a name, and `user` with what the coordinator needs.
 
     Raises:
         UserError: no user can have this name.
@@ -59,4 +86,4 @@ def acl_lines(user: str, password: str) -> tuple[str, str]:
         )
     digest = hashlib.sha256(password.encode()).hexdigest()
     rights = " ".join(f"+{command}" for command in sorted(COMMANDS))
-    return "user default off", f"user {user} on #{digest} ~{redis_keys.PREFIX}* resetchannels -@all {rights}"
+    return _REPLAY_USER, f"user {user} on #{digest} ~{redis_keys.PREFIX}* resetchannels -@all {rights}"

@@ -31,16 +31,22 @@ LEADER = "{hetpipe}:leader"
 FENCE = "{hetpipe}:fence"
 
 
+#: Begin the keys of records, which end in an id.
+MEMBER_PREFIX = f"{PREFIX}member:"
+JOB_PREFIX = f"{PREFIX}job:"
+EVENTS_PREFIX = f"{PREFIX}events:"
+
+
 def member(member_id: MemberId) -> str:
     """The hash of one member."""
-    return f"{{hetpipe}}:member:{member_id}"
+    return MEMBER_PREFIX + member_id
 
 
 def job(job_id: JobId) -> str:
     """The hash of one job."""
-    return f"{{hetpipe}}:job:{job_id}"
+    return JOB_PREFIX + job_id
 
 
 def events(job_id: JobId) -> str:
     """The stream of one job's events."""
-    return f"{{hetpipe}}:events:{job_id}"
+    return EVENTS_PREFIX + job_id

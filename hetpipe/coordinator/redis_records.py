@@ -40,6 +40,11 @@ def event_of(entry: str, fields: Mapping[str, str]) -> NumberedEvent:
     return NumberedEvent(_number(entry.partition("-")[0]), from_json(JobEvent, _field(fields, "event")))
 
 
+def sequence_of(entry: str) -> int:
+    """The number of an event by the id of its stream's entry, which Redis holds to 64 bits."""
+    return int(entry.partition("-")[0])
+
+
 def _field(fields: Mapping[str, str], name: str) -> str:
     if name not in fields:
         raise ProtocolViolation(f"a record in Redis has no field {name}; did another program write it?")

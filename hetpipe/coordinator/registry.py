@@ -7,14 +7,23 @@ is away for a while evicts nobody. Not thread-safe; every call gives the monoton
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetpipe.coordinator.store import MemberRecord
-from hetpipe.errors import MemberReplaced, ProtocolViolation, ResourceExhausted, UnknownMember
-from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole, Registration
+from hetpipe.errors import MemberReplaced, PermissionDenied, ProtocolViolation, ResourceExhausted, UnknownMember
+from hetpipe.spec.members import ROLE_NAMES, Member, MemberId, MemberInfo, MemberRole, Registration
 
-#: Members at a time: each costs memory, and everybody who looks gets all of them.
-MAX_MEMBERS = 1_000
+#: Members at a time: each costs memory, and everybody who looks gets all of them. Each role has its own places, so that
+#: nobody takes those of whom a job needs.
+MAX_MEMBERS: Mapping[MemberRole, int] = {
+    MemberRole.AGENT: 600,
+    MemberRole.PARAMETER_SERVER: 300,
+    MemberRole.WORKER: 100,
+}
+
+#: Of the workers, as many as one operator may list.
+MAX_WORKERS_OF_OWNER = 25
 
 #: Replaced registrations that are remembered; a process that asks later than that many others registers again.
 _MAX_TAKEN = 1_000
@@ -26,6 +35,8 @@ class _Live:
     expires: float
     departs: bool = False
     """It has told that it is about to leave."""
+    owner: str = ""
+    """Whose certificate it has; empty without TLS."""
     has_told: bool = False
     """It has sent a heartbeat, and so told which jobs it serves."""
 
@@ -41,23 +52,39 @@ class Registry:
         #: Leases that ran out, by role.
         self.expired: Counter[MemberRole] = Counter()
 
-    def check_new(self, info: MemberInfo) -> None:
-        """Whether `info` may become a member.
+    def check_new(self, info: MemberInfo, *, owner: str = "") -> None:
+        """Whether `info` may become a member of `owner`.
 
         Raises:
-            ProtocolViolation: a member of another role has its id: a worker that somebody lists replaces no agent.
+            PermissionDenied: a member of another owner has its id.
+            ProtocolViolation: a member of another role has its id: a worker that somebody lists replaces no agent. Or
+                it tells of what is not its own.
             ResourceExhausted: there is no room.
         """
+        _check_own(info)
         before = self._live.get(info.id)
+        if before is not None:
+            _check_owner(before, owner)
         if before is not None and before.record.info.role is not info.role:
             raise ProtocolViolation(f"{before.record.info} is called {info.id} already; give each process its own name")
-        if before is None and len(self._live) >= MAX_MEMBERS:
-            raise ResourceExhausted(f"the cluster has {MAX_MEMBERS} members, which is the limit")
+        if before is None:
+            self._check_room(info.role, owner)
 
-    def put(self, record: MemberRecord, *, now: float) -> MemberInfo | None:
+    def _check_room(self, role: MemberRole, owner: str) -> None:
+        alike = [live for live in self._live.values() if live.record.info.role is role]
+        if len(alike) >= MAX_MEMBERS[role]:
+            name = ROLE_NAMES[role]
+            raise ResourceExhausted(
+                f"the cluster has {MAX_MEMBERS[role]} members of the role {name}, which is the limit"
+            )
+        own = sum(live.owner == owner for live in alike)
+        if role is MemberRole.WORKER and owner and own >= MAX_WORKERS_OF_OWNER:
+            raise ResourceExhausted(f"{owner} lists {own} workers, which is the limit; have some of them leave")
+
+    def put(self, record: MemberRecord, *, now: float, owner: str = "") -> MemberInfo | None:
         """Make a member; the one it replaces, if that was another process."""
         before = self._live.get(record.info.id)
-        self._live[record.info.id] = _Live(record, now + self.lease_seconds)
+        self._live[record.info.id] = _Live(record, now + self.lease_seconds, owner=owner)
         if before is None:
             return None
         old, new = before.record.info, record.info
@@ -66,14 +93,17 @@ class Registry:
         self._taken.append(before.record.registration)
         return old
 
-    def check(self, member_id: MemberId, registration: Registration) -> MemberRecord:
+    def check(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> MemberRecord:
         """The live member with this registration.
 
         Raises:
             UnknownMember: there is none.
             MemberReplaced: and another process has its id.
+            PermissionDenied: it is another owner's.
         """
         live = self._live.get(member_id)
+        if live is not None:
+            _check_owner(live, owner)
         if live is not None and registration in self._taken:
             raise MemberReplaced(f"{live.record.info} has taken the name {member_id}; give each process its own")
         if live is None:
@@ -146,3 +176,24 @@ class Registry:
 def _wanted_index(live: _Live) -> float:
     index = live.record.info.shard_index
     return float("inf") if index is None else index
+
+
+def _check_owner(live: _Live, owner: str) -> None:
+    if owner and live.owner and owner != live.owner:
+        raise PermissionDenied(f"{live.record.info} is a member of {live.owner}, and not of {owner}")
+
+
+def _check_own(info: MemberInfo) -> None:
+    """Let nobody offer or have what a process of its role and name does not.
+
+    Raises:
+        ProtocolViolation: as named.
+    """
+    is_agent, is_shard = info.role is MemberRole.AGENT, info.role is MemberRole.PARAMETER_SERVER
+    if not is_agent and (info.devices or info.stages):
+        raise ProtocolViolation(f"{info} tells of devices or stages, which agents have")
+    if not is_shard and info.shard_index is not None:
+        raise ProtocolViolation(f"{info} wants a position among the parameter servers, and is none")
+    for device in info.devices:
+        if device.device.rpartition("/")[0] != info.id:
+            raise ProtocolViolation(f"{info} offers device {device.device}, which is not of its node")

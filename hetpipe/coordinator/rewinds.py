@@ -35,6 +35,8 @@ class _WayBack:
     #: When it began, and when the job may be prepared anew.
     since: float
     ready_at: float
+    #: Nobody is left who knows how it was prepared: what follows is a whole preparation, from the inspection on.
+    is_whole: bool = False
     #: The shell prepares the job anew.
     is_preparing: bool = False
     #: Since when it could not be prepared anew; None while nothing speaks against it.
@@ -59,6 +61,8 @@ class Rewinds:
         #: Members that are gone, and what others were told when they registered again.
         self._absent: dict[MemberId, MemberGone] = {}
         self._known: dict[MemberId, MemberInfo] = {}
+        #: Those that went, or are about to go, on notice: they are expected back, whenever that is.
+        self._on_leave: set[MemberId] = set()
         #: Virtual workers that had been asked to leave and to stay out.
         self._out: tuple[VirtualWorkerIndex, ...] = ()
         self._way: _WayBack | None = None
@@ -79,9 +83,16 @@ class Rewinds:
         """A membership ended."""
         self._absent[gone.member] = gone
 
+    def departs(self, agent: AgentId) -> None:
+        """An agent was told to end, and begins nothing any more."""
+        member = MemberId(agent)
+        self._on_leave.add(member)
+        self._absent[member] = MemberGone(member, f"agent {agent} was told to end")
+
     def seen(self, info: MemberInfo) -> None:
         """A process has registered."""
         self._absent.pop(info.id, None)
+        self._on_leave.discard(info.id)
         self._known[info.id] = info
 
     def note_end(self, fact: LivesInput, stages: StageTable) -> None:
@@ -97,6 +108,53 @@ class Rewinds:
                 """Nothing else of them counts."""
 
     # -- the way back ------------------------------------------------------------------------------------------------
+
+    def begin_whole(self, cause: Failure, *, now: float) -> None:
+        """The job goes back because of `cause`, and has to be prepared from the inspection on."""
+        self._way = _WayBack(cause, Clock(0), now, ready_at=now, is_whole=True)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one is under way that includes a whole preparation."""
+        return self._way is not None and self._way.is_whole
+
+    def clear(self, stages: StageTable, *, everybody: bool, now: float) -> None:
+        """Let the whole preparation begin, if no process of before is left, or each has had the time to end.
+
+        Args:
+            stages: those of before.
+            everybody: the job takes all devices there are, so whoever may still register is waited for.
+            now: monotonic seconds.
+        """
+        way = self._way
+        assert way is not None
+        waited = now - way.since
+        is_clear = stages.all_exited or waited >= self._patience.exit_seconds
+        way.is_preparing = is_clear and (not everybody or waited >= self._patience.echo_seconds)
+
+    def wait_again(self, *, now: float) -> None:
+        """Somebody has come with processes of before, which are to end first."""
+        assert self._way is not None
+        self._way.is_preparing, self._way.since = False, now
+
+    def may_prepare(self, members: SettingOut, *, now: float) -> bool | Failure:
+        """Whether the shell may try once more what it could not do before, or why that can never be."""
+        way = self._way
+        assert way is not None
+        missing = self._missing(members)
+        absent = {member for member in members.members if member in self._absent}
+        if not (missing or way.refusal) or (absent and absent <= self._on_leave):
+            way.barred_since = None
+        elif way.barred_since is None:
+            way.barred_since = now
+        elif (waited := now - way.barred_since) >= self._survive.absence.total_seconds():
+            why = f"for {waited:.0f} s the job could not go back to a checkpoint: {missing or way.refusal}"
+            return Failure(Rank.GONE, JobFailed.__name__, f"{way.cause.sentence}; {why}", now)
+        if missing or now < way.ready_at:
+            return False
+        way.is_preparing = True
+        members.renew(self._known)
+        return True
 
     def begin(self, cause: Failure, training: Training, *, now: float) -> None:
         """The job goes back because of `cause`; what it was when it trained."""
@@ -121,19 +179,12 @@ class Rewinds:
         assert way is not None
         if not stages.all_exited and now - way.since < self._patience.exit_seconds:
             return None
-        missing = self._missing(members)
-        if not (missing or way.refusal):
-            way.barred_since = None
-        elif way.barred_since is None:
-            way.barred_since = now
-        elif (waited := now - way.barred_since) >= self._survive.absence.total_seconds():
-            why = f"for {waited:.0f} s the job could not go back to a checkpoint: {missing or way.refusal}"
-            return Failure(Rank.GONE, JobFailed.__name__, f"{way.cause.sentence}; {why}", now)
-        if missing or now < way.ready_at:
+        may = self.may_prepare(members, now=now)
+        if isinstance(may, Failure):
+            return may
+        if not may:
             return None
-        way.is_preparing = True
         self._number += 1
-        members.renew(self._known)
         return Rewind(self._number, before, members.agents, members.shards, members.eval_samples)
 
     def puts_up_with(self, failed: TaskFailed, *, now: float) -> bool:
@@ -156,8 +207,15 @@ class Rewinds:
         before, self._began_at = self._began_at, start
         if way is None or prepared.submission is None:
             return None
+        if way.is_whole:
+            # How far it was, and how often it had gone back, tell its folders alone.
+            self.count = self._number = prepared.submission.rewinds
+            return Rewound(start, start, prepared.submission.run_dir, way.cause.sentence)
         self.count += 1
-        self._fruitless = 0 if before is not None and start > before else self._fruitless + 1
+        if way.cause.is_notice or (before is not None and start > before):
+            self._fruitless = 0
+        else:
+            self._fruitless += 1
         if self._fruitless > self._survive.restarts:
             times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
             why = f"the job had to go back to clock {start} {times} without a newer checkpoint, and is given up"

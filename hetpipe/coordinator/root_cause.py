@@ -40,6 +40,8 @@ class Failure:
     problems: tuple[str, ...] = ()
     calls_for_rewind: bool = False
     """Whether the job can go on from its newest checkpoint, and only from there."""
+    is_notice: bool = False
+    """Whether nothing failed: somebody goes who has said so, and the newest checkpoint has all that was trained."""
 
 
 def decision_time(failures: Sequence[Failure], *, settle_seconds: float, echo_seconds: float) -> float:

@@ -14,11 +14,14 @@ from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.job_host import JobHost
 from hetpipe.coordinator.worker_wishes import WorkerWishes
 from hetpipe.errors import UnknownJob
+from hetpipe.rpc.access import caller_of
 from hetpipe.rpc.coordinator_methods import SERVICE
 from hetpipe.rpc.coordinator_service import coordinator_service
+from hetpipe.rpc.guard import address_of
 from hetpipe.rpc.server import Server
-from hetpipe.rpc.watchers import Watch, Watchers
+from hetpipe.rpc.watchers import Turns, Viewer, Watch, Watchers
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import (
     JobEnded,
     JobState,
@@ -29,6 +32,7 @@ from hetpipe.spec.events import (
     Submission,
     WorkerStatus,
 )
+from hetpipe.spec.identity import Role
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
@@ -36,7 +40,11 @@ from hetpipe.spec.run import ClockSnapshot
 #: Streams of agents, and of people: together fewer than `NUM_THREADS`, so that calls always find a thread.
 MAX_AGENT_STREAMS = 64
 MAX_VIEWER_STREAMS = 32
-NUM_THREADS = 128
+NUM_THREADS = 192
+
+#: Of those of people, as many as one of them may have, and as all monitors together: the others are for operators.
+MAX_STREAMS_OF_VIEWER = 16
+MAX_MONITOR_STREAMS = 16
 
 
 class CoordinatorServicer:
@@ -49,7 +57,13 @@ class CoordinatorServicer:
         self._host = host
         condition = coordinator.condition
         self._agents = Watchers(limit=MAX_AGENT_STREAMS, what="commands", condition=condition, clock=clock)
-        self._viewers = Watchers(limit=MAX_VIEWER_STREAMS, what="jobs", condition=condition, clock=clock)
+        self._viewers = Watchers(
+            limit=MAX_VIEWER_STREAMS,
+            what="jobs",
+            condition=condition,
+            clock=clock,
+            turns=Turns(per_peer=MAX_STREAMS_OF_VIEWER, per_group={Role.MONITOR: MAX_MONITOR_STREAMS}),
+        )
         #: The newest stream of each agent: an older one ends when it comes.
         self._agent_watches: dict[AgentId, Watch] = {}
         self._lock = threading.Lock()
@@ -60,9 +74,9 @@ class CoordinatorServicer:
         server.on_stop(self._agents.close)
         server.on_stop(self._viewers.close)
 
-    def register(self, member: MemberInfo) -> Lease:
+    def register(self, member: MemberInfo, *, owner: str = "") -> Lease:
         """As `CoordinatorHandlers.register`."""
-        return self._coordinator.register(member)
+        return self._coordinator.register(member, owner=owner)
 
     def heartbeat(
         self,
@@ -73,15 +87,24 @@ class CoordinatorServicer:
         jobs: tuple[JobId, ...],
         last_command: int,
         lost: Mapping[JobId, str],
+        conditions: Mapping[JobId, tuple[Condition, ...]],
+        owner: str = "",
     ) -> Renewal:
         """As `CoordinatorHandlers.heartbeat`."""
         return self._coordinator.heartbeat(
-            member_id, registration, clocks=clocks, jobs=jobs, last_command=last_command, lost=lost
+            member_id,
+            registration,
+            clocks=clocks,
+            jobs=jobs,
+            last_command=last_command,
+            lost=lost,
+            conditions=conditions,
+            owner=owner,
         )
 
-    def leave(self, member_id: MemberId, registration: Registration) -> None:
+    def leave(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> None:
         """As `CoordinatorHandlers.leave`."""
-        self._coordinator.leave(member_id, registration)
+        self._coordinator.leave(member_id, registration, owner=owner)
 
     def watch_commands(
         self, agent: AgentId, registration: Registration, after: int, context: grpc.ServicerContext
@@ -107,9 +130,9 @@ class CoordinatorServicer:
         """As `CoordinatorHandlers.certify_stage`."""
         return self._coordinator.certify_stage(agent, registration, stage, request_pem)
 
-    def submit_job(self, submission: Submission) -> JobId:
+    def submit_job(self, submission: Submission, *, owner: str = "") -> JobId:
         """As `CoordinatorHandlers.submit_job`."""
-        return self._coordinator.submit_job(submission)
+        return self._coordinator.submit_job(submission, owner=owner)
 
     def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
         """As `CoordinatorHandlers.stop_job`."""
@@ -135,32 +158,38 @@ class CoordinatorServicer:
         except UnknownJob:
             if job_id is not None:
                 raise
-            return JobStatus(None, "", None, "", "", tuple(processes))
+            return JobStatus(None, "", None, "", "", tuple(processes), conditions=self._coordinator.conditions)
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
             clocks, progress, rewinds = None, None, 0
+            queue, proof = None, None
             workers: tuple[WorkerStatus, ...] = ()
+            conditions = self._coordinator.conditions
             if host is not None:
                 clocks, progress, workers = host.machine.clocks, host.picture, host.machine.workers
-                rewinds = host.machine.rewinds
+                rewinds, queue, proof = host.machine.rewinds, host.machine.queue_place, host.machine.proof
+                conditions = host.machine.conditions.all
                 processes += _stage_processes(host)
         return JobStatus(
             record.job_id,
             record.name,
             record.state,
             record.run_dir,
-            record.failure,
+            record.failure or self._coordinator.awaited(record.job_id),
             tuple(processes),
             clocks,
             progress,
             workers,
             rewinds,
+            queue,
+            conditions,
+            proof,
         )
 
     def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:
         """As `CoordinatorHandlers.watch_job`."""
         record = self._coordinator.record(job_id)
-        with self._viewers.watch(context) as watch:
+        with self._viewers.watch(context, viewer=_viewer(context)) as watch:
             if not watch.wait(partial(self._is_settled, record.job_id)):
                 return
             host = self._coordinator.host(record.job_id)
@@ -198,7 +227,7 @@ class CoordinatorServicer:
         """As `CoordinatorHandlers.watch_clocks`."""
         record = self._coordinator.record(job_id)
         last: ClockSnapshot | None = None
-        with self._viewers.watch(context) as watch:
+        with self._viewers.watch(context, viewer=_viewer(context)) as watch:
             if not watch.wait(partial(self._is_settled, record.job_id)):
                 return
             host = self._coordinator.host(record.job_id)
@@ -217,6 +246,12 @@ class CoordinatorServicer:
         for index, agent in enumerate(self._coordinator.members_of(MemberRole.AGENT)):
             processes.append(ProcessStatus("agent", index, None, agent.host, agent.pid, "up"))
         return processes
+
+
+def _viewer(context: grpc.ServicerContext) -> Viewer:
+    """Who wants to look; without TLS an address, behind which a whole cluster may be."""
+    peer = caller_of(context)
+    return Viewer(address_of(context.peer())) if peer is None else Viewer(str(peer), peer.role)
 
 
 def _stage_processes(host: JobHost) -> list[ProcessStatus]:

@@ -11,19 +11,21 @@ from dataclasses import replace
 from hetpipe.coordinator.configs import Assignment, with_agents
 from hetpipe.coordinator.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
 from hetpipe.coordinator.inspections import Inspections, inspect_command, is_to_measure
+from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.lifecycle import Step
 from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
-from hetpipe.spec.commands import InspectionResult, InspectionStep
-from hetpipe.spec.events import JobState, Submission
-from hetpipe.spec.ids import JobId
+from hetpipe.spec.commands import InspectionPhase, InspectionResult, InspectionStep
+from hetpipe.spec.events import JobState, QueuePlace, Submission
+from hetpipe.spec.ids import AgentId, JobId, Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import AgentInfo
 
-WayInput = ClusterSeen | InspectionStep | InspectionResult
+InspectionNews = InspectionStep | InspectionPhase | InspectionResult
+WayInput = ClusterSeen | InspectionNews
 
 Taken = Step | Instruction | Failure
 """What comes out: a step of the job, an instruction for the shell, or why the job cannot go on."""
@@ -42,11 +44,15 @@ class SettingOut:
         self.shards: tuple[MemberInfo, ...] = ()
         #: A task that configures shards is under way: they must not be released before it is over.
         self.is_preparing = False
-        #: What the cluster lacks, while it does.
-        self._lacks = ""
+        #: Where it stands in the queue; None before it was looked for members, and once it has them.
+        self.place: QueuePlace | None = None
         self._inspections: Inspections | None = None
         #: Samples of an evaluation, as another coordinator has found out.
         self._eval_samples: int | None = None
+        #: The job has trained before, and is prepared anew from its newest checkpoint.
+        self.goes_back = False
+        #: Highest term of the processes that were still there then.
+        self.above = Term(0)
 
     def take_over(self, assignment: Assignment, *, eval_samples: int | None) -> None:
         """Another coordinator has gone the way to its end."""
@@ -60,16 +66,32 @@ class SettingOut:
             What to do, in order.
         """
         match fact, state:
-            case ClusterSeen(cluster=cluster), JobState.SUBMITTED:
-                return self._cluster_seen(cluster, now=now)
-            case ((InspectionStep() | InspectionResult()), JobState.INSPECTING):
+            case ClusterSeen(), JobState.SUBMITTED | JobState.PENDING:
+                return self._cluster_seen(fact.cluster, fact.turn, now=now)
+            case ((InspectionStep() | InspectionPhase() | InspectionResult()), JobState.INSPECTING):
                 assert self._inspections is not None
                 return self._inspection_told(fact, self._inspections, now=now)
         return []
 
+    def is_asked(self, agent: AgentId) -> bool:
+        """Whether `agent` was asked to look at the model; also if nobody was, as no answer counts then."""
+        return self._inspections is None or self._inspections.is_asked(agent)
+
     def enlarge(self, agents: Sequence[AgentInfo]) -> None:
         """More devices are claimed while the job runs."""
         self.agents = with_agents(self.agents, agents)
+
+    def prepare(self) -> Prepare:
+        """Have the job prepared, once its model is inspected."""
+        assert self._inspections is not None
+        self.is_preparing = True
+        inspected = self._inspections.inspected
+        return Prepare(inspected, self.agents, self.shards, goes_back=self.goes_back, above=self.above)
+
+    def queue_again(self, lacks: str) -> None:
+        """Claim nobody any more: who was claimed goes or is gone, and nothing was done yet that would be lost."""
+        self.agents, self.shards, self._inspections = (), (), None
+        self.place = QueuePlace(1, lacks)
 
     def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
         """Be told of the newest registration of members, by name: they may be elsewhere now."""
@@ -87,6 +109,7 @@ class SettingOut:
         """The job is prepared, for the first time or anew."""
         self.job = prepared.run.job
         self.submission = prepared.submission or self.submission
+        self.goes_back = False
 
     def assignment(self, prepared: Prepared) -> Assignment:
         """Who carries the plan out."""
@@ -97,31 +120,39 @@ class SettingOut:
         """Samples that a whole evaluation covers; None: not known."""
         return self._eval_samples if self._inspections is None else self._inspections.inspected.model.eval_samples
 
+    def remark(self, step: Step) -> str:
+        """What people are told of a step; empty if nothing."""
+        if step is not Step.INSPECTED or self._inspections is None:
+            return ""
+        proof = self._inspections.inspected.model.proof
+        return "" if proof is None else proof.sentence
+
     def awaited(self, state: JobState) -> str:
         """For whom the coordinator waits on the way, and for what."""
         match state:
-            case JobState.SUBMITTED:
-                return self._lacks or "a look at the cluster"
             case JobState.INSPECTING:
                 return "the inspection of the model" if self._inspections is None else self._inspections.awaited
             case _:
                 return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
 
-    def _cluster_seen(self, cluster: ClusterView, *, now: float) -> list[Taken]:
-        self._lacks = missing(self.job, cluster)
-        if self._lacks:
-            return []
+    def _cluster_seen(self, cluster: ClusterView, turn: Turn, *, now: float) -> list[Taken]:
+        lacks = missing(self.job, cluster)
+        if turn.behind is not None:
+            lacks = f"{lacks}; job {turn.behind} goes first" if lacks else f"job {turn.behind} goes first"
+        if lacks:
+            is_new = self.place is None
+            self.place = QueuePlace(turn.position, lacks)
+            return [Step.CLUSTER_LACKS] if is_new else []
+        self.place = None
         self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
         self.shards = cluster.shards[: self.job.parameter_servers.count]
         self._inspections = Inspections(self.agents, to_measure=is_to_measure(self.job))
         return [Step.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
 
-    def _inspection_told(
-        self, told: InspectionStep | InspectionResult, inspections: Inspections, *, now: float
-    ) -> list[Taken]:
+    def _inspection_told(self, told: InspectionNews, inspections: Inspections, *, now: float) -> list[Taken]:
         match told:
-            case InspectionStep(step=step):
-                inspections.heard(step)
+            case InspectionStep() | InspectionPhase():
+                inspections.heard(told)
                 return []
             case InspectionResult(error="") as result:
                 inspections.add(result)
@@ -138,5 +169,4 @@ class SettingOut:
         if asked is not None:
             command = inspect_command(asked, self.job, self._job_id, self.submission)
             return [SendCommand(asked.agent.agent, command)]
-        self.is_preparing = True
-        return [Step.INSPECTED, Prepare(inspections.inspected, self.agents, self.shards)]
+        return [Step.INSPECTED, self.prepare()]

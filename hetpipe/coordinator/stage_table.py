@@ -58,6 +58,8 @@ class StageLife:
     done_reason: str = ""
     #: When it last reported anything, in monotonic seconds.
     heard: float = 0.0
+    #: What it is doing before it is ready, if it has said so.
+    phase: str = ""
 
     @property
     def has_left(self) -> bool:

@@ -7,7 +7,7 @@ their events. Clocks and weights are not: the shards are the truth about those.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NewType, Protocol
 
 from hetpipe.spec.events import JobState, NumberedEvent, StopMode, Submission
@@ -52,12 +52,36 @@ class JobRecord:
     stop: StopMode | None = None
     """How a user wants it to stop; None while nobody does."""
     failure: str = ""
+    shards: tuple[MemberId, ...] = ()
+    """Its parameter servers in index order, the clock shard first; empty before they were claimed."""
     version: int = 1
     """Grows by one with every replacement."""
 
     def at(self, state: JobState, *, failure: str) -> JobRecord:
         """The same job in another state."""
         return replace(self, state=state, failure=failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repairs:
+    """What `Store.repair` has found and done."""
+
+    jobs: tuple[JobId, ...] = ()
+    """Their records were in no index, and are again."""
+    members: tuple[MemberId, ...] = ()
+    """The same."""
+    dropped_jobs: tuple[JobId, ...] = ()
+    """An index named them, and named them no more: their time was over, or their records are lost."""
+    renumbered: tuple[JobId, ...] = ()
+    """Their events had numbers that nobody counts to, and have others."""
+    lost_jobs: tuple[JobId, ...] = ()
+    """Their events are there and their records are not: whoever handed them in must do so again."""
+    unreadable: tuple[str, ...] = ()
+    """Places of records that no index names and that cannot be read; they stay as they are."""
+
+    def __bool__(self) -> bool:
+        """Whether there was anything to repair."""
+        return any(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +106,9 @@ class LeadStore(Protocol):
         """Take the lead if nobody has it; who has it now. The leader itself gets what it has, its lease renewed.
 
         A lead that is taken has a fence higher than every one before and than `above`.
+
+        Raises:
+            StoreDamaged: no such fence is left below the limit of `FENCES`.
         """
         ...
 
@@ -138,7 +165,15 @@ class Store(LeadStore, Protocol):
         ...
 
     def next_term(self, *, above: Term) -> Term:
-        """A term higher than every one before and than `above`."""
+        """A term higher than every one before and than `above`.
+
+        Raises:
+            StoreDamaged: no such term is left below the limit of `TERMS`.
+        """
+        ...
+
+    def term(self) -> Term:
+        """The highest term given so far; 0 before the first."""
         ...
 
     def create_job(self, record: JobRecord) -> JobRecord:
@@ -175,6 +210,13 @@ class Store(LeadStore, Protocol):
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
         """Up to `limit` events after number `after`, in order."""
+        ...
+
+    def repair(self) -> Repairs:
+        """Make whole again what the place has kept only in part. For a new leader, before it reads anything else.
+
+        Every record is in its index, jobs in order of submission, and events have numbers that can be.
+        """
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.memory_store import MemoryStore
-from hetpipe.coordinator.redis_access import RedisAccess
+from hetpipe.coordinator.redis_access import RedisAccess, is_redis
 from hetpipe.coordinator.store import FenceSource, Store
 from hetpipe.errors import UserError
 
@@ -27,7 +27,7 @@ def open_store(
         if access is not None and access != RedisAccess():
             raise UserError("--store memory needs no password and no certificates; write --store redis://… with them")
         return MemoryStore(clock)
-    if url.startswith(("redis://", "rediss://", "unix://")):
+    if is_redis(url):
         # Only who uses Redis pays for its import.
         from hetpipe.coordinator.redis_store import RedisStore
 

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import Evaluated
 from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.plan import Plan
+from hetpipe.spec.plan import Plan, ProofReport
 from hetpipe.spec.run import ClockSnapshot, StageProgress
 from hetpipe.spec.sync import Progress
+from hetpipe.spec.wire import plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,10 @@ class RunRecord:
     """Lives of each virtual worker that ended before the run."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run."""
+    proof: ProofReport | None = None
+    """Of the model, before training; None if nobody knows."""
 
     @property
     def clocks(self) -> ClockSnapshot:
@@ -51,7 +57,9 @@ def result_object(record: RunRecord) -> dict[str, Any]:
     `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
     virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
     `deaths`: lives of each virtual worker that ended before the run; what is summed is summed over all its lives.
+    `conditions`: what endangered the run, by the time at which it began; what has no `cleared` held to the end.
     `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one.
+    `proof`: what was proven of the model before training; null if nobody knows.
     `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
     `violations` is null: only the checker of the history can tell.
     """
@@ -87,6 +95,8 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
         "deaths": {str(vw): record.deaths.get(vw, 0) for vw in members},
         "rewinds": record.rewinds,
+        "conditions": [plain(Condition, one) for one in record.conditions],
+        "proof": None if record.proof is None else plain(ProofReport, record.proof),
         "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
 

@@ -6,8 +6,8 @@ They run on the job's own thread, one after the other, and answer with a fact fo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -51,14 +51,16 @@ from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import Store
 from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
 from hetpipe.observe.log import get_logger
+from hetpipe.roots import Roots
 from hetpipe.spec import document
+from hetpipe.spec.bounds import MAX_COUNT
 from hetpipe.spec.events import Submission
 from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.plan import Plan
-from hetpipe.spec.rewinds import rewind_folder
+from hetpipe.spec.rewinds import next_rewind, rewind_folder, run_folders
 from hetpipe.spec.run import AgentInfo, ClockSnapshot
 from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
@@ -90,8 +92,8 @@ Certify = Callable[[bytes, StagePeer], bytes]
 class Tools:
     """What tasks need of the outside world."""
 
-    open_shard: Callable[[str], ShardPort]
-    """A shard by its address."""
+    open_shard: Callable[[MemberInfo], ShardPort]
+    """A shard, which with TLS must prove that it is that very one."""
     read_progress: Callable[[str], Progress]
     """How far a checkpoint folder is. Raises `CheckpointError`."""
     newest_checkpoint: Callable[[str], str | None]
@@ -102,6 +104,8 @@ class Tools:
     """Plans jobs that leave it to us."""
     certify: Certify | None = None
     """Makes a stage's certificate of its request; None without TLS. Raises `UserError`."""
+    roots: Roots = field(default_factory=Roots)
+    """Below which folder jobs may have their runs."""
 
 
 class JobTasks:
@@ -169,34 +173,47 @@ class JobTasks:
         return self._rewind(task) if isinstance(task, Rewind) else self._prepare(task)
 
     def _prepare(self, task: Prepare) -> Prepared:
-        model = task.inspected.model
-        start = self._start(self._submission.restore, model.train_samples)
-        term = self._next_term(above=Term(max(shard.highest_term for shard in task.shards)))
+        model, first = task.inspected.model, Path(self._submission.first_run_dir)
+        if model.proof is not None:
+            _log.info("model_proven", job=self._job_id, proof=model.proof.sentence)
+        submission = self._gone_back(next_rewind(first)) if task.goes_back else None
+        start = self._start((submission or self._submission).restore, model.train_samples)
+        written = _written_terms(first) if task.goes_back else ()
+        above = max(task.above, *written, *(shard.highest_term for shard in task.shards))
+        term = self._next_term(above=above)
         run = plan_run(self._job, task.inspected, task.agents, self._tools.planner, term=term, job_id=self._job_id)
         data = data_of(run.job, model)
-        prepared = Prepared(run, data, start)
+        prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
+        if submission is not None:
+            self._log_rewind(prepared)
         return prepared
 
+    def _gone_back(self, number: int) -> Submission:
+        """How the job goes on from its newest checkpoint, or from where it began, in the folder of that rewind."""
+        first = self._submission.first_run_dir
+        restore = self._tools.newest_checkpoint(first) or self._submission.restore
+        return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
+
+    def _log_rewind(self, prepared: Prepared) -> None:
+        restore = None if prepared.submission is None else prepared.submission.restore
+        clock, term = prepared.start.clock, prepared.plan.term
+        _log.warning("job_rewound", job=self._job_id, checkpoint=restore, clock=clock, term=term)
+
     def _rewind(self, task: Rewind) -> Prepared:
-        before, first = task.before, self._submission.first_run_dir
-        submission = replace(
-            self._submission,
-            restore=self._tools.newest_checkpoint(first) or self._submission.restore,
-            run_dir=rewind_folder(first, task.number),
-            rewinds=task.number,
-        )
+        before, submission = task.before, self._gone_back(task.number)
         start = self._start(submission.restore, before.data.num_samples)
         term = self._next_term(above=Term(max(before.plan.term, *(shard.highest_term for shard in task.shards))))
         run = replace(before.run, plan=replace(before.plan, term=term))
         prepared = Prepared(run, before.data, start, submission)
         self._configure(prepared, task.agents, task.shards, task.eval_samples)
-        _log.warning("job_rewound", job=self._job_id, checkpoint=submission.restore, clock=start.clock, term=term)
+        self._log_rewind(prepared)
         return prepared
 
     def _start(self, folder: str | None, num_samples: int) -> Progress:
         if folder is None:
             return fresh_progress(num_samples)
+        self._tools.roots.check_run(self._submission.run_dir, folder)
         progress = self._tools.read_progress(folder)
         check_progress(progress, folder=folder, num_samples=num_samples)
         return progress
@@ -210,6 +227,7 @@ class JobTasks:
     ) -> None:
         """Write the plan down, and tell every shard of it."""
         run, submission = prepared.run, prepared.submission or self._submission
+        self._tools.roots.check_run(submission.run_dir, submission.restore)
         write_run_files(submission, prepared, eval_samples)
         assignment = run.assignment(submission, agents, shards)
         kept = run_document(
@@ -218,6 +236,7 @@ class JobTasks:
             prepared.start,
             eval_samples=eval_samples,
             submitted_wall=self._submitted_wall,
+            proof=run.proof,
         )
         # The clock shard comes first: the others follow its log as soon as they are configured.
         for shard, config in zip(shards, shard_configs(run.job, kept), strict=True):
@@ -302,11 +321,23 @@ class JobTasks:
         return None
 
     def _with_shard(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T:
-        port = self._tools.open_shard(shard.address)
+        port = self._tools.open_shard(shard)
         try:
             return use(port)
         finally:
             port.close()
+
+
+def _written_terms(run_dir: Path) -> Iterator[Term]:
+    """The terms of the plans in the folders of a run: a store that was lost knows none of them."""
+    for folder in run_folders(run_dir):
+        try:
+            term = json.loads((folder / "plan.json").read_bytes())["term"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            _log.info("no_term_written", folder=str(folder), reason=str(error))
+        else:
+            if isinstance(term, int) and 0 <= term < MAX_COUNT:
+                yield Term(term)
 
 
 def _configure(config: ShardConfig, port: ShardPort) -> None:

@@ -5,6 +5,7 @@ The part of `job_machine` that is about processes; facts in, instructions out, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.coordinator.worker_lives import LivesInput, WorkerLives
 from hetpipe.coordinator.worker_steps import Told
 from hetpipe.spec.commands import StageNews
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import Evaluated, JobEvent, Waiting
 from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.run import ClockSnapshot, StageEvaluation, StageProgress, StageWaiting
@@ -149,7 +151,9 @@ class Training:
         out += map(Announce, _if_any(self._evaluations.without(computing)))
         return out
 
-    def result(self, run_dir: str, running_seconds: float, *, rewinds: int) -> dict[str, Any] | None:
+    def result(
+        self, run_dir: str, running_seconds: float, *, rewinds: int, conditions: Sequence[Condition]
+    ) -> dict[str, Any] | None:
         """The result of the run as far as it came, after so many rewinds; None when training had not begun."""
         if self._board is None:
             return None
@@ -165,6 +169,8 @@ class Training:
                 staleness=self._assignment.job.sync.D,
                 deaths={worker.vw: worker.deaths for worker in self._lives},
                 rewinds=rewinds,
+                conditions=tuple(conditions),
+                proof=self._prepared.run.proof,
             )
         )
 

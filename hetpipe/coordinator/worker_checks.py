@@ -23,7 +23,8 @@ def overdue(
         worker: who.
         stages: the processes of the job.
         stall_seconds: after so long without a word a stage that is ready hangs.
-        ready_seconds: so long may a later life take to get ready; the first ones have a common limit of their own.
+        ready_seconds: after so long without a word a stage of a later life that is to get ready hangs; for the first
+            ones the job has a limit.
         now: monotonic seconds.
     """
     if worker.state in COMPUTING:
@@ -32,8 +33,9 @@ def overdue(
             if life.state is StageState.READY and not life.exited and silent > stall_seconds:
                 sentence = f"{life} hangs: it has reported nothing for {silent:.0f} s"
                 yield Failure(Rank.GONE, JobFailed.__name__, sentence, now)
-    elif worker.state is LifeState.STARTING and worker.incarnation and now - worker.since >= ready_seconds:
+    elif worker.state is LifeState.STARTING and worker.incarnation:
         for life in stages.of(worker.vw):
-            if life.state is StageState.STARTING:
-                sentence = f"{life} did not get ready within {ready_seconds:.0f} s"
+            if life.state is StageState.STARTING and now - life.heard >= ready_seconds:
+                last = f"; the last was that it is {life.phase}" if life.phase else ""
+                sentence = f"{life} is not ready, and has said nothing for {ready_seconds:.0f} s{last}"
                 yield Failure(Rank.GONE, DeadlineExceeded.__name__, sentence, now)

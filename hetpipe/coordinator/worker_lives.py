@@ -51,7 +51,7 @@ from hetpipe.spec.ids import AgentId, Incarnation, VirtualWorkerIndex
 from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.plan import VirtualWorkerPlan
-from hetpipe.spec.run import StageDone, StageEmulation, StageFailed, StageReady
+from hetpipe.spec.run import StageDone, StageEmulation, StageFailed, StagePhase, StageReady
 
 ShardAnswer = Evicted | Admitted | Drained | ShardNotAsked
 
@@ -101,6 +101,13 @@ class WorkerLives(WorkerSteps):
     def gone_of(self, vw: VirtualWorkerIndex) -> frozenset[AgentId]:
         """Of the agents of its next life, those that are no members now."""
         return self._agents_of(self._workers[vw]) & self._absent
+
+    @property
+    def is_on_leave(self) -> bool:
+        """Whether a virtual worker waits for nobody but agents that went, or are about to go, on notice."""
+        expected = self._on_leave | self._departing
+        away = [set(self._away_of(worker)) for worker in self if worker.state is LifeState.AWAITING]
+        return any(agents and agents <= expected for agents in away)
 
     @property
     def is_ending(self) -> bool:
@@ -218,6 +225,8 @@ class WorkerLives(WorkerSteps):
             return
         life.heard = now
         match news.report:
+            case StagePhase(phase=phase, seconds=seconds):
+                life.phase = f"{phase} ({seconds:.0f} s)"
             case StageReady(pid=pid, link=link):
                 life.pid, life.link, life.state = pid, link, StageState.READY
             case StageDone(clock=clock, reason=reason):
@@ -253,6 +262,7 @@ class WorkerLives(WorkerSteps):
     def _agent_gone(self, gone: MemberGone, *, now: float) -> None:
         agents = {agent for worker in self for agent in self._agents_of(worker) if MemberId(agent) == gone.member}
         self._absent |= agents
+        self._on_leave |= agents & self._departing
         self._departing -= agents
         failure = Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now)
         for agent in agents:
@@ -265,8 +275,8 @@ class WorkerLives(WorkerSteps):
         agent = AgentId(info.id)
         if agent not in self._absent | self._departing or not worker_orders.has_devices(info, self._assignment.plan):
             return
-        self._absent.discard(agent)
-        self._departing.discard(agent)
+        for known in (self._absent, self._departing, self._on_leave):
+            known.discard(agent)
         agents = tuple(info.agent_info if known.agent == agent else known for known in self._assignment.agents)
         self._assignment = replace(self._assignment, agents=agents)
         for worker in self:
@@ -364,9 +374,9 @@ class WorkerLives(WorkerSteps):
         self._check_agents(now=now)
 
     def _check_agents(self, *, now: float) -> None:
-        """With nobody to train, agents are not waited for for ever."""
+        """With nobody to train, agents are not waited for for ever, unless they went on notice."""
         waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._away_of(worker)]
-        if any(worker.is_up for worker in self) or not waits:
+        if any(worker.is_up for worker in self) or not waits or self.is_on_leave:
             self._alone_since = None
             return
         if self._alone_since is None:

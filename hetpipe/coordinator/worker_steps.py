@@ -58,6 +58,8 @@ class WorkerSteps:
         #: Agents of the plan that are no members now, and those that are about to go: neither gets new stages.
         self._absent: set[AgentId] = set() if adopted is None else {agent.agent for agent in assignment.agents}
         self._departing: set[AgentId] = set()
+        #: Those of the absent that went on notice: they are expected back, whenever that is.
+        self._on_leave: set[AgentId] = set()
         #: No new lives: a user wants the job to stop.
         self._is_closing = False
         #: Nothing is done about failures any more.

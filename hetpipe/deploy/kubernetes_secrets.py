@@ -1,4 +1,7 @@
-"""`python -m hetpipe.deploy.kubernetes_secrets DIR | kubectl apply -f -`: the Secrets that the manifests in k8s/ mount.
+"""`python -m hetpipe.deploy.kubernetes_secrets DIR | kubectl apply --server-side -f -`: the Secrets that k8s/ mounts.
+
+Without `--server-side`, `kubectl apply` copies what it sends into the annotation
+`kubectl.kubernetes.io/last-applied-configuration`: keys where nobody looks for keys.
 
 DIR is a folder of `hetpipe certs`. Which certificates are in it decides what is in the Secrets, so more shards or
 agents need more certificates and no other manifest; without any there are user and password of Redis alone. Nothing is
@@ -31,6 +34,9 @@ from hetpipe.spec.identity import Role
 #: The coordinator's user in Redis, and the file of its password in DIR.
 REDIS_USER = "hetpipe"
 _PASSWORD_FILE = "redis-password"  # noqa: S105 - the name of a file
+
+#: The command that takes the Secrets from standard input and keeps their content out of annotations.
+APPLY_SECRETS = "kubectl apply --server-side -f -"
 
 _NUM_RANDOM_BYTES = 32
 
@@ -114,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the Secrets; the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m hetpipe.deploy.kubernetes_secrets",
-        description="Print the Secrets that k8s/ mounts, for `kubectl apply -f -`.",
+        description=f"Print the Secrets that k8s/ mounts, for `{APPLY_SECRETS}`.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of `hetpipe certs`")
     parser.add_argument("--namespace", default="hetpipe", metavar="NAME", help="of the Secrets (%(default)s)")

@@ -1,4 +1,4 @@
-"""The folder of a deployment's secrets: certificates by the process that has them, and the store's password.
+"""The folder of a deployment's secrets: certificates by the process that has them, the store's password and its data.
 
 It is made anew with each start and readable by its owner only. A container is shown its own folder in it, and no other.
 """
@@ -16,6 +16,7 @@ from hetpipe.deploy.topology import (
     CERTIFICATES,
     OPERATOR,
     PASSWORD_FILE,
+    STORE_DATA,
     STORE_PASSWORD,
     STORE_USER,
     STORE_USERS,
@@ -95,6 +96,7 @@ def _write_store(state: Path) -> None:
         state / STORE_PASSWORD / PASSWORD_FILE: password,
         state / STORE_USERS / USERS_FILE: "\n".join(acl_lines(STORE_USER, password)) + "\n",
     }
+    (state / STORE_DATA).mkdir(mode=_OWNER_ONLY)
     for path, content in contents.items():
         path.parent.mkdir()
         path.touch(mode=0o600)

@@ -36,13 +36,17 @@ CERTIFICATES = "certs"
 STORE_USERS, USERS_FILE = "store-users", "users.acl"
 STORE_PASSWORD, PASSWORD_FILE = "store-password", "password"
 
+#: Where Redis keeps its append-only file, below the state folder and in its container.
+STORE_DATA, DATA_FOLDER = "store-data", "/data"
+
 #: Where parameter servers keep what they have acknowledged, below the folder of the runs.
 _STATES = ".state"
 
 #: The coordinator's name in Redis.
 STORE_USER = "hetpipe"
 
-REDIS_IMAGE = "redis:7.4-alpine"
+#: With a digest behind the tag once `make digests` has resolved it.
+REDIS_IMAGE = "redis:7.4.2-bookworm"
 
 #: Who hands jobs in, from this machine or from a container.
 OPERATOR = NamedPeer(identity.Role.OPERATOR, "submit")
@@ -281,17 +285,18 @@ def _service(wishes: Wishes, service: _Service) -> Container:
 
 def _redis(wishes: Wishes) -> Container:
     users = Mount(f"{wishes.folders.state}/{STORE_USERS}", STORE_FOLDER)
-    keeps_nothing = ("--save", "", "--appendonly", "no", "--dir", "/tmp")  # noqa: S108 - its own
+    data = Mount(f"{wishes.folders.state}/{STORE_DATA}", DATA_FOLDER, read_only=False)
+    kept = ("--save", "", "--appendonly", "yes", "--dir", DATA_FOLDER)
     return Container(
         role=Role.STORE,
         name=Role.STORE,
         image=wishes.store_image,
-        command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *keeps_nothing),
+        command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *kept),
         ready="Ready to accept connections",
         user=wishes.user,
         # Nobody without a name may say anything, and is told so by a server that works.
         health=Health(("sh", "-c", "redis-cli ping | grep -qE 'PONG|NOAUTH'")),
-        mounts=(users,),
+        mounts=(users, data),
         restarts=True,
     )
 
@@ -309,7 +314,7 @@ def _coordinator(wishes: Wishes) -> Container:
             peer=NamedPeer(identity.Role.COORDINATOR, identity.Role.COORDINATOR),
             module="coordinator",
             name=Role.COORDINATOR,
-            options=(*_listening(Role.COORDINATOR), *store),
+            options=(*_listening(Role.COORDINATOR), *store, *_run_root(wishes.folders)),
             mounts=mounts,
             depends_on=(Role.STORE,) if wishes.store is Store.REDIS else (),
             published=wishes.port,
@@ -327,7 +332,15 @@ def _parameter_server(wishes: Wishes, index: int) -> Container:
             peer=NamedPeer(identity.Role.PARAMETER_SERVER, str(index)),
             module="parameter_server",
             name=name,
-            options=(*_listening(name), *_TO_COORDINATOR, "--index", str(index), "--state", state),
+            options=(
+                *_listening(name),
+                *_TO_COORDINATOR,
+                "--index",
+                str(index),
+                "--state",
+                state,
+                *_run_root(wishes.folders),
+            ),
             mounts=(_runs(wishes.folders),),
             depends_on=(Role.COORDINATOR,),
         ),
@@ -342,13 +355,14 @@ def _agents(wishes: Wishes) -> Iterator[Container]:
         gpus = tuple(device.gpu for device in group.devices if device.gpu)
         offered = () if gpus else ("--cpu-devices", str(len(group.devices)))
         allowed = tuple(part for pattern in wishes.modules for part in ("--allow-modules", pattern))
+        roots = ("--code-root", wishes.folders.code, *_run_root(wishes.folders))
         yield _service(
             wishes,
             _Service(
                 peer=NamedPeer(identity.Role.AGENT, group.node),
                 module="agent",
                 name=name,
-                options=(*_TO_COORDINATOR, "--node", group.node, "--host", name, *offered, *allowed),
+                options=(*_TO_COORDINATOR, "--node", group.node, "--host", name, *offered, *allowed, *roots),
                 mounts=(*_code(wishes.folders), _runs(wishes.folders)),
                 depends_on=(before,),
                 gpus=gpus,
@@ -365,6 +379,11 @@ _TO_COORDINATOR = ("--coordinator", f"{Role.COORDINATOR}:{GRPC_PORT}")
 
 def _listening(name: str) -> tuple[str, ...]:
     return ("--host", "0.0.0.0", "--port", str(GRPC_PORT), "--advertise", name)  # noqa: S104 - of a private network
+
+
+def _run_root(folders: Folders) -> tuple[str, ...]:
+    # A checkpoint to begin with may be among the folders that are shown besides.
+    return tuple(part for folder in (folders.runs, *folders.more) for part in ("--run-root", folder))
 
 
 def _code(folders: Folders) -> tuple[Mount, ...]:

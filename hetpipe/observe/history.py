@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +37,10 @@ class HistoryWriter(Protocol):
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
         """The events from a position on, with their fields; of the present term, of whichever process."""
         yield from ()
+
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """Call `listener` once, when events begin to lack; for those that are kept on a disk."""
+        del listener
 
     def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
         """A stage begins the forward of minibatch p on w^(`clock`) and own updates through `local_through`.
@@ -195,6 +199,11 @@ class History(HistoryWriter):
     def alarm(self) -> HistoryIncomplete | None:
         """Why lines are missing; None while all are there."""
         return self._file.alarm
+
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """See `HistoryWriter.on_alarm`; from the thread that writes, or now."""
+        with self._lock:
+            self._file.on_alarm(listener)
 
     def position(self) -> int:
         """See `HistoryWriter.position`."""

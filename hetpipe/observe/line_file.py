@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class LineFile:
         self.path = path
         #: Why lines are missing; None while all are there.
         self.alarm: HistoryIncomplete | None = None
+        self._on_alarm: Callable[[HistoryIncomplete], None] | None = None
         self._descriptor: int | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +69,12 @@ class LineFile:
             if written != len(lines):
                 self._fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """Call `listener` once, when lines begin to lack: from the thread that writes, or now."""
+        self._on_alarm = listener
+        if self.alarm is not None:
+            listener(self.alarm)
+
     @property
     def num_bytes(self) -> int:
         """Where the next line will begin, as far as this process knows; 0 once it is closed."""
@@ -87,3 +95,5 @@ class LineFile:
         with suppress(OSError):
             self.path.with_name(self.path.name + INCOMPLETE).touch()
         _log.error("history_incomplete", sentence=str(self.alarm))
+        if self._on_alarm is not None:
+            self._on_alarm(self.alarm)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.line_file import LineFile
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -69,6 +70,9 @@ class NullMetrics(MetricsWriter):
     def write(self, wave: WaveMetrics) -> None:
         """Forget it."""
 
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """Never: no wave is to be kept."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -89,6 +93,10 @@ class Metrics(MetricsWriter):
         """See `MetricsWriter.write`; nothing once the disk has failed."""
         values = {"t": round(self._clock.monotonic(), 6), **{k: _finite(v) for k, v in asdict(wave).items()}}
         self._file.write(f"{_encode(values)}\n".encode())
+
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """Call `listener` once, when waves begin to lack: from the thread that writes, or now."""
+        self._file.on_alarm(listener)
 
     def close(self) -> None:
         """See `MetricsWriter.close`."""

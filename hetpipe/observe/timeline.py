@@ -13,14 +13,15 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.line_file import LineFile
 
 #: What an argument of an activity may be; shown in the viewer.
@@ -170,6 +171,11 @@ class Timeline(TimelineWriter):
         """See `TimelineWriter.span`."""
         return _Span(self, activity, p, args, self._clock)
 
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """Call `listener` once, when activities begin to lack: from the thread that writes, or now."""
+        with self._lock:
+            self._file.on_alarm(listener)
+
     def close(self) -> None:
         """See `TimelineWriter.close`."""
         with self._lock:
@@ -272,7 +278,18 @@ def merge_timelines(fragments: Iterable[Path], out: Path) -> None:
     shifts = _shifts_us(parts)
     begin_us = min((e["ts"] + shifts[part.origin.host] for part in parts for e in part.events), default=0.0)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
+    try:
+        _write_trace(temporary, parts, shifts, begin_us)
+        temporary.replace(out)
+    except OSError:
+        # What is there of it would keep a full disk full.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_trace(path: Path, parts: Sequence[_Part], shifts: Mapping[str, float], begin_us: float) -> None:
+    with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         separator = ""
         for event in _chrome_events(parts, shifts, begin_us):
@@ -280,7 +297,6 @@ def merge_timelines(fragments: Iterable[Path], out: Path) -> None:
             separator = ",\n"
         dropped = sum(part.num_dropped for part in parts)
         file.write(f'\n],"otherData":{{"dropped_activities":"{dropped}"}}}}\n')
-    temporary.replace(out)
 
 
 def _read(path: Path) -> list[_Part]:
@@ -322,7 +338,7 @@ def _origin(values: dict[str, Any]) -> _Origin:
     )
 
 
-def _shifts_us(parts: list[_Part]) -> dict[str, float]:
+def _shifts_us(parts: Sequence[_Part]) -> dict[str, float]:
     """What to add to the times of each host so that they are those of the first host."""
     offsets: dict[str, float] = {}
     for part in parts:
@@ -331,7 +347,7 @@ def _shifts_us(parts: list[_Part]) -> dict[str, float]:
     return {host: (offset - reference) * 1e6 for host, offset in offsets.items()}
 
 
-def _chrome_events(parts: list[_Part], shifts: dict[str, float], begin_us: float) -> Iterator[dict[str, Any]]:
+def _chrome_events(parts: Sequence[_Part], shifts: Mapping[str, float], begin_us: float) -> Iterator[dict[str, Any]]:
     named: set[tuple[int, int]] = set()
     for part in parts:
         origin = part.origin

@@ -16,7 +16,7 @@ from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.barrier_checkpoint import CheckpointWork
 from hetpipe.pipeline.chain import Values, dtype_name
 from hetpipe.pipeline.compute import metric_sums
-from hetpipe.pipeline.data import read_batch
+from hetpipe.pipeline.data import Batch, read_evaluation_minibatch
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.waiting import Waiter
@@ -116,8 +116,7 @@ class BarrierWork:
         sums = dict.fromkeys(data.metrics, 0.0)
         if identity.is_first:
             for number, block in enumerate(blocks, start=1):
-                assert data.evaluation is not None, "blocks come from the evaluation data"
-                self._pass_on(number, clock, read_batch(data.evaluation, block).inputs, block, sums)
+                self._pass_on(number, clock, self._read(number, block).inputs, block, sums)
             self._send_end(clock)
         else:
             while (frame := self._receive()).minibatch > 0:
@@ -131,18 +130,25 @@ class BarrierWork:
 
     def _pass_on(self, number: int, clock: Clock, values: Values, block: Block, sums: dict[str, float]) -> None:
         parts = self._parts
-        with parts.timeline.span(Activity.EVALUATE, p=number):
-            outputs = parts.compute.evaluate(parts.weights.at_barrier.views, values)
+        with parts.timeline.span(Activity.EVALUATE, p=number), parts.guard:
+            outputs = parts.compute.evaluate(number, parts.weights.at_barrier.views, values)
         self._waiter.show_life()
         if parts.downstream is not None:
             frame = Frame(FrameKind.EVALUATE, number, clock, number, outputs)
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
             return
-        assert parts.data.evaluation is not None, "the last stage has the evaluation data"
-        target = parts.compute.to_device(read_batch(parts.data.evaluation, block).target)
+        target = parts.compute.to_device(self._read(number, block).target)
         found = metric_sums(outputs, target, functions=parts.data.metrics, num_samples=len(block))
         for name, value in found.items():
             sums[name] += value
+
+    def _read(self, number: int, block: Block) -> Batch:
+        data = self._parts.data
+        assert data.evaluation is not None, "the first and last stage have the evaluation data that there are blocks of"
+        with self._parts.guard:
+            return read_evaluation_minibatch(
+                data.evaluation, block, seed=data.spec.seed, vw=self._parts.identity.vw, number=number
+            )
 
     def _send_end(self, clock: Clock) -> None:
         if self._parts.downstream is not None:

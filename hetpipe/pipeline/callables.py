@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset
 
 from hetpipe.errors import CallableError
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
+from hetpipe.pipeline.seeds import dataset_seed, seed_generators
 from hetpipe.spec.job import Job
 from hetpipe.spec.suggest import closest, did_you_mean
 
@@ -154,24 +155,32 @@ def _call(reference: str, import_path: Path, key: str) -> Any:
 
 
 def build_model(job: Job, import_path: Path) -> nn.Module:
-    """The user's model, freshly made. Seeds nothing: the caller seeds the generator around it.
+    """The user's model, freshly made under the job's seed, which is every generator's from then on.
 
     Raises:
-        CallableError: it cannot be made, or is no `nn.Module`.
+        CallableError: it cannot be made, is no `nn.Module`, or is in evaluation mode as a whole.
     """
+    torch.manual_seed(job.seed)
+    seed_generators(job.seed)
     model = _call(job.model, import_path, "model")
     if not isinstance(model, nn.Module):
         raise CallableError(f"model: `{job.model}()` returned {_type_name(model)}; it must return a torch.nn.Module")
+    if not any(module.training for module in model.modules()):
+        raise CallableError(
+            f"model: `{job.model}()` returned the model in evaluation mode, and as a whole it would train so, without "
+            "dropout and with frozen statistics; call its train() before it is returned, and then eval() on the "
+            "modules that shall stay in evaluation mode"
+        )
     return model
 
 
 def build_train_data(job: Job, import_path: Path) -> MapDataset:
-    """The training set, at least `batch_size` samples long.
+    """The training set, at least `batch_size` samples long; made under a seed of its own.
 
     Raises:
         CallableError: it cannot be made, is no map-style dataset of pairs, or is shorter than one minibatch.
     """
-    dataset = _build_dataset(job.data.train, import_path, "data.train")
+    dataset = _build_dataset(job, job.data.train, import_path, "data.train")
     if job.batch_size > len(dataset):
         raise CallableError(
             f"batch_size: is {job.batch_size}, but data.train (`{job.data.train}`) has only {len(dataset)} samples; "
@@ -181,12 +190,12 @@ def build_train_data(job: Job, import_path: Path) -> MapDataset:
 
 
 def build_eval_data(job: Job, import_path: Path) -> MapDataset | None:
-    """The evaluation set, or None when the job names none.
+    """The evaluation set, made under a seed of its own; None when the job names none.
 
     Raises:
         CallableError: it cannot be made or is no map-style dataset of pairs.
     """
-    return _build_dataset(job.data.eval, import_path, "data.eval") if job.data.eval is not None else None
+    return _build_dataset(job, job.data.eval, import_path, "data.eval") if job.data.eval is not None else None
 
 
 def build_datasets(job: Job, import_path: Path) -> tuple[MapDataset, MapDataset | None]:
@@ -198,7 +207,8 @@ def build_datasets(job: Job, import_path: Path) -> tuple[MapDataset, MapDataset 
     return build_train_data(job, import_path), build_eval_data(job, import_path)
 
 
-def _build_dataset(reference: str, import_path: Path, key: str) -> MapDataset:
+def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> MapDataset:
+    seed_generators(dataset_seed(job.seed, key))
     dataset = _call(reference, import_path, key)
     place = f"{key}: `{reference}()`"
     if isinstance(dataset, IterableDataset):
@@ -235,9 +245,18 @@ def load_loss(job: Job, import_path: Path) -> LossFunction:
     """The loss: called with (output, target), see `call_loss`.
 
     Raises:
-        CallableError: it cannot be imported or cannot take two arguments.
+        CallableError: it cannot be imported, cannot take two arguments, or has parameters of its own.
     """
-    return _load_two_argument(job.loss, import_path, "loss", "torch.nn.functional:cross_entropy")
+    function = _load_two_argument(job.loss, import_path, "loss", "torch.nn.functional:cross_entropy")
+    parameters = function.named_parameters() if isinstance(function, nn.Module) else ()
+    trainable = [name for name, parameter in parameters if parameter.requires_grad]
+    if trainable:
+        raise CallableError(
+            f"loss: `{job.loss}` has parameters of its own, which no optimizer would ever train: "
+            f"{', '.join(trainable)}; put them into the last layer of the model, and give the loss what that layer "
+            "returns, or set requires_grad=False if they are constants"
+        )
+    return function
 
 
 def load_metrics(job: Job, import_path: Path) -> dict[str, LossFunction]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hetpipe.errors import CallableError
+from hetpipe.pipeline.modes import ModuleMode, modes_of
 from hetpipe.spec.ids import LayerIndex
 from hetpipe.spec.plan import DTYPE_BYTES, TensorSpec
 
@@ -24,6 +25,17 @@ from hetpipe.spec.plan import DTYPE_BYTES, TensorSpec
 Values = tuple[Tensor, ...]
 
 ALIGNMENT_BYTES = 64
+
+#: What `Tensor.register_hook` takes: a gradient → the gradient to use instead, or None to use it as it is.
+GradientHook = Callable[[Tensor], Tensor | None]
+
+#: What `nn.Module` calls around forward and backward: attribute → how it is registered.
+_MODULE_HOOKS = {
+    "_forward_pre_hooks": "register_forward_pre_hook",
+    "_forward_hooks": "register_forward_hook",
+    "_backward_pre_hooks": "register_full_backward_pre_hook",
+    "_backward_hooks": "register_full_backward_hook",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,11 @@ class Layer:
     places: tuple[tuple[dict[str, Tensor], str, str], ...]
     """Where the module looks up its trainable parameters: a module's own dictionary, the key in it, the model's name.
     A parameter that the layer uses twice has two places."""
+    modes: tuple[ModuleMode, ...] = ()
+    """The training flags of the module and of all modules in it."""
+    gradient_hooks: Mapping[str, Mapping[int, GradientHook]] = field(default_factory=dict)
+    """The model's parameter name → the hooks that the user registered on the parameter, in order. The mapping is
+    torch's own, so a hook that is removed is gone here as well."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -60,11 +77,16 @@ def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
     return TensorSpec(name, tuple(tensor.shape), dtype)
 
 
+def has_forward(model: nn.Module) -> bool:
+    """Whether the model says itself what it computes; else its chain of layers does."""
+    return type(model).forward is not nn.Module.forward or "forward" in vars(model)
+
+
 def _entries(model: nn.Module) -> Sequence[nn.Module]:
-    if isinstance(model, nn.Sequential):
-        return list(model)
     layers = getattr(model, "layers", None)
     if not callable(layers) or isinstance(layers, nn.Module):
+        if isinstance(model, nn.Sequential):
+            return list(model)
         raise CallableError(
             f"model is a {type(model).__name__}: hetpipe needs a chain of layers, so return an nn.Sequential or give "
             "the model a method layers() that returns its modules in the order in which they run"
@@ -77,11 +99,13 @@ def _entries(model: nn.Module) -> Sequence[nn.Module]:
 
 
 def chain_of(model: nn.Module) -> tuple[Layer, ...]:
-    """Cut `model` into its layers.
+    """Cut `model` into its layers, and leave it in the mode in which it trains (`modes`).
 
     Raises:
-        CallableError: no chain, an empty one, parameters outside of it, or one parameter in two layers.
+        CallableError: no chain, an empty one, parameters outside of it or without a shape, one parameter in two
+            layers, a hook that would never run, or a `train()` or `eval()` of the model's own that raised.
     """
+    modes = modes_of(model)
     parameter_names = {id(p): name for name, p in model.named_parameters()}
     buffer_names = {id(b): name for name, b in model.named_buffers()}
     module_names = {id(m): name for name, m in model.named_modules()}
@@ -93,6 +117,11 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
         frozen: dict[str, str] = {}
         for local, parameter in module.named_parameters():
             name = parameter_names.get(id(parameter), f"layers.{index}.{local}")
+            if nn.parameter.is_lazy(parameter):
+                raise CallableError(
+                    f"parameter {name} has no shape before the first forward (a lazy module); run the model once on a "
+                    "sample before you return it, or give the module its sizes"
+                )
             if owner.setdefault(name, index) != index:
                 raise CallableError(
                     f"parameter {name} belongs to layers {owner[name]} and {index}: tied weights across layers are not "
@@ -109,13 +138,87 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
             if parameter.requires_grad
         )
         label = module_names.get(id(module)) or str(index)
-        layers.append(Layer(LayerIndex(index), label, module, parameters, frozen, buffers, places))
+        layers.append(
+            Layer(
+                LayerIndex(index),
+                label,
+                module,
+                parameters,
+                frozen,
+                buffers,
+                places,
+                # A module that `layers()` makes at each call is none of the model's: it has the flags of any new one.
+                tuple(
+                    modes.get(id(part)) or ModuleMode(part, part.training, evaluation=False)
+                    for part in module.modules()
+                ),
+                _gradient_hooks(module, parameters),
+            )
+        )
     if not layers:
         raise CallableError("the model's chain of layers is empty")
     outside = sorted(set(parameter_names.values()) - set(owner))
     if outside:
         raise CallableError(f"parameters outside of the chain of layers would never train: {', '.join(outside)}")
+    _refuse_hooks_outside(model, layers)
     return tuple(layers)
+
+
+def _gradient_hooks(module: nn.Module, parameters: Mapping[str, str]) -> dict[str, Mapping[int, GradientHook]]:
+    """The hooks on the parameters of a layer.
+
+    Raises:
+        CallableError: one waits for `.grad`, which no stage ever has.
+    """
+    found: dict[str, Mapping[int, GradientHook]] = {}
+    for local, name in parameters.items():
+        parameter = module.get_parameter(local)
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CallableError(
+                f"model: parameter {name} has a hook of register_post_accumulate_grad_hook, which would never run: "
+                "stages accumulate no .grad; use register_hook, or leave the step to the job's optimizer"
+            )
+        hooks = parameter._backward_hooks  # noqa: SLF001 - the only name for it
+        if hooks:
+            found[name] = hooks
+    return found
+
+
+def _refuse_hooks_outside(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """Refuse hooks on modules that no stage calls: those that hold the layers.
+
+    Raises:
+        CallableError: naming the module and the hook.
+    """
+    inside = {id(part) for layer in layers for part in layer.module.modules()}
+    for name, module in model.named_modules():
+        if id(module) in inside:
+            continue
+        for attribute, method in _MODULE_HOOKS.items():
+            for hook in getattr(module, attribute).values():
+                who = f"module {name}" if name else "the model itself"
+                label = getattr(hook, "__qualname__", type(hook).__name__)
+                raise CallableError(
+                    f"model: the hook {label} ({method}) is on {who}, which no stage calls, so it would never run; "
+                    "register it on a module in one of the layers, or do in a layer what it does"
+                )
+
+
+@torch.no_grad()
+def hooked(layers: Sequence[Layer], gradients: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """`gradients` (parameter name → gradient), after the hooks that the user registered on the parameters of `layers`.
+
+    Autograd calls such a hook with the whole gradient of a backward, which is what is here; so each is called once per
+    minibatch, as in a plain loop.
+    """
+    for layer in layers:
+        for name, hooks in layer.gradient_hooks.items():
+            for hook in tuple(hooks.values()):
+                gradient = gradients[name]
+                if gradient is not None:
+                    changed = hook(gradient)
+                    gradients[name] = gradient if changed is None else changed
+    return gradients
 
 
 def forget_weights(layers: Sequence[Layer]) -> None:
@@ -153,7 +256,12 @@ def _boundary(value: Tensor) -> Tensor:
     return normal
 
 
-def _as_values(output: object, layer: Layer) -> Values:
+def as_values(output: object, layer: Layer) -> Values:
+    """What `layer` returned, as values.
+
+    Raises:
+        CallableError: it is neither a tensor nor a flat, non-empty tuple or list of tensors.
+    """
     if isinstance(output, Tensor):
         return (output,)
     if isinstance(output, tuple | list) and output and all(isinstance(item, Tensor) for item in output):
@@ -184,9 +292,13 @@ def run_layers(
         for layer in layers:
             if before_layer is not None:
                 before_layer(layer)
-            inputs = tuple(_boundary(value) if value.is_floating_point() else value for value in values)
-            values = _as_values(layer.module(*inputs), layer)
+            values = as_values(layer.module(*at_boundary(values)), layer)
     return values
+
+
+def at_boundary(values: Values) -> Values:
+    """`values` as the next layer receives them, wherever it runs."""
+    return tuple(_boundary(value) if value.is_floating_point() else value for value in values)
 
 
 @contextmanager

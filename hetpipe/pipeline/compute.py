@@ -15,11 +15,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hetpipe.clock import Clock
 from hetpipe.pipeline.activation_bytes import ActivationBytes
 from hetpipe.pipeline.callables import LossFunction, call_loss, call_metric
-from hetpipe.pipeline.chain import Layer, Values, run_layers, weights_in_place
+from hetpipe.pipeline.chain import Layer, Values, hooked, run_layers, weights_in_place
 from hetpipe.pipeline.differentiation import Differentiation
+from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
-from hetpipe.pipeline.seeds import layer_seed
+from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
 from hetpipe.schedule.policy import Kind
 from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.spec.run import DeviceConfig, StageEmulation
@@ -111,9 +112,10 @@ class StageCompute:
         self._most_pending = 0
         self._activations = ActivationBytes(layers, watches=watches_activations)
         self._differentiation = Differentiation()
+        self._modes = tuple(mode for layer in layers for mode in layer.modes)
         for layer in layers:
             layer.module.to(device)
-            layer.module.train()
+        enter_training(self._modes)
 
     def forward(
         self, p: Minibatch, weights: Mapping[str, Tensor], values: Values, saving: Remapping | None = None
@@ -182,19 +184,19 @@ class StageCompute:
             pending.saving.read_from(weights)
         with weights_in_place(self._layers, weights):
             of_weights, of_inputs = self._differentiation.run(pairs, pending.leaves, inputs, weights)
+            of_weights = hooked(self._layers, of_weights)
         remaining = iter(of_inputs)
         return Gradients(of_weights, tuple(None if value is None else next(remaining) for value in pending.inputs))
 
     @torch.no_grad()
-    def evaluate(self, weights: Mapping[str, Tensor], values: Values) -> Values:
-        """Run a minibatch in evaluation mode; nothing is kept."""
-        for layer in self._layers:
-            layer.module.eval()
+    def evaluate(self, number: int, weights: Mapping[str, Tensor], values: Values) -> Values:
+        """Run evaluation minibatch `number` (from 1) in evaluation mode; nothing is kept."""
+        values = tuple(value.to(self._device) for value in values)
+        enter_evaluation(self._modes)
         try:
-            return run_layers(self._layers, weights, tuple(value.to(self._device) for value in values))
+            return run_layers(self._layers, weights, values, lambda layer: self._seed_for_evaluation(number, layer))
         finally:
-            for layer in self._layers:
-                layer.module.train()
+            enter_training(self._modes)
 
     def to_device(self, target: Any) -> Any:
         """A target, moved to the stage's device."""
@@ -226,10 +228,10 @@ class StageCompute:
         return value.detach().requires_grad_() if needs_gradient else value
 
     def _seed_for(self, p: Minibatch, layer: Layer) -> None:
-        seed = layer_seed(self._seed, self._vw, p, layer.index)
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        seed_generators(layer_seed(self._seed, self._vw, p, layer.index), self._device)
+
+    def _seed_for_evaluation(self, number: int, layer: Layer) -> None:
+        seed_generators(evaluation_layer_seed(self._seed, self._vw, number, layer.index), self._device)
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:

@@ -1,7 +1,7 @@
 """Which tensors a minibatch is: the data contract (`wsp.md` §5).
 
 The first stage reads inputs and the last one targets, each from the data set itself; nothing but activations travels.
-Random augmentation draws from a generator seeded by (seed, virtual worker, minibatch), so both read the same samples.
+Random augmentation draws from generators seeded by (seed, virtual worker, minibatch), so both read the same samples.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from hetpipe.errors import CallableError
 from hetpipe.pipeline.callables import MapDataset
-from hetpipe.pipeline.seeds import fetch_seed
+from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
 from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
 
 
@@ -47,5 +46,13 @@ def read_minibatch(
     dataset: MapDataset, indices: Sequence[int], *, seed: int, vw: VirtualWorkerIndex, p: Minibatch
 ) -> Batch:
     """The tensors of minibatch `p` of `vw`, read under its own seed."""
-    torch.default_generator.manual_seed(fetch_seed(seed, vw, p))
+    seed_generators(fetch_seed(seed, vw, p))
+    return read_batch(dataset, indices)
+
+
+def read_evaluation_minibatch(
+    dataset: MapDataset, indices: Sequence[int], *, seed: int, vw: VirtualWorkerIndex, number: int
+) -> Batch:
+    """The tensors of evaluation minibatch `number` (from 1) of `vw`, read under its own seed."""
+    seed_generators(evaluation_fetch_seed(seed, vw, number))
     return read_batch(dataset, indices)

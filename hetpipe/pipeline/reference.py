@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
-from hetpipe.pipeline.chain import chain_of, run_layers
+from hetpipe.pipeline.chain import Layer, chain_of, run_layers
+from hetpipe.pipeline.modes import enter_evaluation
 from hetpipe.pipeline.reference_gradients import all_reduced
 from hetpipe.pipeline.reference_local_weights import added
 from hetpipe.pipeline.reference_optimizer import OptimizerMemory, ReferenceOptimizer
@@ -40,6 +42,12 @@ from hetpipe.pipeline.reference_worker import (
     parameters_of,
     read_block,
 )
+from hetpipe.pipeline.seeds import (
+    evaluation_fetch_seed,
+    evaluation_layer_seed,
+    preserved_generators,
+    seed_generators,
+)
 from hetpipe.spec.ids import Clock, Minibatch, VirtualWorkerIndex
 from hetpipe.sync.division import Block, deal, shuffled
 
@@ -59,7 +67,7 @@ Records = dict[tuple[VirtualWorkerIndex, Minibatch], MinibatchRecord]
 
 def initial_state(run: ReferenceRun) -> ReferenceState:
     """The state at clock 0: the model as built under the run's seed, fresh optimizers, no sample used."""
-    with torch.random.fork_rng(devices=[]):
+    with preserved_generators():
         layers = chain_of(_built(run))
     weights = parameters_of(layers)
     fresh, num_workers = ReferenceOptimizer(run, weights).memory(), run.num_virtual_workers
@@ -80,7 +88,7 @@ def initial_state(run: ReferenceRun) -> ReferenceState:
 def run_reference(run: ReferenceRun, start: ReferenceState | None = None) -> ReferenceResult:
     """Compute `run`, from `start` (a barrier's state of an earlier run of the same kind) or from the beginning.
 
-    The process's random generator is used, and left as it was found.
+    The process's random generators are used, and left as they were found.
 
     Raises:
         ValueError: the optimizer is unknown or cannot be predicted, the stages do not have the model's layers, a sample
@@ -91,7 +99,7 @@ def run_reference(run: ReferenceRun, start: ReferenceState | None = None) -> Ref
         raise ValueError(f"start has {len(state.optimizers)} virtual workers, the run {run.num_virtual_workers}")
     records: Records = {}
     barriers = {state.clock: state}
-    with torch.random.fork_rng(devices=[]):
+    with preserved_generators():
         workers = [ReferenceWorker(VirtualWorkerIndex(vw), run, _built(run)) for vw in range(run.num_virtual_workers)]
         while not _is_finished(run, state):
             state = _segment(run, workers, state, records)
@@ -100,7 +108,7 @@ def run_reference(run: ReferenceRun, start: ReferenceState | None = None) -> Ref
 
 
 def _built(run: ReferenceRun) -> nn.Module:
-    torch.manual_seed(run.seed)
+    seed_generators(run.seed)
     return run.model()
 
 
@@ -226,6 +234,10 @@ def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
     }
 
 
+def _seed_evaluation(run: ReferenceRun, vw: VirtualWorkerIndex, number: int, layer: Layer) -> None:
+    seed_generators(evaluation_layer_seed(run.seed, vw, number, layer.index))
+
+
 def evaluate(
     run: ReferenceRun,
     *,
@@ -250,14 +262,17 @@ def evaluate(
     num_samples = len(dataset)
     blocks = [range(i, min(i + run.batch_size, num_samples)) for i in range(0, num_samples, run.batch_size)]
     totals = dict.fromkeys(functions, 0.0)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        layers = chain_of(_built(run).eval())
+    with preserved_generators(), torch.no_grad():
+        layers = chain_of(_built(run))
+        enter_evaluation(mode for layer in layers for mode in layer.modes)
         load_buffers(layers, buffers)
-        for vw in range(run.num_virtual_workers):
+        for vw in map(VirtualWorkerIndex, range(run.num_virtual_workers)):
             sums = dict.fromkeys(functions, 0.0)
-            for block in blocks[vw :: run.num_virtual_workers]:
+            for number, block in enumerate(blocks[vw :: run.num_virtual_workers], start=1):
+                seed_generators(evaluation_fetch_seed(run.seed, vw, number))
                 inputs, target = read_block(dataset, block)
-                output = output_of(run_layers(layers, weights, inputs))
+                seed = partial(_seed_evaluation, run, vw, number)
+                output = output_of(run_layers(layers, weights, inputs, before_layer=seed))
                 for name, function in functions.items():
                     sums[name] += float(function(output, target)) * len(block)
             totals = {name: total + sums[name] for name, total in totals.items()}

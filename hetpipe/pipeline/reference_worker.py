@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from hetpipe.pipeline.chain import Layer, Values, chain_of, run_layers, weights_in_place
+from hetpipe.pipeline.chain import GradientHook, Layer, Values, chain_of, run_layers, weights_in_place
 from hetpipe.pipeline.reference_gradients import Gradients, MinibatchGradients, average, clipped
 from hetpipe.pipeline.reference_local_weights import AnchoredWeights, DirectWeights, LocalWeights
 from hetpipe.pipeline.reference_optimizer import OptimizerMemory, ReferenceOptimizer
@@ -26,7 +26,7 @@ from hetpipe.pipeline.reference_values import (
     ReferenceState,
     Tensors,
 )
-from hetpipe.pipeline.seeds import fetch_seed, layer_seed
+from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
 from hetpipe.spec.ids import Clock, Minibatch, VirtualWorkerIndex
 
 
@@ -118,7 +118,7 @@ class ReferenceWorker:
         self.clock = Clock(0)
         self._run = run
         self._policy = POLICIES[run.weights]
-        self._layers = chain_of(model.train())
+        self._layers = chain_of(model)
         self._stages = _stages_of(self._layers, run.stages[index] if run.stages else (len(self._layers),))
 
     def begin(self, state: ReferenceState, last: int) -> None:
@@ -223,12 +223,12 @@ class ReferenceWorker:
         self, p: Minibatch, block: tuple[int, ...], used: Tensors, read: Tensors | None
     ) -> tuple[float, Gradients]:
         """Loss and gradients of `p`: forward with `used`, backward with `read`, or with `used` if that is None."""
-        run, generator = self._run, torch.default_generator
+        run = self._run
 
         def seed(layer: Layer) -> None:
-            generator.manual_seed(layer_seed(run.seed, self.index, p, layer.index))
+            seed_generators(layer_seed(run.seed, self.index, p, layer.index))
 
-        generator.manual_seed(fetch_seed(run.seed, self.index, p))
+        seed_generators(fetch_seed(run.seed, self.index, p))
         inputs, target = read_block(run.train, block)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         outputs = run_layers(self._layers, leaves, inputs, before_layer=seed)
@@ -239,5 +239,16 @@ class ReferenceWorker:
             for name, leaf in leaves.items():
                 leaf.data.copy_(read[name])
         with weights_in_place(self._layers, leaves):  # for layers that recompute
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        return loss.item(), dict(zip(leaves, gradients, strict=True))
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            gradients = dict(zip(leaves, found, strict=True))
+            for name, hook in [each for layer in self._layers for each in _hooks_of(layer)]:
+                gradient = gradients[name]
+                if gradient is not None:
+                    changed = hook(gradient)
+                    gradients[name] = gradient if changed is None else changed
+        return loss.item(), gradients
+
+
+def _hooks_of(layer: Layer) -> list[tuple[str, GradientHook]]:
+    """What the user registered on the layer's parameters, with their names."""
+    return [(name, hook) for name, hooks in layer.gradient_hooks.items() for hook in hooks.values()]

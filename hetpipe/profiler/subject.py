@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_loss
 from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.data import Batch, read_minibatch
@@ -40,7 +38,6 @@ def load_subject(job: Job, import_path: Path) -> Subject:
         CallableError, JobError: what cannot be used, by its path in the job.
     """
     check_optimization(job, import_path)
-    torch.manual_seed(job.seed)
     chain = chain_of(build_model(job, import_path))
     check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
     train = build_train_data(job, import_path)

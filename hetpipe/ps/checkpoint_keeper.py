@@ -20,6 +20,7 @@ from hetpipe.durable import sync_dir, write_durably
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError, ProtocolViolation
 from hetpipe.failpoints import reach
 from hetpipe.observe.log import get_logger
+from hetpipe.ps.conditions import Conditions
 from hetpipe.ps.manifest import (
     MANIFEST,
     VERSION,
@@ -28,10 +29,12 @@ from hetpipe.ps.manifest import (
     checkpoint_dir,
     file_digest,
     manifest_bytes,
+    newest_listed,
     read_label,
     read_manifest,
 )
 from hetpipe.spec.checkpoint import NUM_KEEPERS, PartLabel, shard_file, stage_file, stage_files
+from hetpipe.spec.conditions import ConditionKind
 from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
 from hetpipe.spec.requests import CheckpointFile, Requester
 from hetpipe.spec.sync import Progress
@@ -39,6 +42,9 @@ from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
 from hetpipe.sync.segment import CHECKPOINTS
 
 _log = get_logger(__name__)
+
+#: Whose condition it is when they are given up.
+_WHO = "checkpoints"
 
 #: Sets that may be under way at a time: shards write in the background while training goes on.
 MAX_SETS = 2
@@ -108,8 +114,19 @@ def _members(folder: Path) -> frozenset[VirtualWorkerIndex]:
 class CheckpointKeeper:
     """Completes the checkpoints of one job, and deletes old ones. Thread-safe; every call may be repeated."""
 
-    def __init__(self, *, job_id: JobId, run_dir: Path, num_shards: int, keep: int) -> None:
-        """Keep the newest `keep` complete checkpoints in `run_dir`, and what `worth_keeping` says."""
+    def __init__(
+        self, *, job_id: JobId, run_dir: Path, num_shards: int, keep: int, conditions: Conditions | None = None
+    ) -> None:
+        """Keep the newest `keep` complete checkpoints in `run_dir`, and what `worth_keeping` says.
+
+        Args:
+            job_id: the job.
+            run_dir: the folder of its run.
+            num_shards: parameter servers that write parts.
+            keep: at least 1.
+            conditions: hears when a checkpoint is given up, and when one is complete again; None: nobody does.
+        """
+        self._conditions = conditions or Conditions()
         self._job_id = job_id
         self._run_dir = run_dir
         self._num_shards = num_shards
@@ -119,6 +136,8 @@ class CheckpointKeeper:
         self._sets: dict[Clock, PartSet] = {}
         #: The clock of the newest checkpoint that is known to be complete; None before there is one.
         self.newest_complete: Clock | None = None
+        #: What that one takes on the disk; 0 while it is not known.
+        self.newest_bytes = 0
         #: The newest clock at which a set was begun.
         self._newest = Clock(-1)
         #: Why sets were given up; at most `MAX_SETS`, the newest ones.
@@ -149,6 +168,8 @@ class CheckpointKeeper:
             self._newest = clock
             if (self._folder(clock) / MANIFEST).exists():
                 self.newest_complete = clock
+                with suppress(CheckpointError):
+                    self.newest_bytes = sum(file.num_bytes for file in read_manifest(self._folder(clock)).files)
                 return  # this process was started anew
             self._remove_given_up()
             while len(self._sets) >= MAX_SETS:
@@ -248,15 +269,31 @@ class CheckpointKeeper:
             return
         _log.info("checkpoint_complete", clock=clock, files=len(files))
         self.newest_complete = clock
+        self.newest_bytes = sum(file.num_bytes for file in files)
         del self._sets[clock]
         self._prune(folder)
+        self._conditions.clear(
+            ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, f"checkpoints are written again at clock {clock}"
+        )
 
     def _give_up(self, clock: Clock, reason: str) -> None:
         _log.error("checkpoint_given_up", error=CheckpointNotWritten.__name__, clock=clock, reason=reason)
+        newest = self._newest_clock()
+        before = "there is none before it" if newest is None else f"the newest complete one is at clock {newest}"
+        sentence = f"the checkpoint at clock {clock} was given up, {before}: {reason}"
+        self._conditions.raise_(ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, sentence)
         del self._sets[clock]
         self._given_up[clock] = reason
         while len(self._given_up) > MAX_SETS:
             del self._given_up[min(self._given_up)]
+
+    def _newest_clock(self) -> Clock | None:
+        """Of the newest complete checkpoint of the run, also if an earlier process completed it."""
+        if self.newest_complete is None:
+            with suppress(CheckpointError, OSError):
+                folder = newest_listed(self._run_dir)
+                return None if folder is None else read_manifest(folder).progress.clock
+        return self.newest_complete
 
     def _remove_given_up(self) -> None:
         """Delete what was written of sets that were given up: by now nobody writes there."""

@@ -29,6 +29,7 @@ from hetpipe.ps.decision_events import (
 )
 from hetpipe.ps.journal import Address, ClockState, Journal, OldDecisions
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.requests import Meeting, Requester
 from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.run_document import RunDescription, RunDocument
@@ -239,6 +240,12 @@ class ClockShard:
             return RunDescription(
                 self._term, self._run, log.newest_lives(), self.snapshot(), log.asked, is_over=log.finished
             )
+
+    @property
+    def shards(self) -> tuple[MemberInfo, ...]:
+        """The parameter servers of the job, by index; none if no coordinator has told of the run."""
+        with self.bell:
+            return () if self._run is None else self._run.shards
 
     def attendance(self) -> Attendance:
         """Who is at the newest barrier that is passed, or was there.

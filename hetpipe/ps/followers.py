@@ -53,7 +53,8 @@ class Followers:
             return self._own.records_from(position, jumps=gathered) or None
 
         after()  # whoever asks for what there is not is refused before anybody waits
-        with self._watchers[gathered].watch(context) as watch:
+        # A stage has none of the places that are the shards', whatever it asks for.
+        with self._watchers[gathered or who is not None].watch(context) as watch:
             while (records := watch.wait(after, look_seconds=GATHER_SECONDS)) is not None:
                 position = records[-1].index + 1
                 yield records

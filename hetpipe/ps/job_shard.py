@@ -15,19 +15,22 @@ from typing import TypeVar
 import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import Busy, ProtocolViolation, StaleTerm, StateLost, Unavailable, UnknownJob
+from hetpipe.errors import Busy, HistoryIncomplete, ProtocolViolation, StaleTerm, StateLost, Unavailable, UnknownJob
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.log import bind_context
 from hetpipe.ps.buffer_exchange import BufferExchange
 from hetpipe.ps.checkpoint_keeper import CheckpointKeeper
 from hetpipe.ps.clock_shard import ClockShard
+from hetpipe.ps.conditions import Conditions
 from hetpipe.ps.job_state import JobState
 from hetpipe.ps.shard import Shard
 from hetpipe.ps.shard_checkpoints import ShardCheckpoints
 from hetpipe.ps.transport import ClockTransport
 from hetpipe.ps.write_ahead_log import Level
+from hetpipe.spec.conditions import ConditionKind
 from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
-from hetpipe.spec.shard_config import ShardConfig
+from hetpipe.spec.plan import DTYPE_BYTES
+from hetpipe.spec.shard_config import ShardConfig, shard_name
 from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT
 from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
 from hetpipe.sync.segment import ends_run
@@ -46,19 +49,29 @@ PartT = TypeVar("PartT")
 class JobShard:
     """One job on one shard. `start` begins to follow the log; `stop` ends it."""
 
-    def __init__(self, config: ShardConfig, history: HistoryWriter, state: JobState | None = None) -> None:
+    def __init__(
+        self,
+        config: ShardConfig,
+        history: HistoryWriter,
+        state: JobState | None = None,
+        conditions: Conditions | None = None,
+    ) -> None:
         """Hold nothing yet, or what an earlier process held.
 
         Args:
             config: the job.
             history: of this process.
             state: keeps it all on disk; None: it is lost with this process.
+            conditions: those of the job in this process, which `state` raises, too; None: of its own.
 
         Raises:
             StateLost: what an earlier process kept cannot be used.
         """
         self.config = config
         self._state = state
+        #: What endangers the job here, or has.
+        self.conditions = conditions or Conditions()
+        history.on_alarm(self._history_ends)
         history = history if state is None else state.history
         self.shard = Shard(config, history, None if state is None else state.pushes)
         self._clock_shard: ClockShard | None = None
@@ -71,6 +84,7 @@ class JobShard:
                 run_dir=Path(config.run_dir),
                 num_shards=config.num_shards,
                 keep=config.checkpoint_keep,
+                conditions=self.conditions,
             )
             self._clock_shard = ClockShard(
                 config,
@@ -172,7 +186,21 @@ class JobShard:
         self._is_over = True
         self.stop()
 
+    def disk_needs(self) -> dict[Path, int]:
+        """Folders in which this process keeps something of the job, and bytes that it will write there next.
+
+        That is two checkpoints in the folder of the run, by the newest complete one, and two snapshots of the weights
+        in the folder for state: while the second is written, the first is still there.
+        """
+        own_bytes = sum((s.stop - s.start) * DTYPE_BYTES[s.parameter.dtype] for s in self.config.slices)
+        checkpoint = own_bytes if self._keeper is None else max(self._keeper.newest_bytes, own_bytes)
+        needs = {Path(self.config.run_dir): 2 * checkpoint}
+        return needs if self._state is None else {**needs, self._state.root: 2 * own_bytes}
+
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _history_ends(self, alarm: HistoryIncomplete) -> None:
+        self.conditions.raise_(ConditionKind.HISTORY_INCOMPLETE, shard_name(self.config.shard), str(alarm))
 
     def _run(self, batches: Iterator[Sequence[Record]]) -> None:
         bind_context(job=self.config.job_id, shard=self.config.shard)

@@ -25,8 +25,9 @@ from typing import TypeVar
 import structlog
 
 from hetpipe.durable import make_dir, write_durably
-from hetpipe.errors import ProtocolViolation, StateLost, UserError
+from hetpipe.errors import DurabilityLost, ProtocolViolation, StateLost, UserError
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.ps.conditions import Conditions
 from hetpipe.ps.frames import DISK, Disk
 from hetpipe.ps.journal import Journal, OldDecisions, old_decisions
 from hetpipe.ps.kept import Found, Keeping, Kept, read_kept
@@ -37,10 +38,12 @@ from hetpipe.ps.snapshots import read_snapshot, write_snapshot
 from hetpipe.ps.write_ahead_log import Level
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.spec import wire
+from hetpipe.spec.conditions import ConditionKind
+from hetpipe.spec.counters import FENCES, TERMS
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import NO_FENCE
 from hetpipe.spec.plan import DTYPE_BYTES, SlicePlan
-from hetpipe.spec.shard_config import ShardConfig
+from hetpipe.spec.shard_config import ShardConfig, shard_name
 from hetpipe.weights.flat import aligned
 
 log = structlog.get_logger(__name__)
@@ -161,15 +164,29 @@ def kept_fences(root: Path) -> FenceGuard:
         except OSError as error:
             log.warning("fence_not_kept", folder=str(root), fence=fence, reason=error.strerror or str(error))
 
-    highest = NO_FENCE
     try:
-        text = (root / _FENCE).read_text(encoding="ascii")
-        highest = int(text)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
+        highest = read_fence(root)
+    except StateLost as error:
         log.warning("fence_not_read", folder=str(root), reason=str(error))
+        highest = NO_FENCE
     return FenceGuard(highest, keep=keep)
+
+
+def read_fence(root: Path) -> int:
+    """The highest number of a lead that is kept in a folder; 0 where there is none.
+
+    Raises:
+        StateLost: it is no number that a lead can have: nobody who was held to it could ever lead.
+    """
+    try:
+        highest = int((root / _FENCE).read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return NO_FENCE
+    except (OSError, ValueError) as error:
+        raise StateLost(f"{root / _FENCE} cannot be read: {error}") from None
+    if not NO_FENCE <= highest < FENCES.limit:
+        raise StateLost(f"{root / _FENCE} says {highest}, and no lead has a number from {FENCES.limit} on")
+    return highest
 
 
 def _remove_empty(root: Path) -> None:
@@ -213,29 +230,104 @@ def delete(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class UnusableJob:
+    """A job that was deleted."""
+
+    job_id: JobId
+    term: int
+    run_dir: str
+    """Where its checkpoints are; empty where that could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRepair:
+    """What was found in a folder, and deleted there."""
+
+    fence: int | None
+    """The highest number of a lead that was kept; None for what is no such number."""
+    is_fence_forgotten: bool
+    jobs: tuple[UnusableJob, ...]
+
+
+def repair_state(root: Path, *, forget_fence: bool = False) -> StateRepair:
+    """Delete what keeps the parameter server of a folder out of its cluster: numbers that no coordinator accepts.
+
+    Those are a fence and terms of jobs in the reserve that no report reaches (`spec.counters`).
+
+    Args:
+        root: its `--state`, while it does not run.
+        forget_fence: delete the fence whatever it is; the next coordinator tells its own.
+
+    Raises:
+        UserError: there is no such folder, a process uses it, or it cannot be written.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root} is no folder; give what a parameter server was given as --state")
+    descriptor = claim(root)
+    try:
+        try:
+            fence: int | None = read_fence(root)
+        except StateLost:
+            fence = None
+        forget_fence = fence is None or fence > FENCES.largest_reported or (forget_fence and (root / _FENCE).exists())
+        if forget_fence:
+            (root / _FENCE).unlink()
+        jobs = tuple(_unusable_job(folder) for folder in sorted(root.glob("*@*")) if _is_unusable(folder))
+        for folder in filter(_is_unusable, root.glob("*@*")):
+            delete(folder)
+    except OSError as error:
+        raise UserError(f"the state in {root} cannot be repaired: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    return StateRepair(fence, forget_fence, jobs)
+
+
+def _is_unusable(folder: Path) -> bool:
+    return _term(folder) > TERMS.largest_reported
+
+
+def _unusable_job(folder: Path) -> UnusableJob:
+    try:
+        run_dir = read_config(folder).run_dir
+    except StateLost:
+        run_dir = ""
+    return UnusableJob(JobId(_job(folder)), _term(folder), run_dir)
+
+
 class JobState:
     """What is kept of one job. Its parts are for the job's `Shard` and `ClockShard`."""
 
-    def __init__(self, config: ShardConfig, options: StateOptions, history: HistoryWriter) -> None:
+    def __init__(
+        self,
+        config: ShardConfig,
+        options: StateOptions,
+        history: HistoryWriter,
+        conditions: Conditions | None = None,
+    ) -> None:
         """Go on with what is there of this term of the job, or begin.
 
         Args:
             config: the job.
             options: how to keep it.
             history: of this process.
+            conditions: hears when what is kept is not whole; None: nobody does.
 
         Raises:
             StateLost: something is there and cannot be used.
         """
         self._config = config
         self._folder = options.folder_of(config)
+        #: What is kept of all jobs lies here.
+        self.root = options.root_of(config)
         self._lock = threading.Lock()
-        #: Logs whose disk fails; with the lock held.
-        self._failing: set[Path] = set()
+        self._conditions = conditions or Conditions()
+        #: Logs whose disk fails, and why; with the lock held.
+        self._failing: dict[Path, DurabilityLost] = {}
         #: Whether the folder says truly if what is in it is whole.
         self._is_told = True
         identity = identity_of(config)
-        keeping = Keeping(identity=identity, fsync=options.fsync, disk=options.disk, on_level=self._on_level)
+        keeping = Keeping(identity=identity, fsync=options.fsync, disk=options.disk, on_alarm=self._on_alarm)
         pushes, decisions = self._find(identity)
         #: What an earlier process kept; None: there was none.
         self.old_pushes: OldPushes | None = None if pushes is None else _in_terms(old_pushes, pushes)
@@ -257,9 +349,12 @@ class JobState:
             self.buffers = KeptBuffers(self._folder / _BUFFERS)
             self.journal = Journal(Kept(self._folder / _DECISIONS, keeping, found=decisions))
         self.history: HistoryWriter = history if self._retelling is None else self._retelling
-        if pushes is None:
-            with self._lock:
+        with self._lock:
+            if pushes is None:
                 self._write_down()
+            else:
+                self._tell_level("; ".join(map(str, self._failing.values())))
+        if pushes is None:
             self._delete_other_terms(options.root_of(config))
 
     @property
@@ -315,12 +410,12 @@ class JobState:
         places = [old.history for old in (self.old_pushes, self.old_decisions) if old is not None]
         return Retelling(history, min(places)) if places else None
 
-    def _on_level(self, folder: Path, level: Level) -> None:
+    def _on_alarm(self, folder: Path, alarm: DurabilityLost | None) -> None:
         with self._lock:
-            if level is Level.APPLIED:
-                self._failing.add(folder)
+            if alarm is not None:
+                self._failing[folder] = alarm
             else:
-                self._failing.discard(folder)
+                self._failing.pop(folder, None)
             self._write_down()
 
     def _write_down(self) -> None:
@@ -337,8 +432,21 @@ class JobState:
                 write_snapshot(job, 0, wire.to_json(ShardConfig, self._config).encode(), points="")
             self._is_told = True
         except OSError as error:
+            reason = error.strerror or str(error)
             if was_told:
-                log.warning("state_not_written", folder=str(self._folder), reason=error.strerror or str(error))
+                log.warning("state_not_written", folder=str(self._folder), reason=reason)
+            self._tell_level(f"{self._folder} cannot be written ({reason}): make room, or replace the disk")
+        else:
+            self._tell_level("; ".join(map(str, self._failing.values())))
+
+    def _tell_level(self, why: str) -> None:
+        """Let the coordinator know what is promised: `why` says what is wrong, if anything is."""
+        who = shard_name(self._config.shard)
+        if self.level is Level.APPLIED:
+            sentence = f"{who} cannot keep what is staged (level {Level.APPLIED}): {why}"
+            self._conditions.raise_(ConditionKind.DURABILITY_LOST, who, sentence)
+        else:
+            self._conditions.clear(ConditionKind.DURABILITY_LOST, who, f"{who} keeps what is staged again")
 
     def _delete_other_terms(self, root: Path) -> None:
         for folder in root.glob(f"{self._config.job_id}@*"):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import structlog
 
-from hetpipe.errors import InjectedFault, ProtocolViolation, StateLost
+from hetpipe.errors import DurabilityLost, InjectedFault, ProtocolViolation, StateLost
 from hetpipe.failpoints import reach
 from hetpipe.ps.checksum import Bytes
 from hetpipe.ps.frames import DISK, Disk, Extent, Frame
 from hetpipe.ps.old_log import read_log
 from hetpipe.ps.snapshots import read_snapshot, write_snapshot
-from hetpipe.ps.write_ahead_log import Level, LogLimits, WriteAheadLog
+from hetpipe.ps.write_ahead_log import LogLimits, WriteAheadLog
 from hetpipe.spec import wire
 
 log = structlog.get_logger(__name__)
@@ -69,8 +69,8 @@ class Keeping:
     fsync: bool = False
     """Whether what was acknowledged outlives the machine, too."""
     disk: Disk = DISK
-    on_level: Callable[[Path, Level], None] = lambda _folder, _level: None
-    """Hears of a folder, and what is promised of it from now on, whenever that changes."""
+    on_alarm: Callable[[Path, DurabilityLost | None], None] = lambda _folder, _alarm: None
+    """Hears of a folder whose log lacks records, and why; None when that is over."""
 
 
 class Kept:
@@ -86,7 +86,7 @@ class Kept:
             limits=LogLimits(fsync=keeping.fsync),
             next_sequence=0 if found is None else found.next_sequence,
             disk=keeping.disk,
-            on_level=lambda level: keeping.on_level(folder, level),
+            on_alarm=lambda alarm: keeping.on_alarm(folder, alarm),
         )
         self._thread: threading.Thread | None = None
         #: Number of the newest snapshot; None before the first.

@@ -61,7 +61,8 @@ class Waits:
     seconds: float
     """Patience: how long a call is repeated after it has failed for the first time."""
     clock: TimeSource = SYSTEM_CLOCK
-    chance: Callable[[], float] = random.random
+    # Never the module's own functions: user code draws from these, under seeds.
+    chance: Callable[[], float] = random.SystemRandom().random
     """Shortens rests by chance, so that not everybody comes back at once; from [0, 1)."""
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 
+from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.history import HistoryWriter, Value
 
 
@@ -28,6 +30,10 @@ class Retelling(HistoryWriter):
     def position(self) -> int:
         """See `HistoryWriter.position`."""
         return self._history.position()
+
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """See `HistoryWriter.on_alarm`."""
+        self._history.on_alarm(listener)
 
     def write(self, event: str, **fields: Value) -> None:
         """See `HistoryWriter.write`; left out if it is there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import grpc
 import structlog
@@ -14,21 +14,26 @@ from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import (
     HetpipeError,
     PeerUnreachable,
+    PermissionDenied,
     ProtocolViolation,
     StaleTerm,
     StateLost,
     UnknownJob,
 )
+from hetpipe.ps.conditions import Conditions
 from hetpipe.ps.config_check import check_config, check_life, check_run
 from hetpipe.ps.followers import Followers
 from hetpipe.ps.in_process import InProcessClock, InProcessShard
 from hetpipe.ps.job_shard import JobShard
 from hetpipe.ps.job_state import JobState, StateOptions, claim, disclaim, forget_job, kept_fences, old_jobs
 from hetpipe.ps.run_history import HistoryFactory
+from hetpipe.roots import Roots
 from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.tls import Tls
+from hetpipe.spec.conditions import Condition
+from hetpipe.spec.identity import NamedPeer
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.members import NO_TERM
 from hetpipe.spec.requests import (
@@ -84,6 +89,7 @@ class ShardServer:
         tls: Tls | None = None,
         memory_bytes: int | None = None,
         state: StateOptions | None = None,
+        roots: Roots | None = None,
     ) -> None:
         """Serve no job yet.
 
@@ -93,6 +99,7 @@ class ShardServer:
             tls: how to prove oneself to the clock shard of a job.
             memory_bytes: what one job's weights may take; None: the machine's memory.
             state: where jobs are kept on disk, so that the next process goes on with them; None: nowhere.
+            roots: below which folder jobs may have their runs; None: anywhere.
         """
         self._memory_bytes = machine_memory_bytes() if memory_bytes is None else memory_bytes
         self._history = history
@@ -108,10 +115,12 @@ class ShardServer:
         #: Highest term of any job that was ever served here.
         self.highest_term = NO_TERM
         self._state = state
+        self._roots = roots or Roots()
         #: Keeps other processes out of the folder for state; open until this process ends.
         self._claim: int | None = None
         #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
         self.lost: dict[JobId, str] = {}
+        self._on_condition: Callable[[], None] = lambda: None
 
     def recover(self) -> None:
         """Go on with the jobs that an earlier process kept in the folder of this one. Before anybody is served.
@@ -139,8 +148,9 @@ class ShardServer:
 
         Raises:
             StaleTerm: a later term is configured already.
-            ProtocolViolation, ResourceExhausted, UserError: this shard could not serve it.
+            ProtocolViolation, ResourceExhausted, UserError: this shard could not serve it, or not in that folder.
         """
+        self._roots.check_run(config.run_dir)
         check_config(config, memory_bytes=self._memory_bytes)
         with self._configuring:
             self._begin(config)
@@ -167,7 +177,12 @@ class ShardServer:
         remote = None
         if config.shard != 0:
             remote = GrpcClock(
-                config.clock_shard_address, job_id=config.job_id, term=config.term, tls=self._tls, clock=self._clock
+                config.clock_shard_address,
+                job_id=config.job_id,
+                term=config.term,
+                member_id=config.clock_shard_id,
+                tls=self._tls,
+                clock=self._clock,
             )
         job.shard.start(remote, self._clock, on_lost=lambda error: self._on_lost(config, error))
 
@@ -223,6 +238,24 @@ class ShardServer:
         """See `ShardControl.describe`."""
         return self._job(job_id).shard.clock_shard.describe()
 
+    def check_shard(self, peer: NamedPeer, job_id: JobId, shard: ShardIndex | None = None) -> None:
+        """Let nobody but a job's own parameter servers act as one of them.
+
+        Args:
+            peer: whose certificate the caller has.
+            job_id: the job.
+            shard: as which of its shards; None: as any.
+
+        Raises:
+            PermissionDenied: it is none of them, or another one.
+        """
+        ids = [member.id for member in self._job(job_id).shard.clock_shard.shards]
+        own = [index for index, member_id in enumerate(ids) if member_id == peer.member_id]
+        if not own:
+            raise PermissionDenied(f"{peer} is none of the {len(ids)} parameter servers of job {job_id}")
+        if shard is not None and shard not in own:
+            raise PermissionDenied(f"{peer} is shard {own[0]} of job {job_id}, and may not act as shard {shard}")
+
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job."""
         return self._job(job_id).shard.clock_shard.snapshot()
@@ -242,6 +275,14 @@ class ShardServer:
         """The jobs that would be served if what was kept of them were whole, and why it is not."""
         with self._lock:
             return dict(self.lost)
+
+    def conditions(self) -> dict[JobId, tuple[Condition, ...]]:
+        """What endangers each job in this process, or has; for heartbeats."""
+        return {job.config.job_id: job.conditions.told() for job in self.job_shards()}
+
+    def on_condition(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, from any thread, when a condition of a job begins or ends."""
+        self._on_condition = listener
 
     def job_shards(self) -> tuple[JobShard, ...]:
         """This process's shard of every job."""
@@ -357,7 +398,13 @@ class ShardServer:
             StateLost: an earlier process left something that cannot be used.
         """
         history = self._history(config)
-        return JobShard(config, history, None if self._state is None else JobState(config, self._state, history))
+        conditions = Conditions(self._clock)
+        conditions.on_change(self._tell_condition)
+        state = None if self._state is None else JobState(config, self._state, history, conditions)
+        return JobShard(config, history, state, conditions)
+
+    def _tell_condition(self) -> None:
+        self._on_condition()
 
     def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
         """A job's state turned out to be damaged: whoever asks for the job hears that it is not served here."""

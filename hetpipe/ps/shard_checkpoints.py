@@ -30,6 +30,8 @@ from hetpipe.weights.flat import FlatBuffer
 
 _log = get_logger(__name__)
 
+_TOO_SLOW = "older ones are not written yet: the disk is slow; let checkpoint.every_waves be larger"
+
 #: Pause before telling a clock shard again that could not be reached.
 _RETRY_SECONDS = 0.2
 
@@ -90,7 +92,7 @@ class ShardCheckpoints:
             self._num_waiting += 1
         weights: FlatBuffer | CheckpointNotWritten
         try:
-            weights = CheckpointNotWritten("older ones are not written yet") if is_late else self._shard.hold(clock)
+            weights = CheckpointNotWritten(_TOO_SLOW) if is_late else self._shard.hold(clock)
         except ClockFreed as error:
             weights = CheckpointNotWritten(str(error))
         self._writer.submit(self._write, clock, weights)

@@ -53,7 +53,7 @@ class LogLimits:
     """Whether `sync` waits for the disk."""
 
 
-def _ignore_level(_: Level) -> None:
+def _ignore_alarm(_: DurabilityLost | None) -> None:
     """Nobody wants to know."""
 
 
@@ -82,7 +82,7 @@ class WriteAheadLog:
         limits: LogLimits,
         next_sequence: int = 0,
         disk: Disk = DISK,
-        on_level: Callable[[Level], None] = _ignore_level,
+        on_alarm: Callable[[DurabilityLost | None], None] = _ignore_alarm,
     ) -> None:
         """Begin a file of its own; those that are there stay.
 
@@ -92,10 +92,10 @@ class WriteAheadLog:
             limits: how it is kept.
             next_sequence: of `old_log.read_log`.
             disk: what writes.
-            on_level: hears what is promised from now on, whenever that changes.
+            on_alarm: hears why records are missing when that begins, and None when all are there again.
         """
         self._folder = folder
-        self._on_level = on_level
+        self._on_alarm = on_alarm
         self._identity = identity
         self._limits = limits
         #: See `LogLimits`; may be changed.
@@ -236,7 +236,7 @@ class WriteAheadLog:
             if self._file is not None and self._alarm is not None:
                 self._alarm = None
                 log.warning("durable_again", folder=str(self._folder))
-                self._on_level(Level.DURABLE)
+                self._on_alarm(None)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -340,4 +340,4 @@ class WriteAheadLog:
             self._file = None
         if first:
             log.error("durability_lost", sentence=str(self._alarm))
-            self._on_level(Level.APPLIED)
+            self._on_alarm(self._alarm)

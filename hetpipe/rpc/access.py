@@ -8,6 +8,7 @@ servers listen like that on loopback, or where `--insecure` is spelled out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import grpc
@@ -17,7 +18,7 @@ from hetpipe.errors import PermissionDenied, Unauthenticated, UserError
 from hetpipe.proto.v1 import coordinator_pb2, parameter_server_pb2
 from hetpipe.rpc import coordinator_methods, shard_methods
 from hetpipe.spec.identity import NamedPeer, Peer, Role, StagePeer, identity_from_uri
-from hetpipe.spec.ids import JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
 #: Says in whose name a request is made. `None`: it does not say.
 Claim = Callable[[Any], Peer | None]
@@ -31,6 +32,10 @@ _SHARD_PREFIX = "parameter-server-"
 
 def _nobody(_request: Any) -> None:
     """The role is enough."""
+
+
+def _owner(_request: Any) -> None:
+    """Whose it is, the handler knows: the owner of a member, the shards of a job."""
 
 
 def _agent(request: Any) -> Peer | None:
@@ -60,14 +65,21 @@ def _new_worker(request: Any) -> Peer | None:
 
 
 def _new_member(request: Any, wanted: int, role: Role) -> Peer | None:
-    if request.member.role != wanted:
+    member = request.member
+    if member.role != wanted:
         raise PermissionDenied(f"the certificate of a {role} registers a {role} and nothing else")
-    return _named(role, request.member.id.removeprefix(_SHARD_PREFIX if role is Role.PARAMETER_SERVER else ""))
+    claimed = _named(role, member.id.removeprefix(_SHARD_PREFIX if role is Role.PARAMETER_SERVER else ""))
+    if member.id != claimed.member_id:
+        raise PermissionDenied(f"{claimed} registers as {claimed.member_id}, and not as {member.id:.80}")
+    if member.HasField("shard_index") and str(member.shard_index) != claimed.name:
+        raise PermissionDenied(f"{claimed} may not be shard {member.shard_index}: its certificate says {claimed.name}")
+    return claimed
 
 
 def _stage(request: Any) -> Peer | None:
     who = request.requester
-    return StagePeer(JobId(who.job_id), VirtualWorkerIndex(who.vw), StageIndex(who.stage))
+    life, term = Incarnation(who.incarnation), Term(who.term)
+    return StagePeer(JobId(who.job_id), VirtualWorkerIndex(who.vw), StageIndex(who.stage), life, term)
 
 
 def _header(kind: Any) -> Claim:
@@ -83,11 +95,19 @@ def _header(kind: Any) -> Claim:
 
 
 def _follower(request: Any) -> Peer | None:
-    who = request.requester
-    return StagePeer(JobId(request.job_id), VirtualWorkerIndex(who.vw), StageIndex(who.stage))
+    if not request.HasField("requester") or request.requester.job_id != request.job_id:
+        raise PermissionDenied("a stage follows the log of its own job, and says which stage it is")
+    return _stage(request)
 
 
-def _named(role: Role, name: str) -> Peer | None:
+def _following_shard(request: Any) -> Peer | None:
+    """Of which job it is a parameter server is for the clock shard to say."""
+    if request.HasField("requester"):
+        raise PermissionDenied("a parameter server does not follow the log in the name of a stage")
+    return None
+
+
+def _named(role: Role, name: str) -> NamedPeer:
     try:
         return NamedPeer(role, name)
     except UserError as error:
@@ -103,8 +123,8 @@ _EVERY_SERVICE: Rule = dict.fromkeys(
 
 _COORDINATOR_CALLS: Mapping[str, Rule] = {
     "Register": {Role.AGENT: _new_agent, Role.PARAMETER_SERVER: _new_shard, Role.OPERATOR: _new_worker},
-    "Heartbeat": {Role.AGENT: _agent_member, Role.PARAMETER_SERVER: _shard_member, Role.OPERATOR: _nobody},
-    "Leave": {Role.AGENT: _agent_member, Role.PARAMETER_SERVER: _shard_member, Role.OPERATOR: _nobody},
+    "Heartbeat": {Role.AGENT: _agent_member, Role.PARAMETER_SERVER: _shard_member, Role.OPERATOR: _owner},
+    "Leave": {Role.AGENT: _agent_member, Role.PARAMETER_SERVER: _shard_member, Role.OPERATOR: _owner},
     "WatchCommands": {Role.AGENT: _agent},
     "Report": {Role.AGENT: _agent},
     "CertifyStage": {Role.AGENT: _agent},
@@ -136,9 +156,9 @@ _SHARD_CALLS: Mapping[str, Rule] = {
     "HoldClock": _STAGE,
     "GetProgress": _STAGE,
     "ReportCheckpoint": _STAGE,
-    "FollowLog": {Role.STAGE: _follower, Role.PARAMETER_SERVER: _nobody},
-    "Acknowledge": {Role.PARAMETER_SERVER: _nobody},
-    "ReportShardCheckpoint": {Role.PARAMETER_SERVER: _nobody},
+    "FollowLog": {Role.STAGE: _follower, Role.PARAMETER_SERVER: _following_shard},
+    "Acknowledge": {Role.PARAMETER_SERVER: _owner},
+    "ReportShardCheckpoint": {Role.PARAMETER_SERVER: _owner},
 }
 
 _TENSOR_CALLS: Mapping[str, Rule] = {
@@ -177,6 +197,13 @@ def peer_of(context: grpc.ServicerContext) -> Peer:
             "`hetpipe certs issue`"
         )
     return peers[0]
+
+
+def caller_of(context: grpc.ServicerContext) -> Peer | None:
+    """Who calls, by its certificate; None without TLS, where nobody is known."""
+    with suppress(Unauthenticated):
+        return peer_of(context)
+    return None
 
 
 def check_role(call: str, peer: Peer, access: Mapping[str, Rule] = ACCESS) -> Claim:

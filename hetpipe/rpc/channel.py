@@ -17,6 +17,11 @@ KEEPALIVE_SECONDS = 3
 #: kernel has taken already.
 KEEPALIVE_TIMEOUT_SECONDS = 4
 
+#: Longest that a server waits for a connection to agree on how to speak, and for its next call. Both are below 10 s,
+#: with the time that gRPC takes to notice.
+HANDSHAKE_SECONDS = 5.0
+IDLE_CONNECTION_SECONDS = 8.0
+
 #: Largest message either way, in bytes: a tensor chunk of 4 MiB with its header, and some room.
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 
@@ -60,6 +65,16 @@ def keepalive_options() -> Options:
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def silence_options() -> Options:
+    """How long a server keeps connections that do not speak: whoever really wants something connects again."""
+    return [
+        # Until TLS is agreed on, and the settings of HTTP/2 are there: two minutes by default.
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1_000)),
+        # Then until the first call, and between two calls. A stream counts as a call for as long as it lasts.
+        ("grpc.max_connection_idle_ms", int(IDLE_CONNECTION_SECONDS * 1_000)),
     ]
 
 

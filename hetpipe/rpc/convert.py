@@ -16,6 +16,7 @@ from hetpipe.spec.commands import (
     ChildExit,
     Command,
     InspectCommand,
+    InspectionPhase,
     InspectionResult,
     InspectionStep,
     NumberedCommand,
@@ -254,6 +255,9 @@ def news_to_proto(news: AgentNews) -> pb.AgentNews:
                 job_id=news.job_id, device_type=step.device_type, layer=step.layer, done=step.done, total=step.total
             )
             return pb.AgentNews(inspection_step=about)
+        case InspectionPhase():
+            phase = pb.InspectionPhase(job_id=news.job_id, phase=news.phase, seconds=news.seconds)
+            return pb.AgentNews(inspection_phase=phase)
         case ChildExit():
             child_exit = pb.ChildExit(
                 key=stage_key_to_proto(news.key),
@@ -284,6 +288,9 @@ def news_from_proto(message: pb.AgentNews) -> AgentNews:
             about = message.inspection_step
             step = ProfileStep(cut(about.device_type), cut(about.layer), about.done, about.total)
             return InspectionStep(checked_job_id(about.job_id), step)
+        case "inspection_phase":
+            phase = message.inspection_phase
+            return InspectionPhase(checked_job_id(phase.job_id), cut(phase.phase), phase.seconds)
         case "exit":
             return ChildExit(
                 key=stage_key_from_proto(message.exit.key),

@@ -8,7 +8,10 @@ from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc.checks import check_folder
 from hetpipe.rpc.convert import clocks_from_proto, clocks_to_proto
+from hetpipe.rpc.convert_conditions import condition_from_proto, condition_to_proto, kind_from_word
 from hetpipe.spec.events import (
+    ConditionCleared,
+    ConditionRaised,
     Evaluated,
     JobEnded,
     JobEvent,
@@ -17,6 +20,7 @@ from hetpipe.spec.events import (
     NumberedEvent,
     ProcessStatus,
     ProgressTable,
+    QueuePlace,
     ReplanJudged,
     Rewound,
     StageRow,
@@ -35,10 +39,12 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.wire import revive
+from hetpipe.spec.plan import ProofReport
+from hetpipe.spec.wire import from_json, revive, to_json
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
     JobState.SUBMITTED: pb.JOB_STATE_SUBMITTED,
+    JobState.PENDING: pb.JOB_STATE_PENDING,
     JobState.INSPECTING: pb.JOB_STATE_INSPECTING,
     JobState.PLANNING: pb.JOB_STATE_PLANNING,
     JobState.STARTING: pb.JOB_STATE_STARTING,
@@ -99,6 +105,7 @@ def submission_to_proto(submission: Submission) -> pb.SubmitJobRequest:
         run_dir=submission.run_dir,
         import_path=submission.import_path,
         restore=submission.restore or "",
+        has_begun=submission.has_begun,
     )
 
 
@@ -114,6 +121,7 @@ def submission_from_proto(message: pb.SubmitJobRequest) -> Submission:
         run_dir=message.run_dir,
         import_path=message.import_path,
         restore=message.restore or None,
+        has_begun=message.has_begun,
     )
 
 
@@ -185,7 +193,7 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
     )
 
 
-def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C901, PLR0911 - one per kind of event
+def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C901, PLR0911, PLR0912 - one per kind of event
     """One event of a job."""
     sequence, event = numbered.sequence, numbered.event
     match event:
@@ -231,6 +239,24 @@ def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C90
                 from_clock=event.from_clock, to_clock=event.to_clock, folder=event.folder, sentence=event.sentence
             )
             return pb.WatchJobResponse(sequence=sequence, rewound=rewound)
+        case ConditionRaised():
+            raised = pb.ConditionRaised(
+                condition=event.condition,
+                who=event.who,
+                sentence=event.sentence,
+                since=event.since,
+                times=event.times,
+            )
+            return pb.WatchJobResponse(sequence=sequence, condition_raised=raised)
+        case ConditionCleared():
+            cleared = pb.ConditionCleared(
+                condition=event.condition,
+                who=event.who,
+                sentence=event.sentence,
+                cleared=event.cleared,
+                remaining=event.remaining,
+            )
+            return pb.WatchJobResponse(sequence=sequence, condition_cleared=cleared)
         case JobEnded():
             ended = pb.JobEnded(
                 state=state_to_proto(event.state),
@@ -238,6 +264,7 @@ def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C90
                 error=event.error,
                 problems=event.problems,
                 result_json="" if event.result is None else json.dumps(event.result),
+                conditions=map(condition_to_proto, event.conditions),
             )
             return pb.WatchJobResponse(sequence=sequence, ended=ended)
 
@@ -284,6 +311,14 @@ def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:  # noqa: C9
         case "rewound":
             rewound = message.rewound
             event = Rewound(Clock(rewound.from_clock), Clock(rewound.to_clock), rewound.folder, rewound.sentence)
+        case "condition_raised":
+            raised = message.condition_raised
+            kind = kind_from_word(raised.condition)
+            event = ConditionRaised(kind, tuple(raised.who), raised.sentence, raised.since, raised.times)
+        case "condition_cleared":
+            over = message.condition_cleared
+            kind = kind_from_word(over.condition)
+            event = ConditionCleared(kind, tuple(over.who), over.sentence, over.cleared, over.remaining)
         case "ended":
             ended = message.ended
             event = JobEnded(
@@ -292,6 +327,7 @@ def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:  # noqa: C9
                 error=ended.error,
                 problems=tuple(ended.problems),
                 result=_result_from_json(ended.result_json),
+                conditions=tuple(map(condition_from_proto, ended.conditions)),
             )
         case _:
             raise ProtocolViolation(f"event {message.sequence} is of a kind this version does not know")
@@ -359,6 +395,11 @@ def status_to_proto(status: JobStatus) -> pb.JobStatus:
         progress=None if status.progress is None else progress_to_proto(status.progress),
         workers=[worker_to_proto(worker) for worker in status.workers],
         rewinds=status.rewinds,
+        queue=None
+        if status.queue is None
+        else pb.QueuePlace(position=status.queue.position, reason=status.queue.reason),
+        conditions=map(condition_to_proto, status.conditions),
+        proof_json="" if status.proof is None else to_json(ProofReport, status.proof),
     )
 
 
@@ -376,6 +417,9 @@ def status_from_proto(message: pb.JobStatus) -> JobStatus:
         progress=progress_from_proto(message.progress) if message.HasField("progress") else None,
         workers=tuple(worker_from_proto(worker) for worker in message.workers),
         rewinds=message.rewinds,
+        queue=QueuePlace(message.queue.position, message.queue.reason) if message.HasField("queue") else None,
+        conditions=tuple(map(condition_from_proto, message.conditions)),
+        proof=from_json(ProofReport, message.proof_json) if message.proof_json else None,
     )
 
 

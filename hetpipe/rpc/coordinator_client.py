@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import UnknownJob
+from hetpipe.errors import NobodyLeads, UnknownJob
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import coordinator_methods as methods
 from hetpipe.rpc.caller import Caller
@@ -23,6 +23,7 @@ from hetpipe.rpc.convert import (
     news_to_proto,
     stage_key_to_proto,
 )
+from hetpipe.rpc.convert_conditions import job_conditions_to_proto
 from hetpipe.rpc.convert_jobs import (
     event_from_proto,
     state_from_proto,
@@ -34,6 +35,7 @@ from hetpipe.rpc.convert_jobs import (
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.identity import Role, server_name
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
@@ -45,6 +47,10 @@ CALL_SECONDS = 5.0
 
 #: Deadline of a heartbeat: shorter than a lease, so that a second one can still save it.
 HEARTBEAT_SECONDS = 2.0
+
+#: How long a coordinator that answers may tell nothing of a job. One that is led tells something every few seconds, and
+#: one that nobody leads is led on, sent back to a checkpoint or ended after a minute (`coordinator.patience`).
+SILENT_SECONDS = 180.0
 
 #: Deadline of a good-bye, which nobody needs: whoever says it is about to end, and has been given ten seconds.
 LEAVE_SECONDS = 2.0
@@ -59,6 +65,7 @@ class CoordinatorClient:
 
     def __init__(self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.address = address
+        self._clock = clock
         target = Target(address=address, role="coordinator", tls=tls, server_name=server_name(Role.COORDINATOR))
         self._caller = Caller(target, service=methods.SERVICE, clock=clock)
 
@@ -91,6 +98,7 @@ class CoordinatorClient:
         jobs: Sequence[JobId] = (),
         last_command: int = 0,
         lost: Mapping[JobId, str] | None = None,
+        conditions: Mapping[JobId, Sequence[Condition]] | None = None,
     ) -> Renewal:
         """Renew a lease, and tell what is new.
 
@@ -101,6 +109,7 @@ class CoordinatorClient:
             jobs: the jobs the member does something for.
             last_command: number of the last command carried out; agents only.
             lost: per job that the member served, why it does so no more; shards only.
+            conditions: per job, what endangers it at the member, or has; shards only.
 
         Raises:
             UnknownMember: the lease ran out, or a newer registration replaced it.
@@ -112,6 +121,7 @@ class CoordinatorClient:
             job_ids=jobs,
             last_command=last_command,
             lost_jobs={str(job): reason for job, reason in (lost or {}).items()},
+            conditions=job_conditions_to_proto(conditions or {}),
         )
         response = self._caller.unary(
             methods.HEARTBEAT, request, deadline_seconds=HEARTBEAT_SECONDS, awaited="the renewal of a lease"
@@ -221,8 +231,10 @@ class CoordinatorClient:
 
         Raises:
             UnknownJob: there is no such job.
+            NobodyLeads: for `SILENT_SECONDS` there was nothing to tell of it.
         """
         job_id = self._known_job(job_id)
+        heard = self._clock.monotonic()
         while True:
             request = pb.WatchJobRequest(job_id=job_id, after_sequence=after)
             responses = self._caller.stream(
@@ -238,6 +250,8 @@ class CoordinatorClient:
                     yield numbered
                     if isinstance(numbered.event, JobEnded):
                         return
+                    heard = self._clock.monotonic()
+            self._check_silence(job_id, since=heard)
 
     def members(self) -> tuple[Member, ...]:
         """The live members in order of registration."""
@@ -259,11 +273,16 @@ class CoordinatorClient:
 
         Raises:
             UnknownJob: there is no such job.
+            NobodyLeads: for `SILENT_SECONDS` nobody has led it.
         """
         job_id = self._known_job(job_id)
         last: ClockSnapshot | None = None
+        led = self._clock.monotonic()
         while True:
             status = self.status(job_id)
+            if status.is_led:
+                led = self._clock.monotonic()
+            self._check_silence(job_id, since=led)
             request = pb.WatchClocksRequest(job_id=job_id)
             responses = self._caller.stream(
                 methods.WATCH_CLOCKS, request, deadline_seconds=STREAM_DEADLINE_SECONDS, awaited="the next clock"
@@ -276,6 +295,23 @@ class CoordinatorClient:
                         yield snapshot
             if status.state is not None and status.state.is_terminal:
                 return
+
+    def _check_silence(self, job_id: JobId, *, since: float) -> None:
+        """Refuse to wait any longer for a job of which nothing was told.
+
+        Raises:
+            NobodyLeads: since then it is too long.
+        """
+        silent = self._clock.monotonic() - since
+        if silent < SILENT_SECONDS:
+            return
+        status = self.status(job_id)
+        state = "of no state" if status.state is None else status.state.value
+        why = f": {status.failure}" if status.failure else ""
+        raise NobodyLeads(
+            f"the coordinator at {self.address} answers, but for {silent:.0f} s it has told nothing of job {job_id}, "
+            f"which it has as {state}{why}"
+        )
 
     def _known_job(self, job_id: JobId | None) -> JobId:
         """`job_id`, or the newest job's id: a watch must not change over to a newer job half-way."""

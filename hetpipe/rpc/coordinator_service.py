@@ -10,6 +10,7 @@ import grpc
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import coordinator_methods as methods
+from hetpipe.rpc.access import caller_of
 from hetpipe.rpc.checks import checked_job_id
 from hetpipe.rpc.convert import (
     clocks_from_proto,
@@ -20,6 +21,7 @@ from hetpipe.rpc.convert import (
     news_from_proto,
     stage_key_from_proto,
 )
+from hetpipe.rpc.convert_conditions import job_conditions_from_proto
 from hetpipe.rpc.convert_jobs import (
     event_to_proto,
     state_to_proto,
@@ -31,6 +33,7 @@ from hetpipe.rpc.convert_jobs import (
 from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
 from hetpipe.spec.bounds import MAX_LISTED, cut
 from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
@@ -47,8 +50,8 @@ class CoordinatorHandlers(Protocol):
     the client goes away or the server stops.
     """
 
-    def register(self, member: MemberInfo) -> Lease:
-        """Make a member, or replace its registration."""
+    def register(self, member: MemberInfo, *, owner: str) -> Lease:
+        """Make a member of `owner`, or replace its registration."""
         ...
 
     def heartbeat(
@@ -60,11 +63,13 @@ class CoordinatorHandlers(Protocol):
         jobs: tuple[JobId, ...],
         last_command: int,
         lost: Mapping[JobId, str],
+        conditions: Mapping[JobId, tuple[Condition, ...]],
+        owner: str,
     ) -> Renewal:
         """Renew a lease. Raises `UnknownMember`."""
         ...
 
-    def leave(self, member_id: MemberId, registration: Registration) -> None:
+    def leave(self, member_id: MemberId, registration: Registration, *, owner: str) -> None:
         """End a membership; nothing happens when there is none."""
         ...
 
@@ -82,7 +87,7 @@ class CoordinatorHandlers(Protocol):
         """Certify the key of a stage on the agent's node. Raises `UnknownMember`, `PermissionDenied`."""
         ...
 
-    def submit_job(self, submission: Submission) -> JobId:
+    def submit_job(self, submission: Submission, *, owner: str) -> JobId:
         """Take a job. Raises `JobError` when it cannot be read."""
         ...
 
@@ -151,6 +156,11 @@ def coordinator_service(handlers: CoordinatorHandlers) -> GenericHandler:
     )
 
 
+def _owner(context: grpc.ServicerContext) -> str:
+    """Whose certificate the caller has; empty without TLS."""
+    return str(caller_of(context) or "")
+
+
 def _job(text: str) -> JobId | None:
     return JobId(text) if text else None
 
@@ -159,8 +169,8 @@ class _Adapter:
     def __init__(self, handlers: CoordinatorHandlers) -> None:
         self._handlers = handlers
 
-    def register(self, request: pb.RegisterRequest, _: grpc.ServicerContext) -> pb.RegisterResponse:
-        lease = self._handlers.register(member_info_from_proto(request.member))
+    def register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterResponse:
+        lease = self._handlers.register(member_info_from_proto(request.member), owner=_owner(context))
         return pb.RegisterResponse(
             registration=lease.registration,
             lease_seconds=lease.lease_seconds,
@@ -168,7 +178,7 @@ class _Adapter:
             fence=lease.fence,
         )
 
-    def heartbeat(self, request: pb.HeartbeatRequest, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
+    def heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatResponse:
         if max(len(request.clocks), len(request.job_ids), len(request.lost_jobs)) > MAX_LISTED:
             raise ProtocolViolation(f"a heartbeat tells of {len(request.job_ids)} jobs; at most {MAX_LISTED} are taken")
         renewal = self._handlers.heartbeat(
@@ -178,13 +188,16 @@ class _Adapter:
             jobs=tuple(checked_job_id(job) for job in request.job_ids),
             last_command=request.last_command,
             lost={checked_job_id(job): cut(request.lost_jobs[job]) for job in sorted(request.lost_jobs)},
+            conditions=job_conditions_from_proto(request.conditions),
+            owner=_owner(context),
         )
         return pb.HeartbeatResponse(
             lease_seconds=renewal.lease_seconds, ended_job_ids=renewal.ended_jobs, fence=renewal.fence
         )
 
-    def leave(self, request: pb.LeaveRequest, _: grpc.ServicerContext) -> pb.LeaveResponse:
-        self._handlers.leave(MemberId(request.member_id), Registration(request.registration))
+    def leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveResponse:
+        registration = Registration(request.registration)
+        self._handlers.leave(MemberId(request.member_id), registration, owner=_owner(context))
         return pb.LeaveResponse()
 
     def watch_commands(
@@ -205,8 +218,9 @@ class _Adapter:
         certificate = self._handlers.certify_stage(agent, registration, stage, request.request_pem)
         return pb.CertifyStageResponse(certificate_pem=certificate)
 
-    def submit_job(self, request: pb.SubmitJobRequest, _: grpc.ServicerContext) -> pb.SubmitJobResponse:
-        return pb.SubmitJobResponse(job_id=self._handlers.submit_job(submission_from_proto(request)))
+    def submit_job(self, request: pb.SubmitJobRequest, context: grpc.ServicerContext) -> pb.SubmitJobResponse:
+        job_id = self._handlers.submit_job(submission_from_proto(request), owner=_owner(context))
+        return pb.SubmitJobResponse(job_id=job_id)
 
     def stop_job(self, request: pb.StopJobRequest, _: grpc.ServicerContext) -> pb.StopJobResponse:
         state = self._handlers.stop_job(_job(request.job_id), stop_mode_from_proto(request.mode))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import grpc
 
 from hetpipe.errors import ProtocolViolation, StaleTerm
+from hetpipe.spec.counters import FENCES
 
 #: Name of the number among a call's metadata. It is no identity: who calls is proved by the certificate.
 FENCE_KEY = "hetpipe-fence"
@@ -66,8 +67,10 @@ class FenceGuard:
         """Let a coordinator act, unless a later one has acted.
 
         Raises:
-            StaleTerm: a later one has.
+            StaleTerm: a later one has, or there can be no such number: whoever took it would obey nobody any more.
         """
+        if fence >= FENCES.limit:
+            raise StaleTerm(f"no coordinator leads with the number {fence}; they stay below {FENCES.limit}")
         with self._lock:
             if fence < self._highest:
                 raise StaleTerm(

@@ -18,12 +18,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from hetpipe.clock import Clock
-from hetpipe.errors import HetpipeError, ProtocolViolation, Unauthenticated
+from hetpipe.errors import Busy, HetpipeError, PermissionDenied, ProtocolViolation, Unauthenticated
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
-from hetpipe.rpc import audit
 from hetpipe.rpc.access import Rule, check_claim, check_role, peer_of
-from hetpipe.rpc.limits import Admission, Limits, Uploads
+from hetpipe.rpc.audit import Refusals
+from hetpipe.rpc.limits import Admission, Limits, Uploads, room_of
 from hetpipe.rpc.status import INTERNAL_TEXT, metadata_of, status_of, text_of
 from hetpipe.spec.identity import Peer
 
@@ -47,6 +47,8 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
         self._access = access
         self._limits = limits
         self._limits_of_address = limits.of_address(num_threads)
+        self._num_threads = num_threads
+        self._refusals = Refusals(clock)
         self._clock = clock
         self._admission = Admission()
         #: By the name of the call and its context.
@@ -80,7 +82,8 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
         return self._admission.bytes_in_flight(name, max(0, num_bytes), limits)
 
     def end_overdue(self) -> None:
-        """End the calls whose peers take too long to send; to be called now and then."""
+        """End the calls whose peers take too long to send, and count refusals; to be called now and then."""
+        self._refusals.summarise()
         for (call, context), error in self._uploads.overdue(now=self._clock.monotonic()):
             self._note_refusal(call, context, error)
             _cancel(context, error)
@@ -117,15 +120,22 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
 
     def _unknown(self, call: str, _messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         sentence = f"{call[:200]!r} is no call of this server"
-        audit.refused(
-            call, peer=context.peer(), identity=self._identity(context), error="UnknownCall", sentence=sentence
-        )
+        self._note(call, context, "UnknownCall", sentence)
+        self._refusals.strain(self._name_and_limits(context, self._peer(context))[0])
         context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
 
     def _counted(self, handler: Any, context: grpc.ServicerContext, peer: Peer | None) -> AbstractContextManager[None]:
+        """Count the call while it runs.
+
+        Raises:
+            Busy: the peer, or its role, has too many, or has wanted too often what it may not have.
+        """
         name, limits = self._name_and_limits(context, peer)
+        if peer is not None and self._refusals.is_too_much(name):  # an address may be a whole cluster
+            raise Busy(f"{name} was refused too often; ask again in a second")
         is_stream = handler.request_streaming or handler.response_streaming
-        return self._admission.call(name, limits, is_stream=is_stream)
+        group = ("", None) if peer is None else (peer.role, room_of(peer.role, self._num_threads))
+        return self._admission.call(name, limits, is_stream=is_stream, group=group)
 
     def _request(
         self, call: str, handler: Any, messages: Iterator[bytes], context: grpc.ServicerContext, peer: Peer | None
@@ -192,14 +202,15 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic wh
         return (address_of(context.peer()), self._limits_of_address) if peer is None else (str(peer), self._limits)
 
     def _note_refusal(self, call: str, context: grpc.ServicerContext, error: HetpipeError) -> None:
-        audit.refused(
-            call,
-            peer=context.peer(),
-            identity=self._identity(context),
-            error=type(error).__name__,
-            sentence=str(error),
-        )
+        self._note(call, context, type(error).__name__, str(error))
+        if isinstance(error, PermissionDenied | Unauthenticated):
+            self._refusals.strain(self._name_and_limits(context, self._peer(context))[0])
         RPC_COUNTERS.refused(call, reason=type(error).__name__)
+
+    def _note(self, call: str, context: grpc.ServicerContext, error: str, sentence: str) -> None:
+        who = self._name_and_limits(context, self._peer(context))[0]
+        identity = self._identity(context)
+        self._refusals.note(call, peer=context.peer(), identity=identity, error=error, sentence=sentence, who=who)
 
     def _abort(self, call: str, context: grpc.ServicerContext, error: Exception) -> None:
         """End the call with the status of `error`: `abort` raises. A call that has its status already is left alone."""

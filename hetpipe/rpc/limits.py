@@ -10,24 +10,47 @@ A peer is its certificate. Without TLS it is an address, and a whole run on one 
 and 64 shards are one peer, which may have all but an eighth of the threads (`Limits.of_address`), and all of the bytes.
 With TLS a stage has at most about eight calls at a shard at a time: one that follows the log, a push, a pull, and some
 short ones; an agent has three at the coordinator; a shard or the coordinator a few per job. 64 is room for all of that.
+
+Roles share the threads, too (`SHARES`): however many peers of a role there are, they leave room for whoever a job needs
+more than them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Generic, TypeVar
 
 from hetpipe.errors import Busy, DeadlineExceeded
+from hetpipe.spec.identity import Role
 
 KeyT = TypeVar("KeyT")
 
 #: Of the threads of a server with at least this many, peers without a certificate leave one in `_RESERVE` to others.
 _MIN_SHARED_THREADS = 16
 _RESERVE = 8
+
+
+#: Of the threads of a server, what all peers of a role may have together; the others may have all.
+SHARES: Mapping[Role, Fraction] = {
+    Role.MONITOR: Fraction(1, 8),
+    Role.OPERATOR: Fraction(1, 4),
+    Role.STAGE: Fraction(7, 8),
+}
+
+
+def room_of(role: Role, num_threads: int) -> int | None:
+    """Running calls that all peers of a role may have on a server with `num_threads`; None: as many as there are.
+
+    >>> room_of(Role.MONITOR, 192), room_of(Role.AGENT, 192), room_of(Role.MONITOR, 4)
+    (24, None, None)
+    """
+    share = SHARES.get(role)
+    return None if share is None or num_threads < _MIN_SHARED_THREADS else int(share * num_threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,28 +90,35 @@ class Admission:
         self._calls: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
 
     @contextmanager
-    def call(self, peer: str, limits: Limits, *, is_stream: bool) -> Iterator[None]:
-        """Count a call while it runs.
+    def call(
+        self, peer: str, limits: Limits, *, is_stream: bool, group: tuple[str, int | None] = ("", None)
+    ) -> Iterator[None]:
+        """Count a call while it runs; `group` is the peer's role, with the calls that it may have.
 
         Raises:
-            Busy: `peer` has as many as it may.
+            Busy: `peer`, or its role, has as many as it may.
         """
-        kinds = [(self._calls, limits.calls_per_peer, "calls"), (self._streams, limits.streams_per_peer, "streams")]
-        counted = kinds if is_stream else kinds[:1]
+        role, room = group
+        counted = [
+            (self._calls, peer, limits.calls_per_peer, "calls"),
+            (self._groups, role, room, "calls of its role"),
+            (self._streams, peer, limits.streams_per_peer, "streams"),
+        ][: 3 if is_stream else 2]
         with self._lock:
-            for counter, limit, what in counted:
-                if limit is not None and counter[peer] >= limit:
-                    raise Busy(f"{peer} has {counter[peer]} {what} under way, and may have {limit}; ask again soon")
-            for counter, _, _ in counted:
-                counter[peer] += 1
+            for counter, key, limit, what in counted:
+                if limit is not None and counter[key] >= limit:
+                    raise Busy(f"{peer} has {counter[key]} {what} under way, and may have {limit}; ask again soon")
+            for counter, key, _, _ in counted:
+                counter[key] += 1
         try:
             yield
         finally:
             with self._lock:
-                for counter, _, _ in counted:
-                    _subtract(counter, peer, 1)
+                for counter, key, _, _ in counted:
+                    _subtract(counter, key, 1)
 
     @contextmanager
     def bytes_in_flight(self, peer: str, num_bytes: int, limits: Limits) -> Iterator[None]:

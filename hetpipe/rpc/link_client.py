@@ -21,7 +21,6 @@ from hetpipe.rpc.link_stream import (
     outgoing_messages,
 )
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.requests import LinkHello, Requester
 
 _RETRY_SECONDS = 0.1
@@ -38,14 +37,13 @@ def connect_link(
 ) -> LinkStream:
     """Call the stage `neighbour`, which serves at `address`; tries again while nobody listens there.
 
-    With TLS, whoever answers must have the certificate of that stage.
+    With TLS, whoever answers must have the certificate of that very life of the stage.
 
     Raises:
         PeerUnreachable: nobody answered within `deadline_seconds`.
         HetpipeError: the neighbour refused, or is somebody else.
     """
-    peer = StagePeer(neighbour.job_id, neighbour.vw, neighbour.stage)
-    target = Target(address=address, role=str(neighbour), tls=tls, server_name=peer.server_name)
+    target = Target(address=address, role=str(neighbour), tls=tls, server_name=neighbour.peer.server_name)
     connection = Connection(target, clock=clock)
     began = clock.monotonic()
     try:

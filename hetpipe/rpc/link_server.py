@@ -132,9 +132,8 @@ class LinkServer:
 
 
 def _only(neighbour: Requester) -> Mapping[str, Rule]:
-    """With TLS, the one place that says who may call: the certificate of that very stage, whatever the hello says."""
-    peer = StagePeer(neighbour.job_id, neighbour.vw, neighbour.stage)
-    return {CALL: {Role.STAGE: partial(_claim, peer)}}
+    """With TLS, the one place that says who may call: the certificate of that very life, whatever the hello says."""
+    return {CALL: {Role.STAGE: partial(_claim, neighbour.peer)}}
 
 
 def _claim(peer: StagePeer, _message: Any) -> StagePeer:

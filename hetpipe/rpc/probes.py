@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from hetpipe.rpc.channel import message_options
+from hetpipe.rpc.channel import message_options, silence_options
 from hetpipe.rpc.listening import is_loopback, listen
 
 #: Probes are few and small.
@@ -33,7 +33,7 @@ class Probes:
         self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="probe")
         self._server = grpc.server(
             self._pool,
-            options=[*message_options(_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
+            options=[*message_options(_MESSAGE_BYTES), *silence_options(), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=_THREADS,
         )
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)

@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UserError
 from hetpipe.rpc.access import ACCESS, Rule
-from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, Options, keepalive_options, message_options
+from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, Options, keepalive_options, message_options, silence_options
 from hetpipe.rpc.guard import Guard
 from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.listening import listen, refuse_plaintext_beyond_loopback
@@ -93,6 +93,7 @@ class Server:
         options: Options = [
             *message_options(config.max_message_bytes),
             *keepalive_options(),
+            *silence_options(),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
             ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),

@@ -19,7 +19,7 @@ from hetpipe.rpc.method import parse
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec import wire
-from hetpipe.spec.identity import Role, server_name
+from hetpipe.spec.identity import Role, server_name, shard_server_name
 from hetpipe.spec.ids import Clock as ClockValue
 from hetpipe.spec.ids import Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.requests import (
@@ -86,8 +86,10 @@ def _with_header(header: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield from chunks
 
 
-def _target(address: str, role: str, tls: Tls | None) -> Target:
-    return Target(address=address, role=role, tls=tls, server_name=server_name(Role.PARAMETER_SERVER))
+def _target(address: str, role: str, member_id: str, tls: Tls | None) -> Target:
+    """The parameter server at `address`, which with TLS must be the one with that member id; empty: any."""
+    name = shard_server_name(member_id) if member_id else server_name(Role.PARAMETER_SERVER)
+    return Target(address=address, role=role, tls=tls, server_name=name)
 
 
 def _bulk_seconds(num_elements: int) -> float:
@@ -97,8 +99,17 @@ def _bulk_seconds(num_elements: int) -> float:
 class GrpcShard:
     """A `ShardTransport` over the network."""
 
-    def __init__(self, address: str, shard: ShardIndex, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._bulk = _BulkCaller(_target(address, f"parameter server {shard}", tls), clock)
+    def __init__(
+        self,
+        address: str,
+        shard: ShardIndex,
+        *,
+        member_id: str = "",
+        tls: Tls | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Connect on first use; see `GrpcClock`."""
+        self._bulk = _BulkCaller(_target(address, f"parameter server {shard}", member_id, tls), clock)
 
     def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """See `ShardTransport.push`."""
@@ -130,6 +141,7 @@ class GrpcClock:
         job_id: JobId,
         term: Term,
         requester: Requester | None = None,
+        member_id: str = "",
         tls: Tls | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -140,10 +152,11 @@ class GrpcClock:
             job_id: the job.
             term: its term.
             requester: the stage that follows the log; None for a shard.
+            member_id: of the clock shard, which with TLS must prove it; empty: any parameter server will do.
             tls: who this process is; None: plaintext.
             clock: measures how long calls take.
         """
-        target = _target(address, "parameter server 0 (clock shard)", tls)
+        target = _target(address, "parameter server 0 (clock shard)", member_id, tls)
         self._caller = Caller(target, service=methods.SERVICE, clock=clock)
         self._bulk = _BulkCaller(target, clock)
         self._job_id = job_id
@@ -258,17 +271,24 @@ class ShardControl:
     """What the coordinator asks of a shard. Thread-safe."""
 
     def __init__(
-        self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK, fence: Callable[[], int] = int
+        self,
+        address: str,
+        *,
+        member_id: str = "",
+        tls: Tls | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        fence: Callable[[], int] = int,
     ) -> None:
         """Connect on first use.
 
         Args:
             address: `HOST:PORT` of the shard.
+            member_id: of the shard, which with TLS must prove it; empty: any parameter server will do.
             tls: who the coordinator is; None: plaintext.
             clock: measures how long calls take.
             fence: the number of the coordinator's lead.
         """
-        target = _target(address, "parameter server", tls)
+        target = _target(address, "parameter server", member_id, tls)
         self._caller = Caller(target, service=methods.SERVICE, clock=clock, metadata=fence_metadata(fence))
 
     def configure(self, config: ShardConfig) -> None:

@@ -13,11 +13,13 @@ from hetpipe.errors import MalformedChunk, ProtocolViolation
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc import shard_methods as methods
+from hetpipe.rpc.access import caller_of
 from hetpipe.rpc.fencing import FenceGuard, fence_of
 from hetpipe.rpc.method import RequestT, ResponseT, Unary, parse, service_handler, streaming_handler, unary_handler
 from hetpipe.rpc.server import Server
 from hetpipe.spec import wire
 from hetpipe.spec.bounds import cut
+from hetpipe.spec.identity import NamedPeer
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.spec.plan import DTYPE_BYTES
 from hetpipe.spec.requests import (
@@ -51,6 +53,10 @@ class ShardHandler(Protocol):
     @property
     def fence(self) -> FenceGuard:
         """Which coordinator may give orders."""
+        ...
+
+    def check_shard(self, peer: NamedPeer, job_id: JobId, shard: ShardIndex | None = None) -> None:
+        """Let nobody but a job's own parameter servers act as one of them, or as `shard`."""
         ...
 
     def configure(self, config: ShardConfig) -> None:
@@ -195,6 +201,11 @@ def _order(
 
 
 def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
+    def check_shard(context: grpc.ServicerContext, job_id: JobId, shard: ShardIndex | None = None) -> None:
+        peer = caller_of(context)
+        if isinstance(peer, NamedPeer):  # a stage follows under its own name; without TLS nobody is known
+            handler.check_shard(peer, job_id, shard)
+
     def configure(request: pb.ConfigureRequest) -> pb.ConfigureResponse:
         handler.configure(wire.from_json(ShardConfig, request.config))
         return pb.ConfigureResponse()
@@ -210,19 +221,22 @@ def _control_handlers(handler: ShardHandler) -> Iterator[tuple[str, Handler]]:
     def follow(request: pb.FollowLogRequest, context: grpc.ServicerContext) -> Iterator[pb.FollowLogResponse]:
         job_id, term = JobId(request.job_id), Term(request.term)
         who = convert.requester_from_proto(request.requester) if request.HasField("requester") else None
+        check_shard(context, job_id)
         for records in handler.follow(job_id, term, request.start, context, gathered=request.gathered, who=who):
             yield pb.FollowLogResponse(records=[convert.record_to_proto(record) for record in records])
 
-    def acknowledge(request: pb.AcknowledgeRequest, _: grpc.ServicerContext) -> pb.AcknowledgeResponse:
+    def acknowledge(request: pb.AcknowledgeRequest, context: grpc.ServicerContext) -> pb.AcknowledgeResponse:
         job_id, term, shard = JobId(request.job_id), Term(request.term), ShardIndex(request.shard)
+        check_shard(context, job_id, shard)
         durable = request.durable if request.HasField("durable") else None
         handler.acknowledge(job_id, term, shard, request.num_records, durable, applied=request.applied)
         return pb.AcknowledgeResponse()
 
     def report_part(
-        request: pb.ReportShardCheckpointRequest, _: grpc.ServicerContext
+        request: pb.ReportShardCheckpointRequest, context: grpc.ServicerContext
     ) -> pb.ReportShardCheckpointResponse:
         job_id, term, shard = JobId(request.job_id), Term(request.term), ShardIndex(request.shard)
+        check_shard(context, job_id, shard)
         files, failure = _files(request.files), cut(request.failure)
         complete = handler.report_shard_checkpoint(job_id, term, shard, Clock(request.clock), files, failure=failure)
         return pb.ReportShardCheckpointResponse(complete=complete)

@@ -72,8 +72,10 @@ STATUS_BY_ERROR: dict[type[HetpipeError], grpc.StatusCode] = {
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.StoreDamaged: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotLeader: grpc.StatusCode.UNAVAILABLE,
     errors.InjectedFault: grpc.StatusCode.UNKNOWN,
+    errors.NobodyLeads: grpc.StatusCode.ABORTED,
     errors.JobFailed: grpc.StatusCode.ABORTED,
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UserError
 from hetpipe.rpc.tls import Material
+from hetpipe.spec.identity import Role
 
 #: Longest time for the question, and for the server's next word.
 PROBE_SECONDS = 1.0
@@ -47,7 +48,7 @@ def diagnose(host: str, port: int, *, material: Material, server_name: str, cloc
     except ssl.SSLCertVerificationError as error:
         return (
             f"it does not prove to be {server_name} ({error.verify_message}); both certificates must be made by the "
-            "same `hetpipe certs init`"
+            f"same `hetpipe certs init`{_issue_again(server_name)}"
         )
     except (ssl.SSLEOFError, ConnectionResetError):
         return _NO_TLS
@@ -55,6 +56,13 @@ def diagnose(host: str, port: int, *, material: Material, server_name: str, cloc
         return _NO_TLS if "WRONG_VERSION_NUMBER" in (error.reason or "") else f"TLS fails ({error.reason or error})"
     except OSError:
         return ""
+
+
+def _issue_again(server_name: str) -> str:
+    """What to do if it is a parameter server whose certificate knows it by its role alone."""
+    index = server_name.partition(".")[0].removeprefix(f"{Role.PARAMETER_SERVER}-")
+    again = f", and one of an earlier version again: `hetpipe certs issue DIR parameter-server {index}`"
+    return again if index.isdigit() else ""
 
 
 def _hears_a_word(secure: ssl.SSLSocket) -> bool:

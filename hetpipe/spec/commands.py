@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
@@ -29,9 +30,19 @@ class StageKey:
     term: Term
     """Of the job: after a rewind lives are counted from 0 again."""
 
+    @property
+    def peer(self) -> StagePeer:
+        """Who that process is to others."""
+        return StagePeer(self.job_id, self.vw, self.stage, self.incarnation, self.term)
+
     def __str__(self) -> str:
         """Name for a sentence."""
-        return f"stage {self.stage} of virtual worker {self.vw}"
+        return stage_name(self.vw, self.stage)
+
+
+def stage_name(vw: VirtualWorkerIndex, stage: StageIndex) -> str:
+    """A stage's name for a sentence."""
+    return f"stage {stage} of virtual worker {vw}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,17 @@ class InspectionStep:
 
 
 @dataclass(frozen=True, slots=True)
+class InspectionPhase:
+    """What an inspection is doing (`hetpipe.phases`): it lives."""
+
+    job_id: JobId
+    phase: str
+    """The end of "it is ..."."""
+    seconds: float
+    """For how long."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChildExit:
     """A stage process has ended."""
 
@@ -173,4 +195,4 @@ def last_words(lines: Sequence[str]) -> str:
     return next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
-AgentNews = StageNews | InspectionStep | InspectionResult | ChildExit
+AgentNews = StageNews | InspectionStep | InspectionPhase | InspectionResult | ChildExit

@@ -7,8 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.run import ClockSnapshot
 
 
@@ -16,6 +18,7 @@ class JobState(StrEnum):
     """Where a job stands. The legal steps between states are the table in `coordinator.lifecycle`."""
 
     SUBMITTED = "submitted"
+    PENDING = "pending"
     INSPECTING = "inspecting"
     PLANNING = "planning"
     STARTING = "starting"
@@ -29,6 +32,11 @@ class JobState(StrEnum):
     def is_terminal(self) -> bool:
         """True when nothing can follow."""
         return self in {JobState.FINISHED, JobState.STOPPED, JobState.FAILED}
+
+    @property
+    def is_queued(self) -> bool:
+        """True while nobody works for the job: it has no devices and no parameter servers yet."""
+        return self in {JobState.SUBMITTED, JobState.PENDING}
 
 
 class StopMode(StrEnum):
@@ -54,6 +62,8 @@ class Submission:
     """Checkpoint folder to start from, or None for fresh weights."""
     rewinds: int = 0
     """Which rewind the job goes on after, 0 for none: `run_dir` then is the folder of that rewind."""
+    has_begun: bool = False
+    """It has begun to train: where nobody knows how far it is, it goes on from its newest checkpoint in `run_dir`."""
 
     @property
     def first_run_dir(self) -> str:
@@ -180,6 +190,38 @@ class Rewound:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionRaised:
+    """The run goes on, and is less safe than it was."""
+
+    condition: ConditionKind
+    who: tuple[str, ...]
+    """All of whom that is true."""
+    sentence: str
+    """The cause, the path, and the fix; of the first of them."""
+    since: float
+    """When that one noticed it, in seconds since 1970."""
+    times: int
+    """How often it was raised since followers were last told."""
+    kind: Literal["condition_raised"] = "condition_raised"
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionCleared:
+    """What `ConditionRaised` told is over."""
+
+    condition: ConditionKind
+    who: tuple[str, ...]
+    """All for whom it is over."""
+    sentence: str
+    """What is well again; of the last of them."""
+    cleared: float
+    """When that one noticed it, in seconds since 1970."""
+    remaining: int
+    """For how many others it still holds."""
+    kind: Literal["condition_cleared"] = "condition_cleared"
+
+
+@dataclass(frozen=True, slots=True)
 class StageRow:
     """One stage of one row of the progress table: layers [first_layer, last_layer) on `device`."""
 
@@ -255,6 +297,8 @@ class JobEnded:
     """Every mistake found, when the user's input was refused."""
     result: dict[str, Any] | None = None
     """The object that `hetpipe train --json` prints; None when the job failed."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run, by the time at which it began; those without `cleared` held to the end."""
     kind: Literal["ended"] = "ended"
 
 
@@ -270,6 +314,8 @@ JobEvent = (
     | WorkerReplanned
     | ReplanJudged
     | Rewound
+    | ConditionRaised
+    | ConditionCleared
     | JobEnded
 )
 
@@ -313,6 +359,30 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """Where a job stands that is pending."""
+
+    position: int
+    """In the queue of the cluster, 1 is next."""
+    reason: str
+    """What it needs and what is there, or who goes first."""
+
+    def __str__(self) -> str:
+        """For a sentence."""
+        return f"{_ordinal(self.position)} in the queue; {self.reason}"
+
+
+def _ordinal(number: int) -> str:
+    """As it is spoken.
+
+    >>> [_ordinal(number) for number in (1, 2, 3, 4, 11, 22, 113)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd', '113th']
+    """
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job's status."""
 
@@ -322,6 +392,7 @@ class JobStatus:
     state: JobState | None
     run_dir: str
     failure: str
+    """Why it failed; of a job under way that nobody leads, what is waited for."""
     processes: tuple[ProcessStatus, ...] = field(default=())
     clocks: ClockSnapshot | None = None
     """None before the clock shard told any."""
@@ -331,3 +402,14 @@ class JobStatus:
     """In index order; empty before they were started."""
     rewinds: int = 0
     """How often the whole job went back to a checkpoint."""
+    queue: QueuePlace | None = None
+    """None unless it is pending."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangers the job, or has, by the time at which it began; without a job, of the cluster."""
+    proof: ProofReport | None = None
+    """What was proven of the model before training; None before that, and where nobody knows."""
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a coordinator leads it, or nobody has to."""
+        return self.state is None or self.state.is_terminal or not self.failure

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from hetpipe.errors import JobError
 from hetpipe.spec.catalogue import CATALOGUE
 from hetpipe.spec.ids import VirtualWorkerIndex
+from hetpipe.spec.job_patience import PatienceSection
 from hetpipe.spec.job_problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.spec.job_rules import contradictions
 from hetpipe.spec.job_sections import (
@@ -106,6 +107,7 @@ class Job(Section):
     which is not encrypted."""
     cluster: ClusterSection = ClusterSection()
     survive: SurviveSection = SurviveSection()
+    patience: PatienceSection = PatienceSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
 
     def __init__(self, **values: Any) -> None:

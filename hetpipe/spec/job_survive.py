@@ -57,7 +57,12 @@ def _checked_factor(factor: float) -> float:
     return factor
 
 
-def _checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
+def checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
+    """The duration.
+
+    Raises:
+        ValueError: it is out of bounds.
+    """
     if not duration_of(least) <= duration <= duration_of(most):
         raise ValueError(f"must be from {least} to {most}, not {duration_text(duration)}")
     return duration
@@ -77,7 +82,7 @@ class SurviveSection(Section):
     Under `none` and `allreduce` a death takes the run back to its newest checkpoint.
     """
 
-    stall: Annotated[Duration, AfterValidator(partial(_checked_bounds, least=_LEAST_STALL, most="1h"))] = Field(
+    stall: Annotated[Duration, AfterValidator(partial(checked_bounds, least=_LEAST_STALL, most="1h"))] = Field(
         default=timedelta(seconds=60), examples=["60s"]
     )
     """A stage that has reported nothing for so long (7s to 1h) counts as hung and is killed. It reports about once a
@@ -86,12 +91,12 @@ class SurviveSection(Section):
     """A virtual worker that dies so often in a row, each time before it has committed a wave, stays out, and the others
     go on; 0: none is ever started anew. A run that has to go back to a checkpoint more often than that in a row,
     without a newer one, fails."""
-    backoff: Annotated[Duration, AfterValidator(partial(_checked_bounds, least="0s", most="1h"))] = Field(
+    backoff: Annotated[Duration, AfterValidator(partial(checked_bounds, least="0s", most="1h"))] = Field(
         default=timedelta(seconds=30), examples=["30s"]
     )
     """Longest pause (0s to 1h) before a virtual worker is started anew: none at first, then 1, 2, 4, … seconds while it
     does not come as far as a wave."""
-    absence: Annotated[Duration, AfterValidator(partial(_checked_bounds, least="0s", most="24h"))] = Field(
+    absence: Annotated[Duration, AfterValidator(partial(checked_bounds, least="0s", most="24h"))] = Field(
         default=timedelta(seconds=120), examples=["2min"]
     )
     """How long (0s to 24h) that without which nobody can train may be gone before the run fails: a parameter server, or

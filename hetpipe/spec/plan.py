@@ -12,7 +12,17 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from hetpipe.spec.bounds import COUNT, MAX_COUNT, MAX_RANK, MAX_SAMPLES, Count, Name
+from hetpipe.spec.bounds import (
+    COUNT,
+    MAX_COUNT,
+    MAX_LISTED,
+    MAX_RANK,
+    MAX_SAMPLES,
+    Count,
+    Name,
+    Seconds,
+    Sentence,
+)
 from hetpipe.spec.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 
 #: Bytes per element of every dtype that may cross a wire. An allow-list: anything else is refused.
@@ -74,12 +84,39 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ProofReport:
+    """That the cut model computes what the user's model computes, as the inspection found out before training."""
+
+    scope: Name
+    """What was proven: `whole model`."""
+    equality: Name
+    """`bits`, or `rounding` where something differed no more than rounding does."""
+    samples: Count
+    """Of each minibatch that it was proven on."""
+    seconds: Seconds
+    """What it took."""
+    checked: Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED)]
+    """What was compared, in order."""
+    notices: Annotated[tuple[Sentence, ...], Field(max_length=MAX_LISTED)] = ()
+    """What the user should know."""
+
+    @property
+    def sentence(self) -> str:
+        """All in one line, for people."""
+        how = "to the bit" if self.equality == "bits" else "within rounding"
+        said = f"the layers compute what the model computes, {how} (proof: {self.scope}, {self.seconds:.1f} s)"
+        return "; ".join((said, *self.notices))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """What must be known of the user's code to plan a run; made by the inspection process."""
 
     layers: tuple[LayerReport, ...]
     train_samples: Annotated[int, Field(ge=0, le=MAX_SAMPLES)]
     eval_samples: Count | None
+    proof: ProofReport | None = None
+    """None where nobody has proven it: in tests, and of an agent of an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
 
 #: The sample indices of the minibatches of one wave, in order.
@@ -20,6 +21,11 @@ class Requester:
     vw: VirtualWorkerIndex
     incarnation: Incarnation
     stage: StageIndex
+
+    @property
+    def peer(self) -> StagePeer:
+        """Whom its certificate must name."""
+        return StagePeer(self.job_id, self.vw, self.stage, self.incarnation, self.term)
 
     def __str__(self) -> str:
         """As people say it."""

@@ -16,6 +16,12 @@ def rewind_folder(run_dir: str, number: int) -> str:
     return str(Path(run_dir) / f"rewind-{number}")
 
 
+def next_rewind(run_dir: Path) -> int:
+    """The number of the next rewind of the run in `run_dir`: no folder of that or a higher number is there."""
+    newest = _REWIND.fullmatch(run_folders(run_dir)[-1].name)
+    return 1 if newest is None else int(newest[1]) + 1
+
+
 def run_folders(run_dir: Path) -> list[Path]:
     """Where a run has been: its own folder, then those of its rewinds, oldest first."""
     found = ((_REWIND.fullmatch(path.name), path) for path in run_dir.glob("rewind-*") if path.is_dir())

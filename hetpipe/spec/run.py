@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from hetpipe.spec.bounds import CLOCK, COUNT, Count, Name, Seconds, Sentence
+from pydantic import Field
+
+from hetpipe.spec.bounds import CLOCK, COUNT, MAX_LISTED, Count, Name, Seconds, Sentence
+from hetpipe.spec.conditions import Condition
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.plan import Plan
 
@@ -73,6 +76,8 @@ class StageConfig:
     """Address under which the neighbouring stages reach this process."""
     restore: str | None = None
     """A checkpoint folder to start from, or None for fresh weights."""
+    shard_ids: tuple[str, ...] = ()
+    """Member id per shard, which with TLS each must prove; empty where nobody needs to know."""
     emulation: StageEmulation | None = None
 
 
@@ -101,6 +106,17 @@ class ClockSnapshot:
     """Those of them that would be there after a restart of every shard, too; empty where nobody knows."""
     applied: tuple[ShardIndex, ...] = ()
     """Shards whose disk fails: what is staged there now would be lost with their process, and the job go back."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePhase:
+    """What a stage that is not ready yet is doing (`hetpipe.phases`): it lives."""
+
+    phase: Sentence
+    """The end of "it is ..."."""
+    seconds: Seconds
+    """For how long."""
+    kind: Literal["phase"] = "phase"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +204,17 @@ class StageDone:
     kind: Literal["done"] = "done"
 
 
-StageReport = StageReady | StageProgress | StageWaiting | StageEvaluation | StageFailed | StageDone
+@dataclass(frozen=True, slots=True)
+class StageConditions:
+    """What endangers the run at this stage, as often as one of its conditions changes: all of them, at their newest."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_LISTED)]
+    kind: Literal["conditions"] = "conditions"
+
+
+StageReport = (
+    StagePhase | StageReady | StageProgress | StageWaiting | StageEvaluation | StageConditions | StageFailed | StageDone
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hetpipe.spec.bounds import COUNT, Count, Name, Seconds
 from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import Incarnation, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.plan import Plan
+from hetpipe.spec.plan import Plan, ProofReport
 from hetpipe.spec.run import AgentInfo, ClockSnapshot, StageEmulation
 from hetpipe.spec.sync import DataSpec, Progress
 
@@ -42,6 +42,8 @@ class RunDocument:
     """When the job was handed in, in seconds since 1970."""
     out: tuple[Annotated[VirtualWorkerIndex, COUNT], ...] = ()
     """Virtual workers that were asked to stay out, in index order."""
+    proof: ProofReport | None = None
+    """Of the model, before training; None where nobody has told."""
 
 
 #: What has become of a life: it counts; it will count from the next barrier on; it counts no more.

@@ -31,3 +31,10 @@ class ShardConfig:
     """Where the run starts: clock 0, or the barrier of the restored checkpoint."""
     run: RunDocument | None = None
     """What the clock shard keeps for a coordinator that has never heard of the job; None for the others."""
+    clock_shard_id: str = ""
+    """Member id of the clock shard, which with TLS it must prove; empty in what earlier versions have kept."""
+
+
+def shard_name(shard: ShardIndex) -> str:
+    """A parameter server's name for a sentence."""
+    return f"parameter server {shard}"

@@ -16,6 +16,7 @@ from hetpipe.agent.readings import readings
 from hetpipe.errors import UserError
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.pipeline.allowed_modules import OPTION
+from hetpipe.roots import add_root_options, roots_of
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.spec.identity import Role
 from services.runtime import (
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="import for jobs no module but those whose full name matches (* ? […]; may be given again); '*' for all, "
         "which is the default where only this machine reaches --host",
     )
+    add_root_options(parser, with_code=True)
     parser.add_argument(
         "--exit-with-coordinator", action="store_true", help="end with an error when the coordinator is lost"
     )
@@ -109,6 +111,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             drain_seconds=options.drain_seconds,
             exit_with_coordinator=options.exit_with_coordinator,
             programs=_programs(options.host, options.allow_modules),
+            roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
     )
     shutdown.on_ask(agent.stop)

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from hetpipe.certs.files import CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator import candidate, patience
 from hetpipe.coordinator.candidate import Candidate
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.readings import readings
-from hetpipe.coordinator.redis_access import RedisAccess
+from hetpipe.coordinator.redis_access import access_of
 from hetpipe.coordinator.servicer import NUM_THREADS, CoordinatorServicer
 from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import FenceSource
@@ -25,10 +24,13 @@ from hetpipe.coordinator.tasks import Certify, Tools
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.roots import add_root_options, roots_of
 from hetpipe.rpc.channel import join_address, split_address
+from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.identity import Role
+from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.sync import Progress
 from services.runtime import (
     Shutdown,
@@ -51,11 +53,11 @@ _SHORTEST_LEASE_SECONDS = 1.0
 _LONGEST_LEASE_SECONDS = 3_600.0
 
 
-def open_shard(address: str, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
+def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
     """The control connection to a shard."""
     from hetpipe.ps.control import ShardControl
 
-    return ShardControl(address, tls=tls, fence=fence)
+    return ShardControl(shard.address, member_id=shard.id, tls=tls, fence=fence)
 
 
 def stage_signer(tls: Tls | None) -> Certify | None:
@@ -130,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="S",
         help="seconds without a heartbeat after which an agent or a parameter server counts as gone (%(default)s)",
     )
+    add_root_options(parser, with_code=False)
     options = parser.parse_args(arguments)
     return run_service("coordinator", options, lambda shutdown: _serve(options, shutdown))
 
@@ -137,7 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     tls = open_tls(options, options.host)
     certify = stage_signer(tls)
-    access = _redis_access(options, tls)
+    access = access_of(
+        options.store,
+        password_file=options.store_password_file,
+        ca=options.store_ca,
+        tls=None if tls is None else tls.folder,
+    )
     host = advertised_host(options.host, options.advertise)
     server = Server(server_config(options, tls, num_threads=NUM_THREADS))
     election = Candidate(
@@ -158,6 +166,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             newest_checkpoint=newest_checkpoint,
             listed_checkpoint=listed_checkpoint,
             certify=certify,
+            roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
         store = open_store(options.store, access=access, fence=lambda: election.fence)
         coordinator = Coordinator(
@@ -187,17 +196,6 @@ def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordi
         server.stop()
     finally:
         coordinator.close()
-
-
-def _redis_access(options: argparse.Namespace, tls: Tls | None) -> RedisAccess:
-    """What the options say about Redis."""
-    own = tls if options.store.startswith("rediss://") else None
-    return RedisAccess(
-        password_file=options.store_password_file,
-        ca=options.store_ca,
-        client_cert=None if own is None else own.folder / CERT_FILE,
-        client_key=None if own is None else own.folder / KEY_FILE,
-    )
 
 
 def _end_at_once(sentence: str) -> NoReturn:

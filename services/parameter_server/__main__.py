@@ -19,14 +19,17 @@ from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import MemberReplaced
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.ps.disk_watch import DiskWatch
 from hetpipe.ps.followers import MAX_FOLLOWERS
 from hetpipe.ps.job_state import StateOptions
 from hetpipe.ps.readings import readings
 from hetpipe.ps.run_history import HistoryFactory, file_history
 from hetpipe.ps.server import ShardServer, machine_memory_bytes
+from hetpipe.roots import Roots, add_root_options, roots_of
 from hetpipe.rpc.channel import join_address, split_address
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.limits import Limits
+from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.rpc.tls import Tls
@@ -63,9 +66,16 @@ class DelayedShardServer(ShardServer):
     """Emulates a slow network: pushes and pulls begin after a random time."""
 
     def __init__(
-        self, history: HistoryFactory, longest_seconds: float, *, seed: int, tls: Tls | None, state: StateOptions
+        self,
+        history: HistoryFactory,
+        longest_seconds: float,
+        *,
+        seed: int,
+        tls: Tls | None,
+        state: StateOptions,
+        roots: Roots,
     ) -> None:
-        super().__init__(history, tls=tls, state=state)
+        super().__init__(history, tls=tls, state=state, roots=roots)
         self._longest_seconds = longest_seconds
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
 
@@ -108,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="acknowledge nothing before it is on the disk, so that it outlives the machine and not this process only",
     )
+    add_root_options(parser, with_code=False)
     options = parser.parse_args(arguments)
     return run_service("parameter_server", options, lambda shutdown: _serve(options, shutdown))
 
@@ -121,11 +132,14 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     host = advertised_host(options.host, options.advertise)
     history = file_history(host, os.getpid())
     state = StateOptions(root=options.state, fsync=options.fsync)
+    roots = roots_of(options, is_reached=not is_loopback(options.host))
     if options.emulate_delay:
         seed = options.index or 0
-        shards: ShardServer = DelayedShardServer(history, options.emulate_delay, seed=seed, tls=tls, state=state)
+        shards: ShardServer = DelayedShardServer(
+            history, options.emulate_delay, seed=seed, tls=tls, state=state, roots=roots
+        )
     else:
-        shards = ShardServer(history, tls=tls, state=state)
+        shards = ShardServer(history, tls=tls, state=state, roots=roots)
     shards.recover()
     num_threads = CALL_THREADS + MAX_FOLLOWERS
     limits = Limits(bytes_in_total=int(_UPLOAD_SHARE * machine_memory_bytes()))
@@ -138,6 +152,8 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     membership = _membership(
         options, shards, tls, name or address, host, address, on_replaced=lambda _replaced: shutdown.ask()
     )
+    shards.on_condition(membership.beat_soon)
+    DiskWatch(shards).start()
     try:
         shutdown.on_ask(membership.cancel_start)
         sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
@@ -169,7 +185,7 @@ def _membership(
         host,
         os.getpid(),
         address=address,
-        shard_index=None if options.index is None else ShardIndex(options.index),
+        shard_index=ShardIndex(int(name)) if name.isdigit() else None,
     )
 
     def release(jobs: Sequence[JobId]) -> None:
@@ -180,6 +196,7 @@ def _membership(
         clocks=shards.snapshots,
         jobs=shards.jobs,
         lost=shards.lost_jobs,
+        conditions=shards.conditions,
         on_ended_jobs=release,
         newest_info=lambda info: replace(info, highest_term=shards.highest_term),
         on_replaced=on_replaced,

@@ -42,6 +42,11 @@ elif behaviour == "fail":
     print("a traceback")
     print("ValueError: the last words")
     sys.exit(3)
+elif behaviour == "cut":
+    for times in (1, 2):
+        condition = {"kind": "history_incomplete", "who": "stage 0", "sentence": "no room", "times": times}
+        tell({"kind": "conditions", "conditions": [condition]})
+    wait_for_eof()
 elif behaviour == "babble":
     tell("no report")
     os.write(out, b"half a line")

@@ -33,10 +33,9 @@ from hetpipe.spec.commands import (
     StartStageCommand,
     StopVirtualWorkerCommand,
 )
-from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
+from hetpipe.spec.run import StageConditions, StageDone, StageEvaluation, StageFailed, StageReady
 from tests.agent.programs import ends, environment, fake_programs
 from tests.certs.cluster import AGENT, cluster
 from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
@@ -135,6 +134,15 @@ class TestStages:
         assert isinstance(ready.report, StageReady)
         bench.children.tell_again()
         assert bench.next() == ready
+
+    def test_so_are_its_newest_conditions(self, bench: Bench) -> None:
+        bench.start("cut")
+        ready, _, newest = (bench.next() for _ in range(3))
+        assert isinstance(newest, StageNews)
+        assert isinstance(newest.report, StageConditions)
+        assert [condition.times for condition in newest.report.conditions] == [2]
+        bench.children.tell_again()
+        assert [bench.next(), bench.next()] == [ready, newest]
 
     def test_but_not_after_its_end(self, bench: Bench) -> None:
         bench.start("done")
@@ -334,7 +342,7 @@ class TestCertificates:
 
         shown = (bench.run_dir / "logs" / "vw-0-stage-1.out").read_bytes()
         key = started.key
-        assert facts_of(shown).peer == StagePeer(key.job_id, key.vw, key.stage)
+        assert facts_of(shown).peer == key.peer
         assert list(certificates._root.path.glob("*/")) == [], "the end of the process is the end of its certificate"
         certificates.close()
 
@@ -381,6 +389,6 @@ def certified(error: HetpipeError | None = None) -> StageCertificates:
     def certify(stage: StageKey, request_pem: bytes) -> bytes:
         if error is not None:
             raise error
-        return cluster().signer().sign_stage(request_pem, StagePeer(stage.job_id, stage.vw, stage.stage))
+        return cluster().signer().sign_stage(request_pem, stage.peer)
 
     return StageCertificates(Tls(cluster().tls(AGENT).folder), certify)

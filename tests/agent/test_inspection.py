@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hetpipe.agent.inspection import carry_out, inspect_job
+from hetpipe.agent.inspection import CHECKED, carry_out, inspect_job
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.errors import CallableError
 from hetpipe.profiler import profiling
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
-from hetpipe.spec.job import Job
+from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.measurement import ProfileStep
+from hetpipe.spec.plan import ProofReport
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import small_job
 from tests.numerics.compare import ROOT
@@ -38,8 +41,8 @@ def profiled(folder: Path) -> ProfileAnswer:
 
 def test_the_model_alone(tmp_path: Path) -> None:
     answer, steps = carried_out(tmp_path)
-    assert answer == InspectionAnswer(inspect_job(JOB, ROOT))
-    assert answer.model is not None
+    assert answer.model is not None and answer.model.proof is not None
+    assert answer == InspectionAnswer(replace(inspect_job(JOB, ROOT), proof=answer.model.proof))
     assert [layer.activation_elements for layer in answer.model.layers] == [28, 28, 24, 24, 12]
     assert (answer.model.train_samples, answer.model.eval_samples) == (46, 301)
     assert steps == []
@@ -65,3 +68,69 @@ def test_mistakes_in_what_is_not_measured_are_found_first(tmp_path: Path) -> Non
     with pytest.raises(CallableError, match="no_metric"):
         carried_out(tmp_path, of=of, measure=("cpu",))
     assert list(tmp_path.iterdir()) == []
+
+
+def proof_of(folder: Path, **keys: Any) -> ProofReport:
+    data = {"train": "tests.models:data32", **keys.pop("data", {})}
+    answer, _ = carried_out(folder, of=small_job(data=data, **keys))
+    assert answer.model is not None and answer.model.proof is not None
+    return answer.model.proof
+
+
+def test_the_answer_says_what_was_proven(tmp_path: Path) -> None:
+    proof = proof_of(tmp_path)
+    assert (proof.scope, proof.equality, proof.samples, proof.checked) == ("whole model", "bits", 4, CHECKED)
+    said = "the layers compute what the model computes, to the bit (proof: whole model, "
+    assert proof.sentence.startswith(said)
+    assert replace(proof, notices=("a thing to know",)).sentence.endswith("; a thing to know")
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            {"model": "tests.models:tied_in_secret", "data": {"train": "tests.models:tokens"}},
+            "2.tied[0].weight is used",
+        ),
+        ({"model": "tests.models:all_in_evaluation_mode"}, "returned the model in evaluation mode, and as a whole"),
+        (
+            {"loss": "tests.models:LOSS_WITH_PARAMETERS"},
+            "has parameters of its own, which no optimizer would ever train",
+        ),
+        ({"data": {"train": "tests.models:own_generator"}}, "data.train: the inputs of one minibatch, read twice"),
+        ({"data": {"eval": "tests.models:own_generator"}}, "data.eval: the inputs of one minibatch, read twice"),
+    ],
+    ids=["hidden reference", "evaluation mode", "loss with parameters", "own generator", "own generator, evaluation"],
+)
+def test_what_would_train_to_something_else_is_refused(keys: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(CallableError, match=re.escape(sentence)):
+        proof_of(tmp_path, **keys)
+
+
+def test_a_model_that_takes_whole_minibatches_only_gets_one(tmp_path: Path) -> None:
+    assert proof_of(tmp_path, model="tests.models:whole_minibatches", batch_size=6).samples == 6
+
+
+@pytest.mark.parametrize("name", ["digits", "moved_digits", "text"])
+def test_the_examples_are_proven_to_the_bit(name: str, tmp_path: Path) -> None:
+    answer, _ = carried_out(tmp_path, of=load_job(ROOT / "examples" / name / "job.yaml"))
+    assert answer.model is not None and answer.model.proof is not None
+    assert (answer.model.proof.equality, answer.model.proof.notices) == ("bits", ())
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *({"model": f"tests.models:{name}"} for name in ("mlp32", "dropout_batch_norm", "hooked", "noisy")),
+        *({"model": f"tests.models:frozen_by_{name}"} for name in ("eval", "train")),
+        {"model": "tests.models:mlp64", "data": {"train": "tests.models:data64"}},
+        {"data": {"train": "tests.models:flipped32"}, "loss": "tests.models:distance"},
+        *(
+            {"model": f"tests.profiler.models:{name}", "data": {"train": "tests.profiler.models:data"}}
+            for name in ("linear_relu", "shifts", "batch_norm", "views", "tuples", "residual", "frozen")
+        ),
+    ],
+    ids=lambda keys: str(keys.get("model", keys)).rpartition(":")[2],
+)
+def test_what_other_tests_train_is_proven_to_the_bit(keys: dict[str, Any], tmp_path: Path) -> None:
+    assert proof_of(tmp_path, **keys).equality == "bits"

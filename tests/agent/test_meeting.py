@@ -154,7 +154,8 @@ def test_with_tls_replicas_on_one_node_meet_on_loopback() -> None:
     leave(stages)
 
 
-def test_a_stage_that_never_joins_is_named() -> None:
+def test_a_stage_that_never_joins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "JOIN_SECONDS", 120.0)
     clock = FakeClock(auto_advance=True)
     _, config = configs([["n0/0", "n0/1"]])
     with pytest.raises(DeadlineExceeded, match=r"stage 1 .* waited 120 s for stage 0 to come; .* are there: \[1\]"):

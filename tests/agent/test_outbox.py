@@ -6,11 +6,12 @@ import pytest
 
 from hetpipe.agent.outbox import MAX_BATCH, MAX_WAITING, Outbox
 from hetpipe.spec.commands import AgentNews, ChildExit, InspectionStep, StageKey, StageNews
+from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.ids import Clock, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Registration
-from hetpipe.spec.run import StageEvaluation, StageReady, StageReport, StageWaiting
+from hetpipe.spec.run import StageConditions, StageEvaluation, StageReady, StageReport, StageWaiting
 from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import FIRST_LIFE, JOB_ID, progress
 
@@ -51,6 +52,19 @@ def test_others_wait_for_half_a_second(outbox: Outbox, clock: FakeClock) -> None
     assert outbox.take(timeout_seconds=0.0) is None
     clock.advance(0.01)
     assert outbox.take(timeout_seconds=0.0) is not None
+
+
+def test_of_the_conditions_of_a_stage_only_the_newest_goes_out(outbox: Outbox, clock: FakeClock) -> None:
+    first, second = (
+        news(StageConditions((Condition(ConditionKind.HISTORY_INCOMPLETE, "stage 0", "no room", 1.0, times=times),)))
+        for times in (1, 2)
+    )
+    outbox.put(first)
+    outbox.put(second)
+    clock.advance(0.5)
+    batch = outbox.take(timeout_seconds=0.0)
+    assert batch is not None
+    assert batch.news == (second,)
 
 
 def test_steps_of_an_inspection_go_out_however_often_they_come(outbox: Outbox, clock: FakeClock) -> None:

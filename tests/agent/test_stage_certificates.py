@@ -14,7 +14,6 @@ from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.errors import HetpipeError, PeerUnreachable, PermissionDenied
 from hetpipe.rpc.tls import LOOK_SECONDS, Tls
 from hetpipe.spec.commands import StageKey
-from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.testing.fake_clock import FakeClock
 from tests.certs.cluster import AGENT, cluster
@@ -42,7 +41,7 @@ class Bench:
         self.asked.append(stage)
         if self.error is not None:
             raise self.error
-        return self.signer.sign_stage(request_pem, StagePeer(stage.job_id, stage.vw, stage.stage))
+        return self.signer.sign_stage(request_pem, stage.peer)
 
     def after(self, seconds: float) -> int:
         """How many stages are asked for when that time has passed."""
@@ -66,7 +65,7 @@ class TestMaking:
     def test_a_stage_gets_a_folder_that_works(self, bench: Bench) -> None:
         folder = bench.certificates.make(key(1))
         tls = Tls(folder)
-        assert str(facts_of(tls.material.cert).peer) == "stage 1 of virtual worker 0 of job job"
+        assert str(facts_of(tls.material.cert).peer) == "stage 1 of virtual worker 0 of job job (life 0 in term 1)"
         assert tls.material.ca == cluster().authority().certificate_pem
         assert stat.S_IMODE((folder / KEY_FILE).stat().st_mode) == 0o600
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
@@ -101,7 +100,7 @@ class TestEnding:
 
         def forgetful(stage: StageKey, request_pem: bytes) -> bytes:
             bench.certificates.forget(stage)
-            return sign(request_pem, StagePeer(stage.job_id, stage.vw, stage.stage))
+            return sign(request_pem, stage.peer)
 
         monkeypatch.setattr(bench.certificates, "_certify", forgetful)
         bench.clock.advance(HALF_LIFE_SECONDS)

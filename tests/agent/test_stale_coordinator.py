@@ -18,6 +18,8 @@ from tests.polling import wait_until
 class Lead:
     """As if another coordinator led, once `is_lost`."""
 
+    outage = ""
+
     def __init__(self) -> None:
         self.fence = 4
         self.is_lost = False

@@ -14,7 +14,7 @@ from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate, read_authority, read_signer
 from hetpipe.rpc.tls import Material, Tls
 from hetpipe.spec.identity import NamedPeer, Peer, Role, StagePeer
-from hetpipe.spec.ids import JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
 COORDINATOR = NamedPeer(Role.COORDINATOR, "coordinator")
 SHARD = NamedPeer(Role.PARAMETER_SERVER, "0")
@@ -23,8 +23,8 @@ OPERATOR = NamedPeer(Role.OPERATOR, "me")
 MONITOR = NamedPeer(Role.MONITOR, "grafana")
 
 
-def stage_peer(job: str = "job", vw: int = 0, stage: int = 0) -> StagePeer:
-    return StagePeer(JobId(job), VirtualWorkerIndex(vw), StageIndex(stage))
+def stage_peer(job: str = "job", vw: int = 0, stage: int = 0, *, incarnation: int = 0, term: int = 1) -> StagePeer:
+    return StagePeer(JobId(job), VirtualWorkerIndex(vw), StageIndex(stage), Incarnation(incarnation), Term(term))
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Cluster:
         return Tls(own)
 
     def _stage(self, peer: StagePeer) -> Tls:
-        own = self.folder / f"stage-{peer.job_id}-{peer.vw}-{peer.stage}"
+        own = self.folder / f"stage-{peer.job_id}-{peer.term}-{peer.vw}-{peer.incarnation}-{peer.stage}"
         if not own.exists():
             key = new_key()
             write(own, self.authority(), self.signer().sign_stage(request_for(peer, key), peer), key_to_pem(key))

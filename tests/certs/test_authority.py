@@ -47,7 +47,7 @@ class Posing:
     """Somebody whose URI and DNS name belong to different processes."""
 
     def __init__(self, uri: str, server_name: str) -> None:
-        self.uri, self.server_name = uri, server_name
+        self.uri, self.server_name, self.server_names = uri, server_name, (server_name,)
 
 
 def signed_by(authority: Authority, subject: str) -> Authority:
@@ -95,7 +95,7 @@ class TestIssued:
         assert (facts.peer, facts.expires) == (peer, NOW + timedelta(days=3))
         assert loaded(pem).not_valid_before_utc == NOW - timedelta(minutes=5), "clocks differ"
         names = loaded(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        assert names.get_values_for_type(x509.DNSName) == [peer.server_name]
+        assert names.get_values_for_type(x509.DNSName) == list(peer.server_names)
 
     def test_it_signs_nothing_itself(self, root: Authority) -> None:
         found = loaded(root.issue(AGENT, new_key().public_key(), days=1)).extensions

@@ -26,6 +26,12 @@ class Deed(StrEnum):
     LOSE_DISK = "lose_disk"
     """SIGKILL of a parameter server, whose disk is empty when it starts again, so that the whole job goes back to a
     checkpoint; at no failpoint."""
+    RESTART = "restart"
+    """SIGTERM, as a supervisor or an eviction sends it, and a new start; in storms."""
+    FLUSH = "flush"
+    """FLUSHALL: Redis lives on and has forgotten everything; in storms."""
+    FILL_DISK = "fill_disk"
+    """No room on a disk for a while, then room again; in storms."""
 
 
 class Provocation(StrEnum):

@@ -7,31 +7,48 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import shutil
 import socket
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import redis
+
 from hetpipe.certs.authority import PROCESS_DAYS
 from hetpipe.certs.files import CA_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate
 from hetpipe.coordinator.client import CoordinatorClient
+from hetpipe.coordinator.redis_acl import acl_lines
 from hetpipe.errors import HetpipeError
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.identity import NamedPeer, Role
+from tests.chaos.disks import Disk
 from tests.chaos.keeper import Keeper, Kept, Spec, dying_with_parent
 from tests.polling import wait_until
 
 ROOT = Path(__file__).parents[2]
 
 COORDINATOR, REDIS = "coordinator", "redis"
+
+#: Names the disk with the folders of runs.
+RUNS = "runs"
+
+#: The coordinator's name in Redis.
+_STORE_USER = "hetpipe"
+
+#: The name of an administrator there, who makes it forget everything.
+_STORE_ADMINISTRATOR = "chaos"
+
+#: Whoever hands jobs in and looks at them.
+_OPERATOR = NamedPeer(Role.OPERATOR, "chaos")
 
 #: Ports are looked for below those that the kernel hands out to clients, one of which could take the port of a server
 #: that is down for a moment.
@@ -74,6 +91,9 @@ class Layout:
     """By role: a module to run in place of the service, and what its options begin with."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to that of every process."""
+    disk_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the disks that are small file systems of their own (`disks`): by key of a process with data, `redis` or
+    a parameter server, and `RUNS`."""
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -128,13 +148,18 @@ class Cluster:
         self._ports = {key: free_port() for key in (REDIS, COORDINATOR, *self.layout.shards)}
         self._keeper = Keeper(folder / "processes", self.owner)
         self._stack = ExitStack()
+        #: By key; those of `Layout.disk_bytes`.
+        self.disks: dict[str, Disk] = {}
         self._client: CoordinatorClient | None = None
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_certificates()
-        self._stack.enter_context(self._keeper)
+        self._make_password()
         try:
+            for key, size in self.layout.disk_bytes.items():
+                self.disks[key] = self._stack.enter_context(Disk(self._disk(key), size))
+            self._stack.enter_context(self._keeper)
             self.start(REDIS)
             self.kept[REDIS].wait_up(timeout_seconds=_READY_SECONDS)
             for key in (COORDINATOR, *self.layout.shards):
@@ -161,7 +186,7 @@ class Cluster:
     def client(self) -> CoordinatorClient:
         """Calls to the coordinator, as an operator."""
         if self._client is None:
-            tls = Tls(self._certificates(NamedPeer(Role.OPERATOR, "chaos")))
+            tls = Tls(self._certificates(_OPERATOR))
             self._client = CoordinatorClient(self.address(COORDINATOR), tls=tls)
             self._stack.callback(self._client.close)
         return self._client
@@ -174,6 +199,26 @@ class Cluster:
     def address(self, key: str) -> str:
         """`HOST:PORT` of a server."""
         return f"{self.layout.place(key).host}:{self._ports[key]}"
+
+    @property
+    def runs(self) -> Path:
+        """For the folders of runs, on a disk of their own if the layout says so."""
+        return self._data(RUNS)
+
+    def run_command(self, key: str, arguments: Sequence[str], *, ready: str) -> Kept:
+        """Run `hetpipe ARGUMENTS` as the operator; started again when somebody here ends it, until it ends by itself.
+
+        Args:
+            key: names its files; unlike that of any process.
+            arguments: of the command.
+            ready: it is ready when its standard output holds this.
+        """
+        hetpipe = str(Path(sys.executable).with_name("hetpipe"))
+        environment = self._environment(_OPERATOR)
+        command = dying_with_parent([hetpipe, *arguments])
+        return self._keeper.keep(
+            Spec(key=key, command=command, environment=environment, ready=ready, current=self.folder, restarts=False)
+        )
 
     def start(self, key: str) -> Kept:
         """Keep one more process."""
@@ -202,49 +247,81 @@ class Cluster:
         members = self.members()
         return members is not None and not members & {_member(key) for key in keys}
 
+    @property
+    def is_whole(self) -> bool:
+        """Every process is up and a member."""
+        return self.is_up and not self._missing_members()
+
     def wait_whole(self, *, timeout_seconds: float = _READY_SECONDS) -> None:
         """Until every process is up and a member.
 
         Raises:
             AssertionError: it took too long; the message says who is missing.
         """
-        wanted = {_member(key) for key in (*self.layout.agents, *self.layout.shards)}
-        seen: set[str] = set()
 
         def is_whole() -> bool:
-            nonlocal seen
             self.check_starts()
-            if not self.is_up:
-                return False
-            seen = self.members() or set()
-            return wanted <= seen
+            return self.is_whole
 
         try:
             wait_until(is_whole, timeout_seconds=timeout_seconds, what="whole cluster")
         except AssertionError as error:
-            down = [f"{key}: {kept.story()}" for key, kept in self.kept.items() if not kept.is_up]
-            raise AssertionError(f"{error}; no members: {sorted(wanted - seen)}; down: {down}") from None
+            raise AssertionError(f"{error}; {self.story()}") from None
+
+    def story(self) -> str:
+        """Who is missing, in a few words."""
+        down = [f"{key}: {kept.story()}" for key, kept in self.kept.items() if not kept.is_up]
+        return f"no members: {sorted(self._missing_members())}; down: {down}"
+
+    def _missing_members(self) -> set[str]:
+        wanted = {_member(key) for key in (*self.layout.agents, *self.layout.shards)}
+        return wanted - (self.members() or set())
 
     def wipe_redis(self, victims: Sequence[str]) -> None:
         """Kill `victims`, of which Redis is one, and start them again with a Redis that knows nothing."""
-        self._restart_with_empty(self.folder / "redis", victims)
+        with self.killed_without_data(REDIS, victims):
+            """All of them are dead."""
 
-    def lose_disk(self, shard: str) -> None:
-        """Kill a parameter server, and start it again with an empty disk."""
-        self._restart_with_empty(self.folder / "state" / shard, [shard])
+    def lose_disk(self, victims: Sequence[str]) -> None:
+        """Kill `victims`, of whom the first is a parameter server, and start them again, that one without its disk."""
+        with self.killed_without_data(victims[0], victims):
+            """All of them are dead."""
 
-    def _restart_with_empty(self, folder: Path, victims: Sequence[str]) -> None:
-        kept = [self.kept[key] for key in victims]
+    @contextmanager
+    def killed_without_data(self, key: str, victims: Sequence[str]) -> Iterator[None]:
+        """Kill `victims`, which stay dead in the block, and start them again when the data of `key` is gone."""
+        kept = [self.kept[victim] for victim in victims]
         for each in kept:
             each.wanted = False
             each.kill()
+        yield
         wait_until(
-            lambda: not any(each.is_up for each in kept), timeout_seconds=_READY_SECONDS, what=f"end of {victims}"
+            lambda: all(each.process is None for each in kept),
+            timeout_seconds=_READY_SECONDS,
+            what=f"end of {victims}",
         )
+        folder = self._data(key)
         shutil.rmtree(folder)
         folder.mkdir()
         for each in kept:
             each.wanted = True
+
+    def flush_redis(self) -> None:
+        """Have Redis forget everything while it lives."""
+        own = self._certificates(NamedPeer(Role.COORDINATOR, COORDINATOR))
+        place = self.layout.place(REDIS)
+        client = redis.Redis(
+            host=place.name,
+            port=self._ports[REDIS],
+            username=_STORE_ADMINISTRATOR,
+            password=(self.folder / "store" / "password").read_text(),
+            ssl=True,
+            ssl_ca_certs=str(own / CA_FILE),
+            ssl_certfile=str(own / "cert.pem"),
+            ssl_keyfile=str(own / "key.pem"),
+        )
+        with client:
+            client.flushall()
 
     def check_starts(self) -> None:
         """Nobody is in a crash loop.
@@ -265,43 +342,45 @@ class Cluster:
         module = self.layout.programs.get(role, (f"services.{program}",))
         command = [*place.prefix, sys.executable, "-m", *module, *options]
         command += ["--host", place.host, "--log", str(self.folder / "processes" / f"{key}.log")]
+        # Trials have their folders anywhere, also where the processes have networks of their own.
+        command += ["--run-root", "/", *(("--code-root", "/") if program == "agent" else ())]
         command += ["--exit-with-parent", *self.layout.options.get(role, ())]
         return Spec(key=key, command=command, environment=self._environment(peer), ready='"address"')
 
     def _program(self, key: str) -> tuple[NamedPeer, str, list[str]]:
         role, _, index = key.partition("-")
         if role == COORDINATOR:
-            store = f"rediss://{self.layout.place(REDIS).name}:{self._ports[REDIS]}/0"
+            store = f"rediss://{_STORE_USER}@{self.layout.place(REDIS).name}:{self._ports[REDIS]}/0"
             ca = self._certificates(NamedPeer(Role.COORDINATOR, COORDINATOR)) / CA_FILE
             options = ["--store", store, "--store-ca", str(ca), "--port", str(self._ports[key])]
+            options += ["--store-password-file", str(self.folder / "store" / "password")]
             options += ["--leader-lease", str(self.layout.lease_seconds), "--lease", str(self.layout.lease_seconds)]
             return NamedPeer(Role.COORDINATOR, COORDINATOR), "coordinator", options
         to_coordinator = ["--coordinator", self.address(COORDINATOR)]
         if role == "shard":
             options = [*to_coordinator, "--index", index, "--port", str(self._ports[key]), "--threads", "1"]
-            options += ["--state", str(self.folder / "state" / key)]
+            options += ["--state", str(self._data(key))]
             return NamedPeer(Role.PARAMETER_SERVER, index), "parameter_server", options
         options = [*to_coordinator, "--node", key, "--cpu-devices", str(self.layout.devices[int(index)])]
         return NamedPeer(Role.AGENT, key), "agent", [*options, "--allow-modules", "tests.*"]
 
     def _redis(self) -> list[str]:
         own = self._certificates(NamedPeer(Role.REDIS, self.layout.place(REDIS).name))
-        tls = [
-            "--tls-port",
-            str(self._ports[REDIS]),
-            "--port",
-            "0",
-            "--tls-auth-clients",
-            "yes",
-            "--protected-mode",
-            "no",
-        ]
+        tls = ["--tls-port", str(self._ports[REDIS]), "--port", "0", "--tls-auth-clients", "yes"]
         tls += ["--tls-ca-cert-file", str(own / "ca.pem"), "--tls-cert-file", str(own / "cert.pem")]
         tls += ["--tls-key-file", str(own / "key.pem"), "--bind", self.layout.place(REDIS).host]
-        # Nobody gets in without a certificate, so there need be no password, too.
-        kept = ["--protected-mode", "no", "--save", "", "--appendonly", "yes", "--dir", str(self.folder / "redis")]
-        (self.folder / "redis").mkdir(exist_ok=True)
-        return ["redis-server", *tls, *kept]
+        users = ["--aclfile", str(self.folder / "store" / "users.acl")]
+        kept = ["--save", "", "--appendonly", "yes", "--dir", str(self._data(REDIS))]
+        return ["redis-server", *tls, *users, *kept]
+
+    def _disk(self, key: str) -> Path:
+        return self.folder / "disks" / key
+
+    def _data(self, key: str) -> Path:
+        """Below the disk, so that it can be taken away where the disk is mounted; made where it is missing."""
+        folder = self._disk(key) / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _environment(self, peer: NamedPeer | None) -> dict[str, str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.layout.environment}
@@ -312,10 +391,20 @@ class Cluster:
     def _certificates(self, peer: NamedPeer) -> Path:
         return process_folder(self.folder / "certs", peer)
 
+    def _make_password(self) -> None:
+        """The coordinator's; the users of Redis as `hetpipe render redis-acl` writes them, and an administrator."""
+        folder, password = self.folder / "store", secrets.token_urlsafe(32)
+        folder.mkdir(exist_ok=True)
+        (folder / "password").touch(mode=0o600)
+        (folder / "password").write_text(password, encoding="utf-8")
+        administrator = f"user {_STORE_ADMINISTRATOR} on >{password} ~* &* +@all"
+        lines = [*acl_lines(_STORE_USER, password), administrator, ""]
+        (folder / "users.acl").write_text("\n".join(lines), encoding="utf-8")
+
     def _make_certificates(self) -> None:
         authority = self.folder / "certs"
         init_authority(authority)
-        peers = [NamedPeer(Role.COORDINATOR, COORDINATOR), NamedPeer(Role.OPERATOR, "chaos")]
+        peers = [NamedPeer(Role.COORDINATOR, COORDINATOR), _OPERATOR]
         peers += [NamedPeer(Role.REDIS, self.layout.place(REDIS).name)]
         peers += [NamedPeer(Role.PARAMETER_SERVER, str(index)) for index in range(self.layout.num_shards)]
         peers += [NamedPeer(Role.AGENT, key) for key in self.layout.agents]

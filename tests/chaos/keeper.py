@@ -48,6 +48,10 @@ class Spec:
     """Of every life."""
     ready: str
     """It is ready when its standard output holds this."""
+    current: Path | None = None
+    """Its working directory; None: that of this process."""
+    restarts: bool = True
+    """Start it again whenever it ends; False: only when somebody here ended it, as its own end is its result."""
 
 
 @dataclass(slots=True)
@@ -110,6 +114,11 @@ class Kept:
             with suppress(ProcessLookupError):
                 os.kill(life.pid, signal.SIGKILL)
         return life
+
+    @property
+    def exit_status(self) -> int | None:
+        """That of a process that has ended by itself and is not started again; None while it may go on."""
+        return None if self.wanted or not self.lives else self.life.code
 
     def output(self) -> Path:
         """Standard output of the newest life."""
@@ -186,6 +195,7 @@ class Keeper:
             if kept.process.stdin is not None:
                 kept.process.stdin.close()
             kept.process = None
+            kept.wanted = kept.wanted and (kept.spec.restarts or life.expected)
         elif not life.is_ready:
             life.is_ready = kept.spec.ready in kept.output().read_text(errors="replace")
 
@@ -201,6 +211,7 @@ class Keeper:
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
+                cwd=kept.spec.current,
                 env=environment,
             )
         kept.lives.append(Life(number, kept.process.pid, now))

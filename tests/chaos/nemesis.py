@@ -158,7 +158,7 @@ class Nemesis:
             return pids
         if cell.deed is Deed.LOSE_DISK:
             folder = self._trial.run_dir
-            self._cluster.lose_disk(cell.victim)
+            self._cluster.lose_disk(victims)
             self._trial.wait(lambda: self._trial.run_dir != folder, timeout_seconds=REACH_SECONDS, what="rewind")
             return pids
         for victim, pid in zip(victims, pids, strict=True):

@@ -19,7 +19,8 @@ class Opening(StrEnum):
     WIPE = "wipe"
     """SIGKILL, and Redis has forgotten everything when it starts again."""
     LOSE_DISK = "lose_disk"
-    """SIGKILL of a parameter server that comes back without its disk; it has begun when the whole job goes back."""
+    """SIGKILL of a parameter server that comes back without its disk, and of whoever else is named at the same time; it
+    has begun when the whole job goes back."""
     DRAIN = "drain"
     """A virtual worker is asked to leave."""
     ADD = "add"
@@ -49,8 +50,9 @@ SECONDS: Mapping[tuple[Opening, str], Sequence[str]] = {
     (Opening.STOP, "stage-0"): ("stage-1", "shard-0", COORDINATOR),
     (Opening.WIPE, REDIS): ("shard-0", "agent-1", COORDINATOR),
     (Opening.WIPE, f"{COORDINATOR}+{REDIS}"): ("shard-0", "shard-1", "agent-1", "stage-0"),
-    # Not with the coordinator: then nobody is left who knows where the job was, and it fails.
-    (Opening.LOSE_DISK, "shard-0"): ("shard-0", "shard-1", "agent-1", REDIS),
+    (Opening.LOSE_DISK, "shard-0"): ("shard-0", "shard-1", COORDINATOR, "agent-1", REDIS),
+    # The node of both: nobody is left who knows where the job was.
+    (Opening.LOSE_DISK, f"shard-0+{COORDINATOR}"): ("shard-0", "shard-1", COORDINATOR, "agent-1", REDIS),
     (Opening.LOSE_DISK, "shard-1"): ("shard-0", "shard-1", COORDINATOR, "agent-1"),
     (Opening.DRAIN, WORKER): ("agent-1", "stage-0", "shard-0", "shard-1", COORDINATOR),
     (Opening.ADD, WORKER): ("agent-1", "stage-0", "stage-1", "shard-0", "shard-1", COORDINATOR),

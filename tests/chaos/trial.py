@@ -232,13 +232,13 @@ class Trial:
         last = self.run_dir
         # A rewind that was given up for another one has a folder, and nobody trained there.
         earlier = [folder for folder in histories_of(self._first_dir) if folder != last]
-        parts = [*(_history_faults(folder, is_last=False) for folder in earlier), _history_faults(last, is_last=True)]
+        parts = [*(history_faults(folder, is_last=False) for folder in earlier), history_faults(last, is_last=True)]
         parts.append(witness_faults(last))
         problems = tuple(problem for part in parts for problem in part.problems)
         return Verdict(problems, sum((part.tally for part in parts), Tally(jobs=1)))
 
 
-def _history_faults(run_dir: Path, *, is_last: bool) -> Verdict:
+def history_faults(run_dir: Path, *, is_last: bool) -> Verdict:
     """What the checker says of one folder of a run; only the last one has an end."""
     try:
         report = check_run(run_dir, require_complete=is_last)
@@ -258,7 +258,7 @@ def _history_faults(run_dir: Path, *, is_last: bool) -> Verdict:
 def witness_faults(run_dir: Path) -> Verdict:
     """Every sample that the final weights do not hold exactly as often as the ledger of commits says, in each layer."""
     try:
-        layers = _final_layers(newest_checkpoint(run_dir))
+        layers = final_layers(newest_checkpoint(run_dir))
     except CheckpointError as error:
         return Verdict((f"no final weights: {error}",))
     return layer_faults(layers, _ledger(run_dir))
@@ -284,7 +284,8 @@ def layer_faults(layers: Mapping[str, Sequence[int]], ledger: Mapping[int, int])
     return Verdict(tuple(problems), tally)
 
 
-def _final_layers(checkpoint: Path) -> Mapping[str, list[int]]:
+def final_layers(checkpoint: Path) -> Mapping[str, list[int]]:
+    """How often each layer of the weights holds each sample, by name of the layer."""
     layers: dict[str, list[int]] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         for name, cells in load_file(path).items():

@@ -42,6 +42,11 @@ def num_samples() -> int:
     return int(os.environ.get(SAMPLES_VARIABLE, "8000"))
 
 
+def pace_seconds() -> float:
+    """Between two samples that one virtual worker takes."""
+    return float(os.environ.get(PACE_VARIABLE, "0.04"))
+
+
 def model() -> nn.Module:
     """The chain that counts."""
     return witness_model(NUM_LAYERS, num_samples(), torch.float64)
@@ -57,7 +62,7 @@ class PacedData:
 
     def __init__(self) -> None:
         self._samples = WitnessDataset(num_samples(), torch.float64)
-        self._rest_seconds = float(os.environ.get(PACE_VARIABLE, "0.04"))
+        self._rest_seconds = pace_seconds()
         self._slow = Path(os.environ.get(SLOW_VARIABLE, os.devnull))
 
     def __len__(self) -> int:

@@ -55,6 +55,8 @@ RESULT: dict[str, Any] = {
     "idle_seconds": {"0": 0.0, "1": 0.1},
     "deaths": {"0": 0, "1": 0},
     "rewinds": 0,
+    "conditions": [],
+    "proof": None,
     "stages": [
         {
             "vw": vw,

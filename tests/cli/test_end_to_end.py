@@ -44,7 +44,9 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     assert list(result) == list(RESULT)
     assert result["staleness"]["violations"] == 0
     assert result["samples"] == 2 * 46
+    assert (result["proof"]["scope"], result["proof"]["equality"]) == ("whole model", "bits")
     assert "state=inspecting" in trained.stderr
+    assert "the layers compute what the model computes, to the bit (proof: whole model, " in trained.stderr
     assert "vw1.ahead=" in trained.stderr
 
     trace = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
@@ -55,6 +57,8 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
 
     status = last_line(hetpipe("status", run_dir, "--json"))
     assert (status["state"], status["clocks"], status["processes"]) == ("finished", result["clocks"], [])
+    assert status["proof"] == result["proof"]
+    assert "model_proven" in (run_dir / "logs" / "coordinator.log").read_text()
     assert last_line(hetpipe("check", run_dir, "--json"))["minibatches"] == result["minibatches"]
     exported = hetpipe("export", run_dir, tmp_path / "out.safetensors")
     assert exported.returncode == 0, exported.stderr
@@ -95,6 +99,16 @@ def test_user_code_that_cannot_be_used(tmp_path: Path) -> None:
     assert last_line(outcome) == {"errors": ["model: `tests.models` has no `nope`; define it there"]}
     assert "Traceback" not in outcome.stdout + outcome.stderr
     assert last_line(hetpipe("status", tmp_path / "run", "--json"))["state"] == "failed"
+
+
+def test_a_model_that_would_train_to_something_else_never_trains(tmp_path: Path) -> None:
+    job = write_job(tmp_path, model="tests.models:tied_in_secret", data={"train": "tests.models:tokens"})
+    outcome = hetpipe("train", job, "--json", "--run-dir", tmp_path / "run")
+    assert outcome.returncode == 2
+    (sentence,) = last_line(outcome)["errors"]
+    assert "first difference at layer 2 (output 0, " in sentence
+    assert "Parameter 2.tied[0].weight is used there but not registered." in sentence
+    assert not (tmp_path / "run" / "plan.json").exists()
 
 
 def test_killing_the_program_leaves_no_process_and_an_honest_status(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from hetpipe.cli.follow import (
     CoordinatorLost,
+    Detached,
     Ending,
     Follower,
     Heard,
@@ -18,7 +19,7 @@ from hetpipe.cli.follow import (
 from hetpipe.cli.mending import MEND_SECONDS, UNKNOWN_SECONDS
 from hetpipe.cli.service import ServiceDeath
 from hetpipe.cli.supervisor import ServiceRestart
-from hetpipe.errors import PeerUnreachable, PermissionDenied, UnknownJob
+from hetpipe.errors import NobodyLeads, PeerUnreachable, PermissionDenied, UnknownJob
 from hetpipe.spec.events import JobEnded, JobState, StateChanged, StopMode, Submission
 from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import FINISHES, JOB_ID, RESULT, FakeCoordinator, RecordingView, small_job, table
@@ -88,6 +89,14 @@ def test_a_service_that_was_started_again_is_told() -> None:
         "parameter server 1 (pid 123) was killed by SIGKILL; it was started again (pid 124)",
     ]
     assert case.follower.ending is None
+
+
+def test_who_detaches_asks_for_nothing() -> None:
+    case = Case()
+    case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
+    case.follower.handle(Detached())
+    assert case.follower.ending == Ending(state=JobState.RUNNING, detached=True)
+    assert case.job.modes == []
 
 
 def test_the_first_interrupt_asks_for_a_checkpoint() -> None:
@@ -166,8 +175,47 @@ def test_a_lost_coordinator_ends_the_run() -> None:
     case = Case()
     case.follower.handle(CoordinatorLost("PeerUnreachable", "it is gone; look with: hetpipe status"))
     assert case.follower.ending == Ending(
-        state=JobState.FAILED, error="PeerUnreachable", sentences=("it is gone; look with: hetpipe status",)
+        state=JobState.FAILED,
+        error="PeerUnreachable",
+        sentences=("it is gone; look with: hetpipe status",),
+        lost_contact=True,
     )
+
+
+class ComingUp:
+    """The services of a run that are slow."""
+
+    awaited = "parameter server 0 (importing torch, 12 s)"
+    verdict = ""
+
+    def given_up(self, *, is_queued: bool) -> str:
+        assert is_queued
+        return self.verdict
+
+
+def test_services_of_the_run_are_waited_for_and_said_to_be_coming_up() -> None:
+    view, clock, services = RecordingView(), FakeClock(), ComingUp()
+    follower = Follower(Wishes(), view, inbox=Inbox(), clock=clock, stop_now_seconds=0.0, services=services)
+    for _ in range(40):
+        clock.advance(100.0)
+        follower._look_after_services()
+    assert view.remarks == ["waiting for parameter server 0 (importing torch, 12 s)"] * 40
+    assert follower.ending is None
+
+    services.verdict = "parameter server 0 (pid 7) is not ready, and has said nothing for 60 s"
+    follower._look_after_services()
+    assert follower.ending == Ending(state=JobState.FAILED, error="DeadlineExceeded", sentences=(services.verdict,))
+
+
+def test_once_the_job_has_what_it_needs_nobody_looks_after_them() -> None:
+    services = ComingUp()
+    services.verdict = "they are silent"
+    follower = Follower(
+        Wishes(), RecordingView(), inbox=Inbox(), clock=FakeClock(), stop_now_seconds=0.0, services=services
+    )
+    follower.handle(Heard(StateChanged(JobState.INSPECTING)))
+    follower._look_after_services()
+    assert follower.ending is None
 
 
 def watched(coordinator: FakeCoordinator, *, when_lost: str = "") -> Inbox:
@@ -205,7 +253,8 @@ def test_a_stream_that_stays_broken_is_given_up() -> None:
     attempts = int(MEND_SECONDS / 0.5) + 1
     inbox = watched(FakeCoordinator([PeerUnreachable("gone")] * attempts), when_lost="look elsewhere")
     assert isinstance(inbox.get(timeout=10.0), Remark)
-    assert inbox.get(timeout=10.0) == CoordinatorLost("PeerUnreachable", "gone; look elsewhere")
+    sentence = "gone; it has not answered for 600 s; look elsewhere"
+    assert inbox.get(timeout=10.0) == CoordinatorLost("PeerUnreachable", sentence)
 
 
 FORGOTTEN = UnknownJob("job small-1 is not known here")
@@ -224,18 +273,50 @@ def test_a_new_coordinator_that_knows_nothing_is_given_the_same_job_again() -> N
     assert [handed_in.request_id for handed_in in coordinator.submissions] == ["request-1"] * 3
 
 
-def test_one_that_has_begun_to_train_is_only_waited_for() -> None:
-    coordinator = FakeCoordinator([StateChanged(JobState.RUNNING), FORGOTTEN, JobEnded(JobState.FINISHED)])
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])
+def test_one_that_has_begun_to_train_is_handed_in_as_such(state: JobState) -> None:
+    coordinator = FakeCoordinator([StateChanged(state), FORGOTTEN, JobEnded(JobState.FINISHED)])
     inbox = watched(coordinator)
     assert [inbox.get(timeout=10.0) for _ in range(2)][1] == Heard(JobEnded(JobState.FINISHED))
+    assert [handed_in.has_begun for handed_in in coordinator.submissions] == [False, True]
+
+
+def test_one_that_is_to_stop_is_only_waited_for() -> None:
+    coordinator = FakeCoordinator(
+        [StateChanged(JobState.RUNNING), StateChanged(JobState.STOPPING), FORGOTTEN, JobEnded(JobState.STOPPED)]
+    )
+    inbox = watched(coordinator)
+    assert [inbox.get(timeout=10.0) for _ in range(3)][2] == Heard(JobEnded(JobState.STOPPED))
     assert len(coordinator.submissions) == 1
+    coordinator = FakeCoordinator([StateChanged(JobState.RUNNING), FORGOTTEN, JobEnded(JobState.STOPPED)])
+    followed_job = followed(coordinator, Inbox())
+    followed_job.ask_stop(StopMode.CHECKPOINT)
+    followed_job._watch()
+    assert len(coordinator.submissions) == 1
+
+
+def test_a_coordinator_that_answers_and_tells_nothing_of_the_job_is_not_followed_for_ever() -> None:
+    silent = NobodyLeads("the coordinator at h:1 answers, but for 180 s it has told nothing of job small-1")
+    inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), silent]), when_lost="look elsewhere")
+    assert [inbox.get(timeout=10.0) for _ in range(2)][1] == CoordinatorLost("NobodyLeads", f"{silent}; look elsewhere")
+
+
+def test_one_that_was_handed_in_before_is_never_begun_a_second_time() -> None:
+    coordinator, inbox = FakeCoordinator([FORGOTTEN, JobEnded(JobState.FINISHED)]), Inbox()
+    handed_in = Submission("request-1", small_job().model_dump_json(), "/runs/small", "/code")
+    job = RunningJob(coordinator, handed_in, inbox, clock=FakeClock(auto_advance=True))
+    job.know(JOB_ID)
+    job.watch()
+    assert inbox.get(timeout=10.0) == Heard(JobEnded(JobState.FINISHED))
+    assert coordinator.submissions == [replace(handed_in, has_begun=True)]
 
 
 def test_and_not_for_ever() -> None:
     attempts = int(UNKNOWN_SECONDS / 0.5) + 1
     inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), *[FORGOTTEN] * attempts]))
     heard = [inbox.get(timeout=10.0) for _ in range(3)]
-    assert heard[-1] == CoordinatorLost("UnknownJob", "job small-1 is not known here")
+    sentence = "job small-1 is not known here; the coordinator answers, and has not known the job for 90 s"
+    assert heard[-1] == CoordinatorLost("UnknownJob", sentence)
 
 
 def test_wishes_to_stop_reach_the_coordinator_from_a_thread() -> None:

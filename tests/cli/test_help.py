@@ -23,4 +23,5 @@ def test_every_command_of_the_manual_is_there() -> None:
     containers = {"up", "down", "ps", "logs", "cluster from-k8s"}
     looking_after = {"top", "stop", "health", "certs", "certs init", "certs issue"}
     looking_after |= {"workers", "workers list", "workers drain", "workers add"}
+    looking_after |= {"repair", "repair store", "repair state"}
     assert running | planning | drawing | containers | looking_after == set(commands())

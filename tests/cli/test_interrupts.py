@@ -12,17 +12,17 @@ from hetpipe.cli.interrupts import Interrupts
 
 
 def test_before_listening_a_signal_raises_and_then_it_is_heard() -> None:
-    heard: list[str] = []
+    heard: list[signal.Signals] = []
     before = signal.getsignal(signal.SIGUSR1)
     with Interrupts([signal.SIGUSR1]) as interrupts:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGUSR1)
-        interrupts.listen(lambda: heard.append("signal"))
+        interrupts.listen(heard.append)
         os.kill(os.getpid(), signal.SIGUSR1)
         interrupts.listen(None)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGUSR1)
-    assert heard == ["signal"]
+    assert heard == [signal.SIGUSR1]
     assert interrupts.count == 3
     assert signal.getsignal(signal.SIGUSR1) == before
 

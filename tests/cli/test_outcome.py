@@ -77,6 +77,8 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "idle_seconds",
         "deaths",
         "rewinds",
+        "conditions",
+        "proof",
         "stages",
     ]
     assert result.clocks == {0: 6, 1: 6}

@@ -92,15 +92,19 @@ def test_an_overlay_takes_the_modules_of_the_job_along() -> None:
     assert "--allow-modules=mine.model" in str(whole["patches"])
     for peer in ("agent cpu-0", "parameter-server 0", "redis redis"):
         assert f"certs issue certs {peer}\n" in result.stdout
-    assert "kubectl apply -k over/lay" in result.stdout
+    namespace = result.stdout.index("kubectl apply -f k8s/base/namespace.yaml\n")
+    secrets = result.stdout.index("kubernetes_secrets certs | kubectl apply --server-side -f -\n")
+    assert namespace < secrets < result.stdout.index("kubectl apply -k over/lay\n")
     assert "is not empty" in render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over/lay").stderr
 
 
 def test_an_overlay_without_tls_needs_no_certificates() -> None:
     manifests()
+    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "told", "--insecure")
+    assert "hetpipe certs" not in result.stdout
+    assert "kubernetes_secrets certs | kubectl apply --server-side -f -\n" in result.stdout, "the password of Redis"
     result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over", "--insecure", "--json")
     assert result.exit_code == 0, result.output
-    assert "certs" not in result.stderr
     assert json.loads(result.stdout)["files"] == ["cpu/kustomization.yaml", "job/job.yaml", "kustomization.yaml"]
 
 

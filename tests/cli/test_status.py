@@ -88,6 +88,10 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "straggler": None,
         "slow": [],
         "rewinds": 0,
+        "conditions": [],
+        "job_id": "small-1",
+        "queue": None,
+        "proof": None,
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.cli import stop_command
 from hetpipe.cli.app import app
-from hetpipe.errors import HetpipeError, PeerUnreachable
+from hetpipe.errors import HetpipeError, PeerUnreachable, UnknownJob
 from hetpipe.spec.events import JobState, JobStatus, StopMode
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with
 from tests.cli.scripted import CLUSTER, Scripted, run_folder
@@ -62,8 +62,20 @@ def test_the_way_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "job_id": JOB_ID,
         "state": "stopped",
         "run_dir": "runs/a",
-        "resume": "hetpipe train --resume runs/a",
+        "resume": "hetpipe submit --resume runs/a --coordinator 127.0.0.1:7300",
     }
+
+
+@pytest.mark.parametrize(
+    ("local", "command"), [(True, "train --resume runs/a"), (False, "submit --resume runs/a --coordinator h:1")]
+)
+def test_the_way_on_is_the_command_that_fits(local: bool, command: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a parameter
+    folder = run_folder(Path("runs/a"))
+    folder.write_record(replace(folder.read_record(), local=local, coordinator="h:1"))
+    monkeypatch.setattr(stop_command, "has_checkpoint", lambda _: True)
+    result = invoke(Scripted([RUNNING, STOPPED]), "runs/a", "--json")
+
+    assert json.loads(result.stdout.splitlines()[-1])["resume"] == f"hetpipe {command}"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +108,45 @@ def test_it_is_not_waited_for_for_ever() -> None:
     assert result.stderr.splitlines()[-1] == (
         f"error: small (job {JOB_ID}) is stopping, and has not stopped within 5 s; `hetpipe clocks` shows who does "
         "not move, and `hetpipe stop --now` stops it without a checkpoint"
+    )
+
+
+def test_a_coordinator_that_is_away_is_waited_for_no_longer_than_asked() -> None:
+    gone = PeerUnreachable("the coordinator cannot be reached")
+    coordinator = Scripted([RUNNING, STOPPING, gone])
+    shell = shell_with(coordinator, Path.cwd())
+    result = CliRunner().invoke(app, ["stop", *CLUSTER, "--timeout", "5"], obj=shell)
+
+    assert result.exit_code == 1
+    assert result.stderr.endswith("stops it without a checkpoint; now the coordinator cannot be reached\n")
+    assert 5.0 <= shell.clock.monotonic() <= 6.0
+
+
+def test_a_new_coordinator_is_asked_again_and_may_know_nothing_of_the_job_for_a_while() -> None:
+    gone, forgotten = PeerUnreachable("gone"), UnknownJob("it is not known here")
+    coordinator = Scripted([RUNNING, RUNNING, gone, forgotten, RUNNING, STOPPED])
+    result = invoke(coordinator, *CLUSTER)
+
+    assert coordinator.stops == [StopMode.CHECKPOINT] * 3
+    assert (result.exit_code, result.stdout) == (0, f"small (job {JOB_ID}) has stopped\n")
+
+
+def test_one_that_never_knows_it_again_is_not_asked_for_ever() -> None:
+    result = invoke(Scripted([RUNNING, RUNNING, UnknownJob("job small-1 is not known here")]), *CLUSTER)
+
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "error: job small-1 is not known here; the coordinator answers, and has not known the job for 90 s"
+    )
+
+
+def test_a_job_that_nobody_leads_is_not_waited_for_for_ever() -> None:
+    unled = replace(RUNNING, failure="nobody leads it since its coordinator ended")
+    result = invoke(Scripted([unled]), *CLUSTER)
+
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"error: for 180 s nobody has led job {JOB_ID}: nobody leads it since its coordinator ended"
     )
 
 

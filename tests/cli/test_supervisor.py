@@ -15,6 +15,7 @@ from hetpipe.cli.restarts import RestartRules
 from hetpipe.cli.service import Service, ServiceDeath, ServiceSpec, end_services
 from hetpipe.cli.supervisor import Programs, ServiceRestart, Services, Supervisor
 from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.testing.fake_clock import FakeClock
 from tests.polling import wait_until
 
 pytestmark = pytest.mark.processes
@@ -52,7 +53,7 @@ def start(logs: Path, code: str, deaths: Deaths | None = None) -> Service:
 def test_a_service_tells_its_address_and_ends_when_asked(tmp_path: Path) -> None:
     deaths: Deaths = Deaths()
     service = start(tmp_path, READY + UNTIL_INPUT_ENDS, deaths)
-    assert service.wait_ready(deadline_seconds=10.0) == "h:1"
+    assert service.wait_ready(patience_seconds=10.0) == "h:1"
     end_services([service], grace_seconds=5.0)
     assert service.wait_ended(timeout_seconds=0.0)
     assert deaths.empty(), "it was asked to end"
@@ -62,7 +63,7 @@ def test_a_service_tells_its_address_and_ends_when_asked(tmp_path: Path) -> None
 def test_a_service_that_was_killed_is_named(tmp_path: Path) -> None:
     deaths: Deaths = Deaths()
     service = start(tmp_path, READY + UNTIL_INPUT_ENDS, deaths)
-    service.wait_ready(deadline_seconds=10.0)
+    service.wait_ready(patience_seconds=10.0)
     os.kill(service.pid, signal.SIGKILL)
     assert str(deaths.get(timeout=10.0)) == f"stand-in 0 (pid {service.pid}) was killed by SIGKILL"
 
@@ -71,20 +72,73 @@ def test_a_service_that_fails_at_its_start_tells_why(tmp_path: Path) -> None:
     deaths: Deaths = Deaths()
     service = start(tmp_path, 'import sys\nsys.exit("port 7 is taken")', deaths)
     with pytest.raises(JobFailed, match=r"stand-in 0 \(pid \d+\) ended with exit code 1: port 7 is taken"):
-        service.wait_ready(deadline_seconds=10.0)
+        service.wait_ready(patience_seconds=10.0)
     assert deaths.get(timeout=10.0).last_words == "port 7 is taken"
 
 
 def test_a_service_that_is_never_ready(tmp_path: Path) -> None:
     service = start(tmp_path, "import sys\nprint('hello', flush=True)\n" + UNTIL_INPUT_ENDS)
-    with pytest.raises(DeadlineExceeded, match="was not ready within 0 s"):
-        service.wait_ready(deadline_seconds=0.2)
+    with pytest.raises(DeadlineExceeded, match="is not ready, and has said nothing for 0 s"):
+        service.wait_ready(patience_seconds=0.2)
     end_services([service], grace_seconds=5.0)
+
+
+#: Says what it is doing until there is a file `go` in the folder of its log.
+SLOW = """
+import json, os, sys, time
+folder = os.path.dirname(next(a for a in sys.argv if a.endswith(".log")))
+while not os.path.exists(os.path.join(folder, "go")):
+    print(json.dumps({"kind": "phase", "phase": "importing torch", "seconds": 3.2}), flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_service_that_is_slow_and_says_so_is_waited_for_and_a_silent_one_is_given_up(tmp_path: Path) -> None:
+    clock = FakeClock()
+    stand_in = NOTES_ITS_END + READY + UNTIL_INPUT_ENDS
+    given = replace(services(tmp_path), patience_seconds=30.0)
+    programs = replace(given.programs, parameter_server=program(SLOW + stand_in), agent=program(stand_in))
+    with Supervisor(
+        replace(given, programs=programs, num_shards=1),
+        environment=os.environ,
+        on_death=Deaths().put,
+        on_restart=Restarts().put,
+        clock=clock,
+    ) as supervisor:
+        supervisor.start()
+        told = "parameter server 0 (importing torch, 3 s)"
+        for _ in range(4):
+            clock.advance(29.0)
+            wait_until(
+                lambda: (
+                    supervisor.awaited == told and supervisor._kept["parameter-server-0"].service.silent_seconds < 1
+                ),
+                timeout_seconds=10.0,
+                what="another word",
+            )
+            assert supervisor.given_up(is_queued=True) == ""
+        pid = supervisor.pids["parameter-server-0"]
+        os.kill(pid, signal.SIGSTOP)
+        clock.advance(60.0)
+        wait_until(lambda: supervisor.given_up(is_queued=True) != "", timeout_seconds=10.0, what="an end of patience")
+        assert supervisor.given_up(is_queued=False).startswith(
+            f"parameter server 0 (pid {pid}) is not ready, and has said nothing for 60 s; the last was that it is "
+            "importing torch, 3 s; its log is"
+        )
+        os.kill(pid, signal.SIGCONT)
+        (tmp_path / "go").touch()
+        wait_until(lambda: not supervisor.awaited, timeout_seconds=10.0, what="readiness")
+
+        # Ready, and still of no use for the job: a run's own services are not waited for for ever.
+        assert supervisor.given_up(is_queued=True) == ""
+        clock.advance(31.0)
+        assert "all services of this run are ready, and for 31 s the job" in supervisor.given_up(is_queued=True)
+        assert supervisor.given_up(is_queued=False) == ""
 
 
 def test_a_service_that_does_not_want_to_end_is_killed(tmp_path: Path) -> None:
     service = start(tmp_path, STUBBORN + READY + UNTIL_INPUT_ENDS)
-    service.wait_ready(deadline_seconds=10.0)
+    service.wait_ready(patience_seconds=10.0)
     end_services([service], grace_seconds=0.2)
     assert service.wait_ended(timeout_seconds=0.0)
 
@@ -135,9 +189,9 @@ def test_what_is_started(tmp_path: Path) -> None:
 
 def test_the_real_programs_are_modules_of_the_services() -> None:
     programs = Programs()
-    assert programs.coordinator == (sys.executable, "-m", "services.coordinator")
-    assert programs.parameter_server == (sys.executable, "-m", "services.parameter_server")
-    assert programs.agent == (sys.executable, "-m", "services.agent")
+    assert programs.coordinator == (sys.executable, "-m", "hetpipe.launch", "services.coordinator")
+    assert programs.parameter_server == (sys.executable, "-m", "hetpipe.launch", "services.parameter_server")
+    assert programs.agent == (sys.executable, "-m", "hetpipe.launch", "services.agent")
 
 
 def test_they_end_in_the_stated_order(tmp_path: Path) -> None:
@@ -173,7 +227,7 @@ def test_one_that_dies_is_started_again_where_others_look_for_it(tmp_path: Path)
         key = "parameter-server-1"
         kept = supervisor._kept[key]
         for _ in range(2):
-            kept.service.wait_ready(deadline_seconds=10.0)
+            kept.service.wait_ready(patience_seconds=10.0)
             os.kill(kept.service.pid, signal.SIGKILL)
             restart = restarts.get(timeout=10.0)
         after = supervisor.pids
@@ -190,7 +244,7 @@ def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
     (tmp_path / "stand-in-0.out").write_text("what an earlier life said\n")
     deaths: Deaths = Deaths()
     service = start(tmp_path, READY + UNTIL_INPUT_ENDS, deaths)
-    service.wait_ready(deadline_seconds=10.0)
+    service.wait_ready(patience_seconds=10.0)
     service._process.kill()
     assert deaths.get(timeout=10.0).last_words == ""
     assert (tmp_path / "stand-in-0.out").exists()

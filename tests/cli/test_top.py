@@ -218,6 +218,16 @@ def test_a_coordinator_that_goes_away_is_waited_for() -> None:
     ]
 
 
+def test_a_job_that_nobody_leads_is_not_watched_for_ever() -> None:
+    unled = replace(running(), failure="nobody leads it since its coordinator ended")
+    result = invoke(FakeCoordinator(status=unled), "--coordinator", ADDRESS)
+    assert result.exit_code == 1
+    assert "nobody leads it since its coordinator ended" in result.stdout
+    assert result.stderr == (
+        f"error: for 180 s nobody has led job {JOB_ID}: nobody leads it since its coordinator ended\n"
+    )
+
+
 def test_a_run_whose_services_are_coming_up() -> None:
     folder = folder_of_a_run()
     folder.write_record(replace(folder.read_record(), job_id=""))

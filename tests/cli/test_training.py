@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def run(
-    folder: RunFolder, coordinator: FakeCoordinator, *, restore: Path | None = None, interrupts: int = 0
+    folder: RunFolder,
+    coordinator: FakeCoordinator,
+    *,
+    restore: Path | None = None,
+    interrupts: int = 0,
+    detaches: bool = False,
 ) -> tuple[RunEnd, RecordingView]:
     """One run, with so many interrupts heard before it ends."""
     view = RecordingView()
     shell = shell_with(coordinator, folder.path.parent.parent)
-    request = RunRequest(job=small_job(), import_path=shell.current, restore=restore, coordinator="127.0.0.1:7300")
+    request = RunRequest(
+        job=small_job(),
+        import_path=shell.current,
+        restore=restore,
+        coordinator="127.0.0.1:7300",
+        detaches=detaches,
+    )
     with Interrupts([]) as taken:
         taken.count = interrupts
         return Training(request, folder, shell, view=view, interrupts=taken).run(), view
@@ -78,7 +90,7 @@ def test_a_run_that_breaks_off_says_how_to_resume(folder: RunFolder) -> None:
     write_checkpoint(folder.path, 3)
     end, _ = run(folder, failing("stage 1 of virtual worker 0 was killed by SIGKILL"))
     assert end.exit_status is ExitStatus.FAILED
-    hint = f"resume with: hetpipe train --resume runs/{folder.path.name}"
+    hint = f"resume with: hetpipe submit --resume runs/{folder.path.name} --coordinator 127.0.0.1:7300"
     assert end.sentences == (f"stage 1 of virtual worker 0 was killed by SIGKILL; {hint}",)
     assert end.to_json() == {"errors": list(end.sentences)}
     assert isinstance(end.exception(), JobFailed)
@@ -105,7 +117,7 @@ def test_a_run_stopped_by_ctrl_c(folder: RunFolder) -> None:
     end, _ = run(folder, FakeCoordinator([JobEnded(JobState.STOPPED, result=RESULT)]), interrupts=1)
     assert end.exit_status is ExitStatus.INTERRUPTED
     assert end.to_json() == RESULT
-    assert "; resume with: hetpipe train --resume runs/" in end.sentences[0]
+    assert "; resume with: hetpipe submit --resume runs/" in end.sentences[0]
     written = folder.read_result()
     assert written is not None
     assert written.state == "stopped"
@@ -137,6 +149,57 @@ def test_ctrl_c_while_it_is_followed(folder: RunFolder) -> None:
         end = Training(request, folder, shell, view=Pressed(), interrupts=interrupts).run()
     assert end.exit_status is ExitStatus.INTERRUPTED
     assert end.sentences == ("the run was stopped before its end",)
+
+
+def test_who_is_told_to_end_detaches_and_who_comes_after_means_the_same_job(folder: RunFolder) -> None:
+    class Told(RecordingView):
+        def show(self, event: JobEvent) -> None:
+            super().show(event)
+            if isinstance(event, StateChanged):
+                interrupts._on_signal(signal.SIGTERM, None)
+
+    first = FakeCoordinator([StateChanged(JobState.RUNNING)])
+    shell = shell_with(first, folder.path.parent.parent)
+    request = RunRequest(job=small_job(), import_path=shell.current, coordinator="127.0.0.1:7300", detaches=True)
+    with Interrupts([]) as interrupts:
+        end = Training(request, folder, shell, view=Told(), interrupts=interrupts).run()
+    first.script.put(JobEnded(JobState.FINISHED))  # for the thread that still listens
+    where = f"runs/{folder.path.name}"
+    assert (end.exit_status, end.exit_status.value, first.stops) == (ExitStatus.DETACHED, 143, [])
+    (sentence,) = end.sentences
+    assert sentence.startswith("detached from job small-1, which goes on; follow it again with: hetpipe submit ")
+    assert sentence.endswith(f"--run-dir {where} --coordinator 127.0.0.1:7300; stop it with: hetpipe stop {where}")
+    assert folder.read_result() is None
+
+    second = FakeCoordinator()
+    end, _ = run(folder, second, detaches=True)
+    assert end.exit_status is ExitStatus.OK
+    assert second.submissions == first.submissions, "the same request is the same job"
+    third = FakeCoordinator([])
+    told, _ = run(folder, third, detaches=True)
+    assert (told.exit_status, told.to_json()) == (ExitStatus.OK, end.to_json())
+    assert third.submissions == []
+
+
+def test_what_has_begun_is_not_handed_in_again(folder: RunFolder) -> None:
+    run(folder, FakeCoordinator([PeerUnreachable("gone")] * 1300), detaches=True)
+    (folder.path / "facts.json").write_text("{}")
+    coordinator = FakeCoordinator()
+    end, _ = run(folder, coordinator, detaches=True)
+    assert (end.exit_status, coordinator.submissions) == (ExitStatus.OK, [])
+
+
+def test_a_coordinator_of_a_cluster_that_is_lost_leaves_no_result(folder: RunFolder) -> None:
+    end, _ = run(folder, FakeCoordinator([PeerUnreachable("gone")] * 1300), detaches=True)
+    assert end.exit_status is ExitStatus.LOST_CONTACT
+    assert "follow it again with: hetpipe submit --run-dir" in end.sentences[0]
+    assert folder.read_result() is None, "the run may go on"
+
+
+def test_how_a_run_failed_is_told_again(folder: RunFolder) -> None:
+    first, _ = run(folder, failing("no such thing", "CallableError"), detaches=True)
+    again, _ = run(folder, FakeCoordinator([]), detaches=True)
+    assert (again.exit_status, again.sentences) == (ExitStatus.USAGE, first.sentences)
 
 
 def test_ctrl_c_before_the_job_is_handed_in(folder: RunFolder) -> None:

@@ -9,7 +9,10 @@ import pytest
 
 from hetpipe.cli.live import LiveView
 from hetpipe.cli.view import EVALUATION_SECONDS, LINE_SECONDS, CallbackView, LineView, SilentView
+from hetpipe.spec.conditions import ConditionKind
 from hetpipe.spec.events import (
+    ConditionCleared,
+    ConditionRaised,
     JobEnded,
     JobEvent,
     JobState,
@@ -38,6 +41,9 @@ LIVES: tuple[JobEvent, ...] = (
     WorkerReplanned(Vw(1), Incarnation(2), (3, 5), (7, 1), 0.5),
     ReplanJudged(Vw(1), 0.25, "it is faster"),
     Rewound(Clock(9), Clock(4), "runs/a/rewind-1", "a disk is gone"),
+    ConditionRaised(ConditionKind.CHECKPOINT_GIVEN_UP, ("checkpoints",), "no room", 3.0, 1),
+    ConditionCleared(ConditionKind.CHECKPOINT_GIVEN_UP, ("checkpoints",), "written again at clock 57", 5.0, 0),
+    ConditionRaised(ConditionKind.DURABILITY_LOST, ("ps 0", "ps 1"), "ps 0 cannot write", 6.0, 5),
 )
 
 
@@ -68,6 +74,12 @@ def test_lines_tell_states_waits_and_remarks_at_once() -> None:
         "t=1.2 event=worker_replanned vw=1 life=3 before=3-5 after=7-1 foreseen_percent=50",
         't=1.2 event=replan_judged vw=1 gained_percent=25 sentence="it is faster"',
         't=1.2 event=rewound from_clock=9 to_clock=4 folder=runs/a/rewind-1 sentence="a disk is gone"',
+        't=1.2 event=condition_raised condition=checkpoint_given_up who=checkpoints times=1 sentence="no room"',
+        (
+            "t=1.2 event=condition_cleared condition=checkpoint_given_up who=checkpoints remaining=0 "
+            'sentence="written again at clock 57"'
+        ),
+        't=1.2 event=condition_raised condition=durability_lost who="ps 0, ps 1" times=5 sentence="ps 0 cannot write"',
     ]
 
 
@@ -158,6 +170,11 @@ def test_the_live_table() -> None:
     assert "1-4 on n0/3" in last_frame
     assert "stage 0 of virtual worker 1 takes 2.0 times as long as planned" in last_frame
     assert "1 of 2" in last_frame
+    assert "5 times: ps 0 cannot write (also: ps 1)" not in last_frame, "they are told as often as each was raised"
+    assert "ps 0 cannot write (also: ps 1)" in last_frame, "what holds stays on the screen"
+    assert "no room" not in last_frame, "and what is over does not"
+    assert "WARNING: no room" in terminal.getvalue()
+    assert "WARNING: ps 0 cannot write (also: ps 1) (5 times since the last warning)" in terminal.getvalue()
     assert "accuracy 0.9634" in last_frame
     assert "waiting for 6.0 s: virtual worker 0 waits for virtual worker 1" in terminal.getvalue()
     assert "a remark" in terminal.getvalue()

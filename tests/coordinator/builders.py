@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from hetpipe.coordinator.coordinator import job_id_of
+from hetpipe.coordinator.adopting import job_id_of
 from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, LayerIndex, ShardIndex, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw

@@ -53,8 +53,8 @@ class FakeShards:
         #: What evictions and admissions are refused with.
         self.refusals: dict[str, HetpipeError] = {}
 
-    def open(self, address: str) -> FakeShard:
-        return FakeShard(self, address)
+    def open(self, shard: MemberInfo) -> FakeShard:
+        return FakeShard(self, shard.address)
 
     def read_progress(self, folder: str) -> Progress:
         if folder not in self.progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -28,19 +29,30 @@ def started(*command: str, folder: Path) -> subprocess.Popen[str]:
     pytest.fail("".join(told))
 
 
+def end(process: subprocess.Popen[str], *, kill: bool) -> int:
+    """End a server and wait for its end; its exit status."""
+    if kill:
+        process.kill()
+    else:
+        process.terminate()
+    process.communicate(timeout=10)
+    return process.returncode
+
+
 class Server:
-    """On a Unix socket, without persistence, and with what `options` adds."""
+    """On a Unix socket, without persistence unless `options` ask for it."""
 
     def __init__(self, folder: Path, *options: str, user: str = "") -> None:
         """Start it, and look at it as `user`."""
         self.socket = folder / "redis.sock"
         self.url = f"unix://{self.socket}"
-        self._process = started(
+        self._folder = folder
+        self._command = (
             *("redis-server", "--port", "0", "--unixsocket", str(self.socket)),
             *("--save", "", "--appendonly", "no"),
             *options,
-            folder=folder,
         )
+        self._process = started(*self._command, folder=folder)
         self.redis = redis.Redis(
             unix_socket_path=str(self.socket), decode_responses=True, username=user or None, password=user or None
         )
@@ -54,6 +66,12 @@ class Server:
                     self.redis.pexpire(key, round(left_ms - seconds * 1_000))
                 else:
                     self.redis.delete(key)
+
+    def restart(self, *, kill: bool) -> None:
+        """End it, by SIGTERM or by SIGKILL, and start it with what is on its disk."""
+        self.redis.connection_pool.disconnect()
+        assert end(self._process, kill=kill) == (-signal.SIGKILL if kill else 0)
+        self._process = started(*self._command, folder=self._folder)
 
     def stop(self) -> None:
         self.redis.close()

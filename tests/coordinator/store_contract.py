@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, Store
-from hetpipe.errors import NotLeader, UnknownMember, VersionConflict
+from hetpipe.coordinator.store import MAX_EVENTS, CandidateId, Fence, JobRecord, Lead, MemberRecord, Store
+from hetpipe.errors import NotLeader, StoreDamaged, UnknownMember, VersionConflict
+from hetpipe.spec.counters import FENCES, TERMS
 from hetpipe.spec.events import JobEnded, JobEvent, JobState, NumberedEvent, StateChanged, Waiting
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.members import MemberId, Registration
@@ -32,6 +33,78 @@ def acquire(store: Store, candidate: str, *, above: int = 0) -> Lead:
 
 def numbered(sequence: int) -> NumberedEvent:
     return NumberedEvent(sequence, Waiting(f"wait {sequence}", 5.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Everything that a store keeps."""
+
+    members: tuple[MemberRecord, ...]
+    term: Term
+    jobs: tuple[JobRecord, ...]
+    events: dict[JobId, tuple[NumberedEvent, ...]]
+    lead: Lead
+
+
+def fill(store: Store) -> None:
+    """Let a store keep something of every kind, by every call that writes."""
+    store.release_lead(acquire(store, "a", above=40))
+    lead = store.acquire_lead(CandidateId("b"), "coordinator b", above=Fence(0), lease_seconds=600.0)
+    store.renew_lead(lead, lease_seconds=600.0)
+    for info in (agent_member("n1"), shard_member(0, term=7), agent_member("n0"), agent_member("gone")):
+        store.put_member(info, FIRST, lease_seconds=600.0)
+    store.renew_member(MemberId("n1"), FIRST, lease_seconds=600.0)
+    store.put_member(agent_member("n0", pid=9), SECOND, lease_seconds=600.0)
+    store.remove_member(MemberId("gone"), FIRST)
+    store.next_term(above=Term(7))
+    for second, name in enumerate(("waits", "runs", "ended")):
+        submitted = store.create_job(replace(record(name), submitted_wall=1_700_000_000.0 + second))
+        store.append_event(submitted.job_id, numbered(1))
+        if name != "waits":
+            running = store.replace_job(submitted.at(JobState.RUNNING, failure=""))
+            store.append_event(running.job_id, numbered(2))
+        if name == "ended":
+            store.append_event(running.job_id, NumberedEvent(3, JobEnded(JobState.FINISHED)))
+            store.replace_job(running.at(JobState.FINISHED, failure=""), keep_seconds=600.0)
+            store.append_event(running.job_id, numbered(4))
+
+
+def kept_by(store: Store) -> Kept:
+    """What a store keeps; another candidate hears who leads."""
+    jobs = store.jobs()
+    events = {job.job_id: store.events(job.job_id) for job in jobs}
+    return Kept(store.members(), store.term(), jobs, events, acquire(store, "curious"))
+
+
+class DurableStoreContract:
+    """Inherited by the tests of stores that outlive their server's process, besides the other contract.
+
+    A subclass gives the fixtures `store` and `restart`, which ends that process, by SIGKILL or not, and begins another.
+    """
+
+    @pytest.mark.parametrize("kill", [False, True], ids=["shutdown", "kill"])
+    def test_a_restart_loses_nothing(
+        self,
+        store: Store,
+        restart: Callable[[bool], None],
+        kill: bool,  # noqa: FBT001 - a parameter
+    ) -> None:
+        fill(store)
+        before = kept_by(store)
+        assert (len(before.members), before.term, len(before.jobs), before.lead.fence) == (3, 8, 3, 42)
+        assert [len(events) for events in before.events.values()] == [1, 2, 4]
+
+        restart(kill)
+
+        assert kept_by(store) == before
+        assert not store.repair()
+        # The counters behind it are there, too.
+        assert store.put_member(agent_member("n2"), FIRST, lease_seconds=5.0).order > before.members[-1].order
+        assert store.next_term(above=Term(0)) == 9
+        store.create_job(record("next"))
+        assert [job.name for job in store.jobs()] == ["waits", "runs", "ended", "next"]
+        store.release_lead(before.lead)
+        assert acquire(store, "c").fence == 43
 
 
 class StoreContract:
@@ -163,6 +236,19 @@ class StoreContract:
         assert [store.next_term(above=Term(0)) for _ in range(3)] == [1, 2, 3]
         assert store.next_term(above=Term(41)) == 42
         assert store.next_term(above=Term(7)) == 43
+
+    def test_the_highest_term_is_known(self, store: Store) -> None:
+        assert store.term() == 0
+        store.next_term(above=Term(41))
+        assert store.term() == 42
+
+    def test_counters_stop_before_their_limits(self, store: Store) -> None:
+        with pytest.raises(StoreDamaged, match="no term is left"):
+            store.next_term(above=Term(TERMS.limit - 1))
+        assert store.next_term(above=Term(TERMS.limit - 2)) == TERMS.limit - 1
+        with pytest.raises(StoreDamaged, match="no fence is left"):
+            acquire(store, "a", above=FENCES.limit - 1)
+        assert acquire(store, "a", above=FENCES.limit - 2).fence == FENCES.limit - 1
 
     def test_no_term_is_given_twice(self, store: Store) -> None:
         with ThreadPoolExecutor(8) as pool:

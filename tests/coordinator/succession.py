@@ -64,6 +64,12 @@ class Succession:
         self.cluster.coordinator = self.cluster.new_coordinator()
         self.cluster.registrations.clear()
 
+    def forget_submission(self) -> None:
+        """The store does not know what was handed in: a parameter server alone has told of the job."""
+        kept = self.cluster.store.job(JOB_ID)
+        assert kept is not None
+        self.cluster.store.replace_job(replace(kept, submission=None))
+
     def die_on_the_way(self) -> None:
         """The coordinator is replaced just when it has kept that the job is being prepared anew."""
         kept = self.cluster.store.job(JOB_ID)

@@ -11,7 +11,6 @@ from hetpipe.certs.authority import facts_of, new_key, request_for
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.errors import HetpipeError, MemberReplaced, PermissionDenied, ProtocolViolation, UnknownMember, UserError
 from hetpipe.spec.commands import ChildExit, StageKey
-from hetpipe.spec.identity import StagePeer
 from hetpipe.spec.ids import AgentId, Incarnation, JobId, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.members import Registration
 from tests.certs.cluster import AGENT
@@ -52,7 +51,7 @@ def test_the_agent_of_a_stage_gets_its_certificate(cluster: TlsCluster) -> None:
     for agent in ("n0", "n1"):
         for stage in cluster.stages(agent, JOB_ID):
             facts = facts_of(cluster.certify(agent, stage))
-            assert facts.peer == StagePeer(JOB_ID, stage.vw, stage.stage)
+            assert facts.peer == stage.peer
 
 
 def test_it_may_ask_again_while_the_stage_lives(cluster: TlsCluster) -> None:

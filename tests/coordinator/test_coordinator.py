@@ -23,6 +23,7 @@ from hetpipe.spec.document import read_document
 from hetpipe.spec.events import (
     JobEnded,
     JobState,
+    QueuePlace,
     StopMode,
     Submission,
 )
@@ -39,6 +40,12 @@ from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_
 from tests.coordinator.fakes import Cluster, failure, state, submit
 
 T = TypeVar("T")
+
+
+def place(cluster: Cluster, job_id: JobId) -> QueuePlace | None:
+    host = cluster.coordinator.host(job_id)
+    assert host is not None
+    return host.machine.queue_place
 
 
 @pytest.fixture
@@ -210,28 +217,67 @@ class TestJobs:
         first = submit(cluster)
         second = submit(cluster, request_id="another-request")
         cluster.train()
-        assert (state(cluster, first), state(cluster, second)) == (JobState.RUNNING, JobState.SUBMITTED)
+        assert (state(cluster, first), state(cluster, second)) == (JobState.RUNNING, JobState.PENDING)
         cluster.finish(first)
         cluster.coordinator.tick()
         cluster.train()
         assert state(cluster, second) is JobState.RUNNING
 
-    def test_a_job_that_finds_no_devices_in_time_fails_with_the_numbers(self, cluster: Cluster) -> None:
-        submit(cluster)
+    def test_a_job_that_finds_no_devices_is_pending_for_as_long_as_it_takes(self, cluster: Cluster) -> None:
+        first = submit(cluster)
         second = submit(cluster, request_id="another-request")
+        third = submit(cluster, request_id="the-third-request")
         cluster.train()
-        cluster.wait(30.5)
+        cluster.wait(50.0)
 
-        assert state(cluster, second) is JobState.FAILED
-        assert "4 more devices (it needs 4, one per stage; 2 agents offer 0 free, 4 used by other jobs)" in failure(
-            cluster, second
+        assert [state(cluster, job_id) for job_id in (second, third)] == [JobState.PENDING] * 2
+        needs = f"needs 4 devices, one per stage, and 0 of 4 are free (job {first} holds 4)"
+        assert place(cluster, second) == QueuePlace(1, needs)
+        assert place(cluster, third) == QueuePlace(2, f"{needs}; job {second} goes first")
+
+        assert cluster.coordinator.stop_job(second, StopMode.CHECKPOINT) is JobState.STOPPING
+        cluster.executor.run_all()
+        cluster.coordinator.tick()
+        assert (state(cluster, second), place(cluster, third)) == (JobState.STOPPED, QueuePlace(1, needs))
+
+    def test_nobody_overtakes_who_could_have_what_there_is(self, cluster: Cluster) -> None:
+        small = submit(cluster, "workers.count=1", "workers.stages=1")
+        cluster.train()
+        large = submit(cluster, request_id="another-request")
+        later = submit(cluster, "workers.count=1", "workers.stages=1", request_id="the-third-request")
+        cluster.wait(60.0)
+        assert [state(cluster, job_id) for job_id in (small, large, later)] == ["running", "pending", "pending"]
+        assert place(cluster, later) == QueuePlace(2, f"job {large} goes first"), "there is room for it"
+
+    def test_who_wants_more_than_there_is_holds_nobody_up_and_says_so(self, cluster: Cluster) -> None:
+        huge = submit(cluster, "workers.count=9")
+        later = submit(cluster, request_id="another-request")
+        cluster.wait(60.0)
+        cluster.train()
+        assert (state(cluster, huge), state(cluster, later)) == (JobState.PENDING, JobState.RUNNING)
+        assert place(cluster, huge) == QueuePlace(
+            1,
+            "needs 18 devices, one per stage, which are more than the 2 registered agents have (4): start more agents, "
+            "or stop this job",
         )
+
+    def test_while_members_are_on_their_way_nobody_overtakes(self, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path)
+        first = submit(cluster)
+        later = submit(cluster, "workers.count=1", "workers.stages=1", request_id="another-request")
+        for info in (agent_member("n0", devices=2), shard_member(0), shard_member(1)):
+            cluster.join(info)
+        cluster.wait(1.0)
+        assert place(cluster, later) == QueuePlace(2, f"job {first} goes first")
+        cluster.join(agent_member("n1", devices=2))
+        cluster.train()
+        assert (state(cluster, first), state(cluster, later)) == (JobState.RUNNING, JobState.PENDING)
 
     def test_a_job_waits_for_late_members(self, tmp_path: Path) -> None:
         cluster = Cluster(tmp_path)
         submit(cluster)
         cluster.wait(10.0)
-        assert state(cluster) is JobState.SUBMITTED
+        assert state(cluster) is JobState.PENDING
         cluster.usual()
         cluster.train()
         assert state(cluster) is JobState.RUNNING

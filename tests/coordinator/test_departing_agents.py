@@ -16,7 +16,7 @@ from hetpipe.coordinator.exchange import (
     KeptOut,
     MemberSeen,
 )
-from hetpipe.spec.events import JobState, Waiting, WorkerLeft, WorkerRejoined
+from hetpipe.spec.events import JobState, QueuePlace, Waiting, WorkerLeft, WorkerRejoined
 from hetpipe.spec.ids import Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
@@ -87,18 +87,47 @@ class TestDepartingAgents:
 
         assert driver.events(WorkerLeft) == [OUT]
 
-    def test_with_nobody_left_the_job_waits_for_it(self) -> None:
+    def test_with_nobody_left_the_job_waits_for_them_for_as_long_as_it_takes(self) -> None:
+        """They have said that they go: a cluster that is preempted as a whole loses nothing but time."""
+        driver = Driver(job("survive.absence=10s")).to(JobState.RUNNING)
+        for agent in ("n0", "n1"):
+            departs(driver, agent)
+        for vw, agent in enumerate(("n0", "n1")):
+            pass_barrier(driver, vw)
+            driver.feed(gone(agent))
+        driver.wait(1000.0)
+        assert driver.machine.state is JobState.RUNNING
+        assert driver.events(Waiting)[0].sentence.startswith("the coordinator waits for agent n0 to come back")
+        driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
+        driver.begin_life(1, 1)
+        assert driver.events(WorkerRejoined) == [WorkerRejoined(Vw(1), Incarnation(1))]
+
+    def test_who_has_come_back_and_then_goes_without_a_word_is_not_waited_for_for_ever(self) -> None:
         driver = Driver(job("survive.absence=10s")).to(JobState.RUNNING)
         for vw, agent in enumerate(("n0", "n1")):
             departs(driver, agent)
             pass_barrier(driver, vw)
             driver.feed(gone(agent))
-        driver.wait(9.0)
-        assert driver.machine.state is JobState.RUNNING
-        assert driver.events(Waiting)[0].sentence.startswith("the coordinator waits for agent n0 to come back")
-        driver.wait(3.0)
+        for vw, agent in enumerate(("n0", "n1")):
+            driver.feed(MemberSeen(agent_member(agent, devices=2, pid=777)))
+            driver.begin_life(vw, 1)
+        for vw, agent in enumerate(("n0", "n1")):
+            driver.feed(gone(agent))
+            driver.feed(Evicted(Vw(vw), Incarnation(1)))
+        driver.wait(30.0)
 
-        assert driver.ended().sentence == ("no virtual worker is left, and agent n0 did not come back within 10 s")
+        assert driver.ended().sentence.startswith("no virtual worker is left, and agent n0 did not come back within 1")
+
+    def test_a_job_that_is_inspected_there_goes_back_to_the_queue(self) -> None:
+        driver = Driver().to(JobState.INSPECTING)
+        departs(driver, "n0")
+        driver.feed(gone("n0"))
+        driver.wait(1000.0)
+        place = QueuePlace(1, "agent n0 was told to end, and the job has not begun")
+        assert (driver.machine.state, driver.machine.queue_place) == (JobState.PENDING, place)
+        assert driver.machine.agents == ()
+        driver.see_cluster()
+        assert driver.states() == ["inspecting", "pending", "inspecting"]
 
     def test_strangers_may_depart(self, driver: Driver) -> None:
         departs(driver, "n7")

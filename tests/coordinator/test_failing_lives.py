@@ -156,7 +156,10 @@ class TestStarting:
         assert driver.tasks(Evict) == [evict(1, 0), evict(1, 1)]
         driver.exit(1, 0, -9, life=1, ordered=True)
         driver.exit(1, 1, -9, life=1, ordered=True)
-        assert driver.lost[1].sentence == "stage 1 of virtual worker 1 (on n1.host) did not get ready within 120 s"
+        assert (
+            driver.lost[1].sentence
+            == "stage 1 of virtual worker 1 (on n1.host) is not ready, and has said nothing for 120 s"
+        )
 
 
 class TestStall:

@@ -14,10 +14,12 @@ from hetpipe.coordinator.fences import Fences
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import NotLeader, StaleTerm
+from hetpipe.errors import NotLeader, ProtocolViolation, StaleTerm
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.spec.bounds import MAX_COUNT
+from hetpipe.spec.counters import EVENTS_PER_LEAD, FENCES, MAX_REPORTED_AHEAD
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
 from hetpipe.testing.fake_clock import FakeClock
@@ -27,6 +29,8 @@ from tests.coordinator.fakes import FakeShards
 
 class Lead:
     """The lead of one coordinator; whoever has lost it can outbid nobody."""
+
+    outage = ""
 
     def __init__(self, fence: int) -> None:
         self.fence = fence
@@ -63,6 +67,40 @@ class TestMeeting:
         Fences(lead).meet(MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1, highest_fence=9))
         assert lead.fence == 2
 
+    @pytest.mark.parametrize("fence", [MAX_REPORTED_AHEAD + 3, FENCES.largest_reported + 1, MAX_COUNT - 1])
+    def test_a_report_out_of_range_is_refused(self, fence: int) -> None:
+        lead = Lead(2)
+        with pytest.raises(ProtocolViolation, match=f"reports a fence of {fence}; this coordinator knows 2"):
+            Fences(lead).meet(replace(shard_member(0), highest_fence=fence))
+        assert lead.fence == 2
+
+    def test_reports_add_up_to_no_more_than_one(self) -> None:
+        lead = Lead(2)
+        fences = Fences(lead)
+        fences.meet(replace(shard_member(0), highest_fence=MAX_REPORTED_AHEAD))
+        fences.meet(replace(shard_member(1), highest_fence=MAX_REPORTED_AHEAD + 2))
+        assert lead.fence == MAX_REPORTED_AHEAD + 3
+        with pytest.raises(ProtocolViolation):
+            fences.meet(replace(shard_member(2), highest_fence=MAX_REPORTED_AHEAD + 4))
+
+    def test_newcomers_that_have_seen_the_own_number_cost_no_more_either(self) -> None:
+        lead = Lead(2)
+        fences = Fences(lead)
+        fences.meet(replace(shard_member(0), highest_fence=MAX_REPORTED_AHEAD))
+        for index in range(1, 9):
+            fences.meet(replace(shard_member(index), highest_fence=lead.fence))
+        assert lead.fence == MAX_REPORTED_AHEAD + 2
+
+    def test_in_the_reserve_the_store_alone_gives_numbers(self) -> None:
+        lead = Lead(FENCES.largest_reported + 5)
+        Fences(lead).meet(replace(shard_member(0), highest_fence=FENCES.largest_reported + 4))
+        with pytest.raises(ProtocolViolation):
+            Fences(lead).meet(replace(shard_member(0), highest_fence=FENCES.largest_reported + 6))
+
+    def test_every_event_of_every_lead_has_a_number_that_can_be(self) -> None:
+        assert (FENCES.limit - 1) * EVENTS_PER_LEAD < MAX_COUNT
+        assert FENCES.largest_reported + MAX_REPORTED_AHEAD < FENCES.limit
+
     def test_many_members_are_not_all_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hetpipe.coordinator.fences._MAX_MET", 2)
         fences = Fences(Lead(2))
@@ -97,11 +135,17 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     with closing(Process(fence=4)) as value:
-        monkeypatch.setattr(value.coordinator, "_may_have_processes", lambda _job_id: False)
+        monkeypatch.setattr(value.coordinator, "_may_have_processes", lambda _job_id, _teller: False)
         yield value
 
 
 class TestMembership:
+    def test_a_number_that_no_lead_can_have_is_not_heard(self, process: Process) -> None:
+        process.membership._register()
+        process.lead.fence = FENCES.limit
+        process.membership.beat()
+        assert (process.fences.highest, process.ended) == (4, [])
+
     def test_leases_and_renewals_carry_the_number(self, process: Process) -> None:
         assert process.membership._register().fence == 4
         assert process.membership.is_led
@@ -119,6 +163,7 @@ class TestMembership:
 
         assert [entry["event"] for entry in logs if entry.get("member")] == [
             "coordinator_leads_no_more",
+            "later_lead_reported",
             "not_registered",
         ]
         assert (process.ended, process.membership.silent_seconds) == ([], 3.0)

@@ -6,7 +6,7 @@ import pytest
 
 from hetpipe.coordinator.inspections import Asked, Inspected, Inspections, is_to_measure, next_to_measure
 from hetpipe.errors import PlanError
-from hetpipe.spec.commands import InspectionResult
+from hetpipe.spec.commands import InspectionPhase, InspectionResult, InspectionStep
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import AgentInfo
 from tests.coordinator.builders import BASE, JOB_ID, agent_info, job, model
@@ -65,7 +65,11 @@ def test_who_is_waited_for() -> None:
     inspections = Inspections((CPUS, GPU), to_measure=True)
     inspections.next()
     assert inspections.awaited == "agent n0 on n0.host to import and inspect the model"
-    inspections.heard(ProfileStep("cpu", "head", 2, 8))
+    inspections.heard(InspectionPhase(JOB_ID, "importing torch", 42.4))
+    assert inspections.awaited == (
+        "agent n0 on n0.host to import and inspect the model, which is importing torch (42 s)"
+    )
+    inspections.heard(InspectionStep(JOB_ID, ProfileStep("cpu", "head", 2, 8)))
     assert inspections.awaited == "agent n0 on n0.host, which is measuring the model on cpu: layer 3 of 8 (head)"
     inspections.add(InspectionResult(JOB_ID, model(), measurements=(measurement("cpu"),)))
     inspections.next()

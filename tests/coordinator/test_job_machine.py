@@ -6,15 +6,34 @@ import pytest
 
 from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, Evict, StopAsked, TaskFailed, WrappedUp
 from hetpipe.coordinator.inspections import Inspected
+from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.requirements import ClusterView
-from hetpipe.spec.commands import InspectCommand, InspectionResult, InspectionStep, StageKey, StageNews
-from hetpipe.spec.events import Evaluated, JobState, ProgressTable, StateChanged, StopMode, Waiting
-from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
+from hetpipe.spec.commands import (
+    InspectCommand,
+    InspectionPhase,
+    InspectionResult,
+    InspectionStep,
+    StageKey,
+    StageNews,
+)
+from hetpipe.spec.events import Evaluated, JobState, ProgressTable, QueuePlace, StateChanged, StopMode, Waiting
+from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import StageDone, StageEvaluation, StageReady, StageWaiting
-from tests.coordinator.builders import BASE, JOB_ID, STAGES, agent_info, clocks, measured, model, progress, shard_member
+from hetpipe.spec.run import StageDone, StageEvaluation, StagePhase, StageReady, StageWaiting
+from tests.coordinator.builders import (
+    BASE,
+    JOB_ID,
+    STAGES,
+    agent_info,
+    clocks,
+    job,
+    measured,
+    model,
+    progress,
+    shard_member,
+)
 from tests.coordinator.machine_driver import AGENTS, SHARDS, Driver
 from tests.coordinator.test_agents_cluster import agent, t4
 
@@ -191,6 +210,26 @@ class TestMeasuring:
         assert driver.ended().error == "DeadlineExceeded"
         assert "after 120 s of waiting for agent n0 on n0.host, which is measuring" in driver.ended().sentence
 
+    def test_an_inspection_that_says_what_it_does_is_never_given_up(self) -> None:
+        driver = Driver().to(JobState.INSPECTING)
+        for minutes in range(60):
+            driver.wait(60.0)
+            driver.feed(InspectionPhase(JOB_ID, "importing torch", 60.0 * (minutes + 1)))
+        driver.wait(5.0)
+        assert driver.sentences()[-1].startswith(
+            "the coordinator waits for agent n0 on n0.host to import and inspect the model, which is importing torch "
+            "(3600 s)"
+        )
+        driver.wait(115.0)
+        assert driver.ended().error == "DeadlineExceeded", "bad input it is not"
+
+    def test_how_long_silence_may_last_is_of_the_job(self) -> None:
+        driver = Driver(job("patience.inspection=10min")).to(JobState.INSPECTING)
+        driver.wait(599.0)
+        assert driver.machine.state is JobState.INSPECTING
+        driver.wait(1.0)
+        assert "after 600 s of waiting for agent n0" in driver.ended().sentence
+
     def test_each_agent_has_its_own_time(self) -> None:
         driver = self.driver()
         driver.wait(100.0)
@@ -300,21 +339,32 @@ class TestWaits:
         driver.feed(ClusterSeen(ClusterView(AGENTS[:1], 0, SHARDS[:1])))
         driver.wait(6.0)
 
-        [sentence] = driver.sentences()
-        assert sentence == (
-            "the coordinator waits for 2 more devices (it needs 4, one per stage; 1 agent offers 2 free) and 1 more "
-            f"parameter server (it needs 2; 1 registered) (job {JOB_ID})"
+        place = (
+            "1st in the queue; needs 4 devices, one per stage, which are more than the 1 registered agent has (2): "
+            "start more agents, or stop this job, and needs 2 parameter servers, 1 registered: start 1 more"
         )
+        assert [(event.state, event.remark) for event in driver.events(StateChanged)] == [(JobState.PENDING, place)]
+        assert driver.sentences() == [], "it has just said so"
+        driver.wait(60.0)
+        assert driver.sentences() == [f"pending: {place}"]
 
-    def test_and_gives_up_naming_what_is_missing(self) -> None:
+    def test_a_place_in_the_queue_is_told_when_it_changes(self) -> None:
         driver = Driver()
-        driver.feed(ClusterSeen(ClusterView(AGENTS, 0, (shard_member(0),))))
-        driver.wait(30.0)
+        lacks = ClusterView(AGENTS, 0, (shard_member(0),))
+        driver.feed(ClusterSeen(lacks, Turn(2, JobId("first-1"))))
+        driver.wait(6.0)
+        driver.feed(ClusterSeen(lacks, Turn(1)))
+        driver.wait(1.0)
 
-        ended = driver.ended()
-        assert (ended.state, ended.error) == (JobState.FAILED, "PlanError")
-        assert "after 30 s of waiting for 1 more parameter server (it needs 2; 1 registered)" in ended.sentence
-        assert driver.machine.is_settled(now=driver.now)
+        needs = "needs 2 parameter servers, 1 registered: start 1 more"
+        assert driver.events(StateChanged)[0].remark == f"2nd in the queue; {needs}; job first-1 goes first"
+        assert driver.sentences() == [f"pending: 1st in the queue; {needs}"]
+        assert driver.machine.queue_place == QueuePlace(1, needs)
+        driver.wait(100_000.0)
+        assert driver.machine.state is JobState.PENDING, "no time is too long"
+        driver.see_cluster()
+        assert driver.machine.queue_place is None
+        assert driver.states() == ["pending", "inspecting"]
 
     def test_a_wait_is_told_every_five_seconds(self) -> None:
         driver = Driver().to(JobState.INSPECTING)
@@ -322,6 +372,22 @@ class TestWaits:
 
         assert [round(event.seconds) for event in driver.events(Waiting)] == [5, 10, 15]
         assert driver.sentences()[0].startswith("the coordinator waits for agent n0 on n0.host to import and inspect")
+
+    def test_a_stage_that_says_what_it_does_is_waited_for_and_one_that_is_silent_is_not(self) -> None:
+        driver = Driver().to(JobState.STARTING)
+        for _ in range(10):
+            driver.wait(60.0)
+            for vw, stage in STAGES:
+                driver.report(vw, stage, StagePhase("importing torch", 60.0))
+        assert driver.machine.state is JobState.STARTING
+        assert "stage 0 of virtual worker 0 (on n0.host), which is importing torch (60 s); " in driver.sentences()[-1]
+        for vw, stage in STAGES[1:]:
+            driver.report(vw, stage, StageReady(1))
+        driver.wait(120.0)
+        assert driver.ended().error == "DeadlineExceeded"
+        assert (
+            "after 120 s of waiting for these to become ready: stage 0 of virtual worker 0" in driver.ended().sentence
+        )
 
     def test_stages_that_do_not_get_ready_are_named(self) -> None:
         driver = Driver().to(JobState.STARTING)

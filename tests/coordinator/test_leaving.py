@@ -9,21 +9,24 @@ from hetpipe.coordinator.exchange import (
     Admit,
     Admitted,
     AfterDrain,
+    AskBarrier,
     Drain,
     Drained,
     Evict,
     Evicted,
     MemberSeen,
+    Rewind,
     ShardNotAsked,
     StopAsked,
+    TaskFailed,
 )
 from hetpipe.spec.commands import StartStageCommand
-from hetpipe.spec.events import JobState, StopMode, WorkerLeft, WorkerQuarantined, WorkerRejoined
+from hetpipe.spec.events import JobState, StateChanged, StopMode, WorkerLeft, WorkerQuarantined, WorkerRejoined
 from hetpipe.spec.ids import Clock, Incarnation
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.run import StageDone, StageFailed
-from tests.coordinator.builders import agent_member, job, progress
+from tests.coordinator.builders import STAGES, agent_member, job, progress
 from tests.coordinator.leaving import departs, drain, gone, order, pass_barrier, state
 from tests.coordinator.machine_driver import SHARDS, Driver
 
@@ -365,7 +368,71 @@ def test_where_stages_alone_hold_the_weights_nobody_leaves() -> None:
     driver = Driver(job("sync=allreduce", "weights=flush", "parameter_servers.count=1")).to(JobState.RUNNING)
     said = len(driver.said)
     drain(driver)
-    departs(driver)
 
     assert len(driver.said) == said
     assert state(driver) is LifeState.READY
+
+
+class TestPreemptionWhereStagesAloneHoldTheWeights:
+    """The job comes to a barrier with a checkpoint, and goes on from that when its agents are there again."""
+
+    @pytest.fixture
+    def driver(self) -> Driver:
+        settings = ("sync=allreduce", "weights=flush", "parameter_servers.count=1", "survive.absence=10s")
+        return Driver(job(*settings)).to(JobState.RUNNING)
+
+    def test_it_takes_a_checkpoint_and_waits_without_a_bound(self, driver: Driver) -> None:
+        for agent in ("n1", "n0", "n1"):
+            departs(driver, agent)
+        assert len(driver.tasks(AskBarrier)) == 1, "one barrier for all of them"
+        driver.all_done("stop")
+        assert driver.states()[-1] == "planning"
+        assert driver.events(StateChanged)[-1].remark == (
+            "agent n1 was told to end: the whole job goes on from the checkpoint it has just taken"
+        )
+        for vw, stage in STAGES:
+            driver.exit(vw, stage, 0)
+        driver.wait(60.0)
+        assert driver.tasks(Rewind) == [], "they are still registered, and begin nothing any more"
+        for agent in ("n0", "n1"):
+            driver.feed(gone(agent))
+        driver.wait(1000.0)
+        assert driver.machine.state is JobState.PLANNING
+        assert "what it takes to go back to the newest checkpoint: " in driver.sentences()[-1]
+
+        for agent in ("n0", "n1"):
+            driver.feed(MemberSeen(agent_member(agent, devices=2, pid=777)))
+        driver.wait(1.0)
+        assert len(driver.tasks(Rewind)) == 1
+
+    def test_a_barrier_that_was_not_asked_for_is_asked_for_again(self, driver: Driver) -> None:
+        departs(driver)
+        driver.feed(TaskFailed("barrier", "PeerUnreachable", "gone"))
+        driver.wait(1.5)
+        assert len(driver.tasks(AskBarrier)) == 2
+        driver.all_done("stop")
+        driver.feed(TaskFailed("barrier", "PeerUnreachable", "gone"))
+        driver.wait(5.0)
+        assert len(driver.tasks(AskBarrier)) == 2, "that barrier is behind it"
+
+    def test_a_run_that_is_over_meanwhile_has_ended(self, driver: Driver) -> None:
+        departs(driver)
+        driver.all_done("end")
+        driver.wrap_up()
+        assert driver.ended().state is JobState.FINISHED
+
+    def test_a_user_who_stops_it_meanwhile_has_stopped_it(self, driver: Driver) -> None:
+        departs(driver)
+        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.all_done("stop")
+        driver.wrap_up()
+        assert driver.ended().state is JobState.STOPPED
+
+    def test_before_training_there_is_nothing_to_write_down(self) -> None:
+        of = job("sync=allreduce", "weights=flush", "parameter_servers.count=1", "survive.absence=10s")
+        driver = Driver(of).to(JobState.STARTING)
+        departs(driver)
+        assert (driver.tasks(AskBarrier), driver.states()[-1]) == ([], "planning")
+        driver.feed(gone("n1"))
+        driver.wait(1000.0)
+        assert driver.machine.state is JobState.PLANNING

@@ -9,7 +9,8 @@ from hetpipe.errors import InvalidTransition
 from hetpipe.spec.events import JobState
 
 LEGAL = {
-    ("submitted", "cluster_ready", "inspecting"),
+    *((state, "cluster_lacks", "pending") for state in ("submitted", "inspecting")),
+    *((state, "cluster_ready", "inspecting") for state in ("submitted", "pending")),
     ("inspecting", "inspected", "planning"),
     ("planning", "prepared", "starting"),
     ("starting", "all_ready", "running"),
@@ -18,10 +19,10 @@ LEGAL = {
     ("stopping", "end_reached", "finished"),
     ("running", "stop_reached", "stopped"),
     ("stopping", "stop_reached", "stopped"),
-    *((state, "stop_asked", "stopping") for state in ("submitted", "inspecting", "planning", "starting")),
+    *((state, "stop_asked", "stopping") for state in ("submitted", "pending", "inspecting", "planning", "starting")),
     ("running", "stop_asked", "stopping"),
     ("stopping", "stop_asked", "stopping"),
-    *((state, "fail", "failed") for state in ("submitted", "inspecting", "planning", "starting")),
+    *((state, "fail", "failed") for state in ("submitted", "pending", "inspecting", "planning", "starting")),
     ("running", "fail", "failed"),
     ("stopping", "fail", "failed"),
 }

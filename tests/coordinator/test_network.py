@@ -8,20 +8,31 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetpipe.coordinator.client import Client, new_request_id
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import JobError, PeerUnreachable, UnknownJob, UnknownMember, UserError
+from hetpipe.errors import JobError, PeerUnreachable, PermissionDenied, UnknownJob, UnknownMember, UserError
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
-from hetpipe.spec.events import JobEnded, JobState, ProgressTable, StateChanged, StopMode, Submission
+from hetpipe.spec.conditions import Condition, ConditionKind
+from hetpipe.spec.events import (
+    ConditionRaised,
+    JobEnded,
+    JobEvent,
+    JobState,
+    ProgressTable,
+    StateChanged,
+    StopMode,
+    Submission,
+)
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
-from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole, Registration
+from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.spec.run import StageReady
 from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
@@ -61,8 +72,9 @@ class TestCalls:
         assert lease.lease_seconds == 5.0
         assert [member.info for member in client.members()][-1] == worker
         network.cluster.coordinator._has_ended(JobId("gone"))
-        renewal = client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
-        assert renewal.ended_jobs == ("gone",)
+        assert client.heartbeat(worker.id, lease.registration).ended_jobs == ()
+        with pytest.raises(PermissionDenied, match="the heartbeat of a user's own worker tells of jobs"):
+            client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
         client.leave(worker.id, lease.registration)
         client.leave(worker.id, lease.registration)
         with pytest.raises(UnknownMember):
@@ -204,6 +216,20 @@ class TestStreams:
         assert list(watch) == [network.cluster.shards.last_clocks]
         assert network.client.clocks() == network.cluster.shards.last_clocks
 
+    def test_lost_safety_goes_from_a_heartbeat_to_followers_and_status(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        full = Condition(ConditionKind.DISK_NEARLY_FULL, "the disk at /", "it is nearly full", since=5.0, times=1)
+        registration = network.cluster.registrations["ps0"]
+        network.client.heartbeat(MemberId("ps0"), registration, jobs=[job_id], conditions={job_id: [full]})
+        assert network.client.status(job_id).conditions == (full,)
+        told = next(numbered.event for numbered in network.client.watch_job(job_id) if _is_raised(numbered.event))
+        assert told == ConditionRaised(full.kind, (full.who,), full.sentence, 5.0, 1)
+
+
+def _is_raised(event: JobEvent) -> bool:
+    return isinstance(event, ConditionRaised)
+
 
 class TestMembership:
     def member(self, network: Network, hooks: Hooks | None = None) -> Membership:
@@ -222,13 +248,29 @@ class TestMembership:
         ended: list[JobId] = []
         leases: list[Lease] = []
         hooks = Hooks(jobs=lambda: [JobId("gone")], on_ended_jobs=ended.extend, on_registered=leases.append)
-        membership = self.member(network, hooks)
+        membership = Membership(network.client, agent_member("n7"), hooks=hooks, clock=network.cluster.clock)
         membership.start()
         membership.beat()
         membership.close()
 
         assert set(ended) == {"gone"}
         assert leases == [membership.lease]
+
+    def test_a_heartbeat_tells_what_endangers_the_jobs(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[object] = []
+        heartbeat = network.client.heartbeat
+
+        def recording(*arguments: Any, **values: Any) -> Renewal:
+            sent.append(values["conditions"])
+            return heartbeat(*arguments, **values)
+
+        monkeypatch.setattr(network.client, "heartbeat", recording)
+        away = Condition(ConditionKind.DURABILITY_LOST, "parameter server 0", "no room", since=5.0, times=1)
+        membership = self.member(network, Hooks(conditions=lambda: {JOB_ID: (away,)}))
+        membership.start()
+        membership.beat()
+        membership.close()
+        assert {JOB_ID: (away,)} in sent
 
     def test_it_registers_again_when_it_was_forgotten(self, network: Network) -> None:
         leases: list[Lease] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from hetpipe.coordinator.adoption import ADOPTED
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.memory_store import MemoryStore
+from hetpipe.coordinator.orphans import MAX_HEARSAY
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import PeerUnreachable, ProtocolViolation
+from hetpipe.errors import NobodyLeads, PeerUnreachable, ProtocolViolation
+from hetpipe.rpc import coordinator_client
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.spec.commands import (
@@ -22,8 +25,9 @@ from hetpipe.spec.commands import (
     InspectCommand,
 )
 from hetpipe.spec.events import JobEnded, JobState, StateChanged, WorkerLost
-from tests.coordinator.builders import JOB_ID, agent_member, clocks, shard_member
-from tests.coordinator.fakes import FlakyStore
+from hetpipe.spec.ids import JobId, Term
+from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_member, submission
+from tests.coordinator.fakes import Cluster, FlakyStore
 from tests.coordinator.succession import Succession, key
 
 
@@ -33,7 +37,10 @@ def succession(tmp_path: Path) -> Succession:
 
 
 class TestNobodyTells:
-    def test_after_a_while_the_job_has_failed(self, succession: Succession) -> None:
+    def test_after_a_while_a_job_has_failed_of_which_nobody_knows_what_was_handed_in(
+        self, succession: Succession
+    ) -> None:
+        succession.forget_submission()
         succession.replace()
         succession.come("n0", "n1")
         succession.cluster.wait(59.5)
@@ -89,7 +96,7 @@ class TestHandedInAgain:
     def test_it_is_the_same_job(self, succession: Succession) -> None:
         succession.replace(wiped=True)
         succession.submit()
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.come("n0", "n1", "ps0", "ps1")
         succession.cluster.executor.run_all()
 
@@ -103,7 +110,7 @@ class TestHandedInAgain:
         succession.come("n0", "n1", "ps1")
         succession.cluster.join(shard_member(2))
         succession.cluster.wait(40.0)
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.come("ps0")
 
         assert succession.state() is JobState.RUNNING
@@ -114,9 +121,9 @@ class TestHandedInAgain:
         for member in (agent_member("n0", devices=4), shard_member(1), shard_member(0)):
             token = succession.coordinator.register(member).registration
             succession.cluster.registrations[member.id] = token
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.cluster.beat("ps1")
-        assert succession.state() is JobState.SUBMITTED
+        assert succession.state() is JobState.PENDING
         succession.tell_clocks()
         assert succession.state() is JobState.RUNNING
 
@@ -161,6 +168,8 @@ class TestStore:
 
 
 class _Lead:
+    outage = ""
+
     def __init__(self, fence: int) -> None:
         self.fence = fence
 
@@ -190,7 +199,8 @@ class TestWatchers:
     def client(self, succession: Succession) -> Iterator[CoordinatorClient]:
         succession.replace()
         server = Server(ServerConfig())
-        CoordinatorServicer(succession.coordinator, host="here").add_to(server)
+        self.servicer = CoordinatorServicer(succession.coordinator, host="here")
+        self.servicer.add_to(server)
         client = CoordinatorClient(server.start())
         yield client
         client.close()
@@ -213,6 +223,7 @@ class TestWatchers:
         watcher.join()
 
     def test_or_hear_that_nobody_does(self, succession: Succession, client: CoordinatorClient) -> None:
+        succession.forget_submission()
         succession.cluster.wait(61.0)
 
         last = list(client.watch_job(JOB_ID))[-1].event
@@ -220,8 +231,90 @@ class TestWatchers:
         assert last.state is JobState.FAILED
         assert list(client.watch_clocks(JOB_ID)) == []
 
+    def test_or_are_told_after_a_while_that_nobody_tells_of_it(
+        self, succession: Succession, client: CoordinatorClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(coordinator_client, "SILENT_SECONDS", 0.0)
+        self.servicer._viewers.close()  # so that every stream ends at once
+        told = len(succession.cluster.store.events(JOB_ID))
+        sentence = f"nothing of job {JOB_ID}, which it has as running: nobody leads it since its coordinator ended"
+
+        with pytest.raises(NobodyLeads, match=sentence):
+            list(client.watch_job(JOB_ID, after=told))
+        with pytest.raises(NobodyLeads, match=sentence):
+            list(client.watch_clocks(JOB_ID))
+        assert client.status(JOB_ID).failure.startswith("nobody leads it since its coordinator ended")
+
     def test_one_that_has_seen_more_gets_what_is_there(self, succession: Succession, client: CoordinatorClient) -> None:
         succession.come("n0", "n1", "ps0", "ps1")
 
         assert next(client.watch_job(JOB_ID, after=1_000)).sequence == 1
         assert next(client.watch_clocks(JOB_ID)) == clocks(3, 2)
+
+
+class TestWhoMayTell:
+    """A job that nobody leads is told of by its clock shard, and nobody else is believed."""
+
+    def test_another_parameter_server_does_not_get_a_job_led(self, succession: Succession) -> None:
+        succession.replace()
+        succession.come("ps1", "n0", "n1")
+        succession.cluster.beat("ps1", clocks={JOB_ID: replace(clocks(9, 9), term=Term(99))})
+        succession.cluster.executor.run_all()
+        assert succession.coordinator.is_orphan(JOB_ID)
+        assert succession.asked("describe") == [JOB_ID]
+        succession.cluster.wait(5.0)
+        assert succession.asked("describe") == [JOB_ID], "it is not asked again"
+
+        succession.come("ps0")
+        succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        succession.cluster.executor.run_all()
+        assert succession.state() is JobState.RUNNING
+
+    def test_a_run_that_is_made_up_is_not_led(self, succession: Succession) -> None:
+        succession.replace(wiped=True)
+        made_up = replace(succession.run, submission=replace(succession.run.submission, request_id="another-request"))
+        succession.describe(run=made_up)
+        succession.come("ps0")
+        succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        succession.cluster.executor.run_all()
+        assert succession.coordinator.host(JOB_ID) is None
+        assert succession.coordinator.is_orphan(JOB_ID)
+
+    def test_one_that_cannot_be_reached_does_not_stand_before_the_right_one(self, succession: Succession) -> None:
+        succession.replace()
+        succession.come("ps0", "ps1")
+        succession.cluster.shards.dead.add("shards.host:7001")
+        succession.cluster.beat("ps1", clocks={JOB_ID: replace(clocks(9, 9), term=Term(99))})
+        succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        for _ in range(4):
+            succession.cluster.executor.run_all()
+            succession.cluster.wait(1.0)
+            succession.cluster.beat("ps1", clocks={JOB_ID: replace(clocks(9, 9), term=Term(99))})
+            succession.cluster.beat("ps0", clocks={JOB_ID: clocks(3, 2)})
+        assert succession.state() is JobState.RUNNING
+
+    def test_jobs_that_a_member_makes_up_keep_nobody_else_waiting(self, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path / "run").usual()
+        cluster.join(agent_member("n2", devices=4))
+        cluster.wait(61.0)
+        for number in range(3):
+            cluster.beat("n2", jobs=tuple(JobId(f"made-up-{number}-{i}") for i in range(90)))
+        cluster.coordinator.submit_job(submission(job(), str(cluster.run_dir)))
+        cluster.train()
+        assert cluster.coordinator.record(JOB_ID).state is JobState.RUNNING
+        host = cluster.coordinator.host(JOB_ID)
+        assert host is not None
+        assert {agent.agent for agent in host.machine.agents} == {"n0", "n1"}
+        assert len(list(cluster.coordinator._orphans)) <= MAX_HEARSAY
+
+    def test_news_of_another_agents_stage_are_dropped_when_the_job_is_led(self, succession: Succession) -> None:
+        succession.replace()
+        succession.come("n0", "n1")
+        # Told while nobody leads the job, and so not refused yet.
+        succession.cluster.tell("n1", ChildExit(key(0, 0), 1, -9))
+        succession.come("ps0", "ps1")
+        succession.cluster.executor.run_all()
+        assert succession.state() is JobState.RUNNING
+        life = succession.machine.stages.get(key(0, 0))
+        assert life is not None
+        assert not life.exited

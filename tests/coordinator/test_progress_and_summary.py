@@ -17,6 +17,7 @@ from hetpipe.spec.events import Evaluated
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.sync import Progress
 from tests.coordinator.builders import JOB_ID, STAGES, agent_info, clocks, job, model, progress
 
@@ -188,6 +189,7 @@ def record(**values: Any) -> RunRecord:
         "staleness": 1,
         "deaths": {Vw(1): 2},
         "rewinds": 1,
+        "proof": ProofReport("whole model", "bits", 4, 0.3, ("outputs",)),
     }
     return RunRecord(**{**defaults, **values})
 
@@ -211,6 +213,15 @@ class TestResult:
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},
             "rewinds": 1,
+            "conditions": [],
+            "proof": {
+                "scope": "whole model",
+                "equality": "bits",
+                "samples": 4,
+                "seconds": 0.3,
+                "checked": ["outputs"],
+                "notices": [],
+            },
             "stages": [
                 {
                     "vw": vw,

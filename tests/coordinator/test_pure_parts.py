@@ -18,10 +18,10 @@ from hetpipe.coordinator.configs import (
     stage_commands,
 )
 from hetpipe.coordinator.evaluations import Evaluations
-from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
+from hetpipe.coordinator.requirements import ClusterView, claim_devices, could_fit, missing
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.planner.partition import plan_job
-from hetpipe.spec.ids import Clock, Incarnation, LayerIndex, Term
+from hetpipe.spec.ids import Clock, Incarnation, JobId, LayerIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
 from hetpipe.spec.run import StageEmulation, StageEvaluation
@@ -41,12 +41,29 @@ class TestRequirements:
         assert missing(job(), ClusterView(AGENTS, 0, SHARDS)) == ""
 
     def test_everything_missing_is_told_with_numbers(self) -> None:
-        view = ClusterView((agent_info(devices=1),), 2, (shard_member(0),))
+        view = ClusterView((agent_info(devices=1),), 4, (shard_member(0),), held=((JobId("a"), 3), (JobId("b"), 1)))
 
         assert missing(job(), view) == (
-            "3 more devices (it needs 4, one per stage; 1 agent offers 1 free, 2 used by other jobs) "
-            "and 1 more parameter server (it needs 2; 1 registered)"
+            "needs 4 devices, one per stage, and 1 of 5 is free (job a holds 3, job b holds 1), and needs 2 parameter "
+            "servers, 1 registered: start 1 more"
         )
+
+    @pytest.mark.parametrize(
+        ("view", "words"),
+        [
+            (
+                ClusterView((), 0, ()),
+                "needs 4 devices, one per stage, and no agent is registered, and needs 2 parameter",
+            ),
+            (
+                ClusterView((agent_info(devices=1),), 2, SHARDS),
+                "needs 4 devices, one per stage, which are more than the 1 registered agent has (3): start more agents",
+            ),
+        ],
+    )
+    def test_what_nobody_has_is_told(self, view: ClusterView, words: str) -> None:
+        assert missing(job(), view).startswith(words)
+        assert not could_fit(job(), view)
 
     def test_devices_are_claimed_in_order(self) -> None:
         claimed = claim_devices(4, (agent_info("none", devices=0), *AGENTS))

@@ -48,7 +48,7 @@ def test_a_cluster_without_a_job(tmp_path: Path) -> None:
     assert (found["leases_expired_total", "agent"], found["leases_expired_total", "parameter_server"]) == (1, 0)
     assert (found["lease_seconds",], found["lease_seconds_left", "agent"]) == (5.0, 4.0)
     assert ("lease_seconds_left", "worker") not in found
-    assert [found["jobs", state.value] for state in JobState] == [0] * 9
+    assert [found["jobs", state.value] for state in JobState] == [0] * 10
 
 
 def test_a_running_job(tmp_path: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from structlog.testing import capture_logs
 
 from hetpipe.certs.authority import Authority, key_to_pem, new_key
@@ -25,7 +28,7 @@ from hetpipe.coordinator.stores import open_store
 from hetpipe.errors import StoreUnavailable, UserError
 from hetpipe.spec.ids import Term
 from tests.coordinator.redis_server import Server, needs_redis
-from tests.coordinator.store_contract import Advance, StoreContract
+from tests.coordinator.store_contract import Advance, DurableStoreContract, StoreContract
 
 PASSWORD = "a long password"
 ADMIN = "admin"
@@ -77,6 +80,63 @@ class TestAsTheUserOfTheAcl(StoreContract):
         assert set(refused) <= {"client|setinfo"}  # redis-py introduces itself to servers that know it
 
 
+@needs_redis
+class TestRestarted(DurableStoreContract):
+    """With the ACL as it is rendered, and an append-only file."""
+
+    @pytest.fixture
+    def server(self, tmp_path: Path) -> Iterator[Server]:
+        acl = tmp_path / "users.acl"
+        acl.write_text("\n".join([*acl_lines("hetpipe", PASSWORD), ""]))
+        server = Server(tmp_path, "--aclfile", str(acl), "--appendonly", "yes")
+        yield server
+        server.stop()
+
+    @pytest.fixture
+    def restart(self, server: Server) -> Callable[[bool], None]:
+        return lambda kill: server.restart(kill=kill)
+
+    @pytest.fixture
+    def store(self, server: Server, tmp_path: Path) -> Iterator[Store]:
+        store = open_store(url_of(server), access=RedisAccess(password_file=password_file(tmp_path)))
+        yield store
+        store.close()
+
+
+def nobody(server: Server) -> redis.Redis:
+    """Somebody who has not said who it is."""
+    return redis.Redis(unix_socket_path=str(server.socket), protocol=2, retry=Retry(NoBackoff(), 0))
+
+
+@needs_redis
+class TestTheDefaultUser:
+    """It has every right, for the replay of the append-only file, and nobody can be it."""
+
+    def test_it_has_no_password(self, server: Server) -> None:
+        user: Any = server.redis.acl_getuser("default")
+        assert (user["passwords"], "off" in user["flags"], "nopass" in user["flags"]) == ([], True, False)
+
+    @pytest.mark.parametrize("password", ["", " ", "default", PASSWORD, ADMIN])
+    def test_nobody_can_authenticate_as_it(self, server: Server, password: str) -> None:
+        for words in (["AUTH", "default", password], ["AUTH", password], ["HELLO", "2", "AUTH", "default", password]):
+            client = nobody(server)
+            with pytest.raises(redis.AuthenticationError, match="invalid username-password pair or user is disabled"):
+                run(client, *words)
+            with pytest.raises(redis.AuthenticationError, match="Authentication required"):
+                run(client, "GET", "{hetpipe}:term")
+            client.close()
+
+    @pytest.mark.parametrize("command", ["PING", "GET x", "SET x y", "ACL WHOAMI", "EVAL return(1) 0", "RESET"])
+    def test_nobody_is_it_without_authentication(self, server: Server, command: str) -> None:
+        client = nobody(server)
+        if command == "RESET":
+            run(client, command)
+            command = "GET x"
+        with pytest.raises(redis.AuthenticationError, match="Authentication required"):
+            run(client, *command.split())
+        client.close()
+
+
 def run(user: redis.Redis, *command: str) -> None:
     user.execute_command(*command)  # type: ignore[no-untyped-call]
 
@@ -111,7 +171,17 @@ class TestWhatTheUserMayNot:
 
     @pytest.mark.parametrize(
         "command",
-        ["FLUSHALL", "KEYS *", "CONFIG GET *", "ACL LIST", "EVAL 0 0", "SCRIPT FLUSH", "SHUTDOWN", "MONITOR", "SCAN 0"],
+        [
+            "FLUSHALL",
+            "KEYS *",
+            "CONFIG GET *",
+            "ACL LIST",
+            "EVAL 0 0",
+            "SCRIPT FLUSH",
+            "SHUTDOWN",
+            "MONITOR",
+            "TYPE other",
+        ],
     )
     def test_other_commands(self, user: redis.Redis, command: str) -> None:
         with pytest.raises(redis.exceptions.NoPermissionError):
@@ -162,11 +232,15 @@ class TestWhatTheUserMayNot:
 class TestTheLines:
     def test_they_hold_no_password(self) -> None:
         lines = acl_lines("hetpipe", PASSWORD)
-        assert lines[0] == "user default off"
+        assert lines[0] == "user default off resetpass ~* &* +@all"
         assert re.fullmatch(
             r"user hetpipe on #[0-9a-f]{64} ~\{hetpipe\}:\* resetchannels -@all( \+[a-z]+(\|[a-z]+)?)+", lines[1]
         )
         assert PASSWORD not in "".join(lines)
+
+    def test_the_page_says_the_first_one(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "security-redis.md").read_text(encoding="utf-8")
+        assert f"Its first line is `{acl_lines('hetpipe', PASSWORD)[0]}`" in page
 
     def test_they_have_the_commands_of_the_scripts(self) -> None:
         scripts = (resources.files("hetpipe.coordinator") / "lua").iterdir()

@@ -14,6 +14,7 @@ from hetpipe.coordinator.redis_store import RedisStore
 from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.stores import open_store
 from hetpipe.errors import NotLeader, StoreUnavailable, UserError
+from hetpipe.spec.bounds import MAX_COUNT
 from hetpipe.spec.ids import JobId, Term
 from hetpipe.spec.members import MemberId
 from tests.coordinator.builders import agent_member
@@ -78,11 +79,27 @@ def test_leases_have_a_time_to_live_and_jobs_have_none(server: Server, store: St
     assert server.redis.pttl(redis_keys.job(JobId("digits"))) == -1
 
 
+def part(store: Store) -> RedisStore:
+    """A store of which something is tried that has no method of its own."""
+    assert isinstance(store, RedisStore)
+    return store
+
+
+def damage(server: Server) -> None:
+    """Let there be something to repair."""
+    server.redis.xadd(redis_keys.events(JobId("lost")), {"event": "{}"}, id="1-0")
+    server.redis.xadd(redis_keys.events(JobId("beyond")), {"event": "{}"}, id=f"{MAX_COUNT}-0")
+
+
 WRITES: dict[str, Callable[[Store], object]] = {
     "append_event": lambda store: store.append_event(JobId("digits"), numbered(1)),
     "create_job": lambda store: store.create_job(record("another")),
+    "enter_job": lambda store: part(store)._run("enter_job", [redis_keys.JOBS, redis_keys.JOB_ORDERS], ["another"]),
+    "expire_events": lambda store: part(store)._expire_events(JobId("lost")),
     "next_term": lambda store: store.next_term(above=Term(0)),
     "put_member": lambda store: store.put_member(agent_member("n1"), FIRST, lease_seconds=5.0),
+    "rebuild_events": lambda store: part(store)._renumber(JobId("beyond")),
+    "reindex": lambda store: part(store)._reindex(redis_keys.JOBS, redis_keys.JOB_ORDERS, ["digits"], [7]),
     "remove_member": lambda store: store.remove_member(MemberId("n0"), FIRST),
     "renew_member": lambda store: store.renew_member(MemberId("n0"), FIRST, lease_seconds=5.0),
     "replace_job": lambda store: store.replace_job(record(), keep_seconds=60.0),
@@ -99,6 +116,7 @@ def test_who_led_before_writes_no_more(server: Server, store: Store, write: Call
     leader = open_store(server.url, fence=lambda: lead.fence)
     leader.create_job(record())
     leader.put_member(agent_member(), FIRST, lease_seconds=50.0)
+    damage(server)
     server.advance(6.0)
     acquire(store, "b")
     before = {key: server.redis.dump(key) for key in server.redis.scan_iter()}
@@ -117,6 +135,7 @@ def test_the_leader_writes(server: Server, store: Store, write: Callable[[Store]
     leader = open_store(server.url, fence=lambda: lead.fence)
     leader.create_job(record())
     leader.put_member(agent_member(), FIRST, lease_seconds=50.0)
+    damage(server)
 
     write(leader)
 

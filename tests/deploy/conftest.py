@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy.rendered import K8S, NAMESPACE, OVERLAYS, Manifests, Workload, render, workloads_in
 
-WITH_MORE = "multi-node-heterogeneous, monitoring, durable-state"
+WITH_MORE = "multi-node-heterogeneous, monitoring"
 
 
 @pytest.fixture(scope="session", params=[*OVERLAYS, WITH_MORE])

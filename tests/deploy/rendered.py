@@ -35,6 +35,7 @@ _VARIABLE = re.compile(r"\$\((\w+)\)")
 _FIELDS = {
     "status.podIP": "10.1.2.3",
     "metadata.name": "pod-x",
+    "metadata.labels['batch.kubernetes.io/controller-uid']": "uid-x",
     "metadata.labels['apps.kubernetes.io/pod-index']": "0",
     "metadata.labels['batch.kubernetes.io/job-completion-index']": "0",
 }

@@ -39,6 +39,15 @@ def test_every_service_is_contained() -> None:
         assert [v["source"] for v in service["volumes"] if not v["read_only"]] in ([], [WISHES.folders.runs])
 
 
+def test_redis_writes_to_its_own_folder_alone() -> None:
+    services = parsed(store=Store.REDIS)["services"]
+    written = {
+        name: [v["source"] for v in service["volumes"] if not v["read_only"]] for name, service in services.items()
+    }
+    assert written["store"] == [f"{WISHES.folders.state}/store-data"]
+    assert not any("store-data" in source for name in set(written) - {"store"} for source in written[name])
+
+
 def test_members_are_started_again_and_submit_is_not() -> None:
     restarts = {name: service.get("restart") for name, service in parsed(store=Store.REDIS)["services"].items()}
     assert restarts.pop("submit") is None

@@ -250,7 +250,7 @@ def test_the_image_says_what_it_is() -> None:
 
 def test_base_images_are_arguments_with_versions() -> None:
     base, build = STAGES[""]
-    assert re.fullmatch(r"ARG BASE_IMAGE=python:3\.\d+\.\d+-slim-\w+", base)
+    assert re.fullmatch(r"ARG BASE_IMAGE=python:3\.\d+\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?", base)
     assert build == "ARG BUILD_IMAGE=${BASE_IMAGE}"
     assert "latest" not in DOCKERFILE
 

@@ -16,6 +16,7 @@ import typer.main
 from kubernetes_validate import utils as schemas
 
 from hetpipe.cli.app import app
+from hetpipe.cli.outcome import ExitStatus
 from hetpipe.deploy import kubernetes_secrets, network_check
 from hetpipe.spec.catalogue import type_of_device_name
 from hetpipe.spec.job import Job, load_job
@@ -144,7 +145,7 @@ class TestPods:
 
     def test_images_have_a_fixed_version(self, workloads: tuple[Workload, ...]) -> None:
         for name, _, container in boxes(workloads):
-            image, _, tag = container["image"].rpartition(":")
+            image, _, tag = container["image"].partition("@")[0].rpartition(":")
             assert image, f"{name} has no tag"
             assert tag != "latest", name
             assert re.match(r"\d", tag), name
@@ -194,15 +195,48 @@ class TestPods:
             assert shm["emptyDir"]["medium"] == "Memory"
             assert {"name": "shm", "mountPath": "/dev/shm"} in workload.containers[0]["volumeMounts"]
 
-    def test_the_state_of_a_shard_outlives_its_container(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+    def test_the_state_of_a_shard_outlives_its_container_its_pod_and_its_node(
+        self, workloads: tuple[Workload, ...]
+    ) -> None:
         for workload in by_component(workloads, "parameter-server"):
             (container,) = workload.containers
             assert {"name": "state", "mountPath": "/state"} in container["volumeMounts"]
             assert "--state=/state" in workload.command(container)
-            scratch = [volume["name"] for volume in workload.pod["volumes"] if "emptyDir" in volume]
-            claimed = [claim["metadata"]["name"] for claim in workload.spec.get("volumeClaimTemplates", ())]
-            is_durable = "durable-state" in overlay
-            assert ("state" in scratch, "state" in claimed) == (not is_durable, is_durable)
+            assert "state" not in [volume["name"] for volume in workload.pod["volumes"]]
+            (claim,) = workload.spec["volumeClaimTemplates"]
+            assert (claim["metadata"]["name"], claim["spec"]["accessModes"]) == ("state", ["ReadWriteOnce"])
+
+    def test_a_node_does_not_take_the_coordinator_and_the_clock_shard_with_it(
+        self, overlay: str, workloads: tuple[Workload, ...]
+    ) -> None:
+        (coordinator,) = by_component(workloads, "coordinator")
+        if "nodeAffinity" not in coordinator.pod["affinity"] and "podAffinity" in coordinator.pod["affinity"]:
+            assert not overlay.startswith("multi-node"), "all on one node"
+            return
+        told = coordinator.pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        clock_shard = {"app.kubernetes.io/component": "parameter-server", "apps.kubernetes.io/pod-index": "0"}
+        rules = {term["weight"]: term["podAffinityTerm"] for term in told}
+        assert max(rules) == 100
+        assert rules[100]["labelSelector"]["matchLabels"] == clock_shard
+        assert {term["topologyKey"] for term in rules.values()} == {"kubernetes.io/hostname"}
+        if not overlay.startswith("multi-node"):
+            return
+        # Here shard 0 has a node of its own, which the coordinator must not be on.
+        (first,) = [s for s in by_component(workloads, "parameter-server") if s.spec["ordinals"]["start"] == 0]
+        required = coordinator.pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        ((rule,),) = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+        assert rule["operator"] == "NotIn"
+        assert {rule["key"]: rule["values"]} == {key: [value] for key, value in first.pod["nodeSelector"].items()}
+
+    def test_parameter_servers_keep_apart(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
+        for shard in by_component(workloads, "parameter-server"):
+            if overlay.startswith("multi-node"):
+                anti = shard.pod["affinity"]["podAntiAffinity"]
+                (term,) = anti["requiredDuringSchedulingIgnoredDuringExecution"]
+                assert term["labelSelector"]["matchLabels"] == {"app.kubernetes.io/component": "parameter-server"}
+            else:
+                (spread,) = shard.pod["topologySpreadConstraints"]
+                assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
 
     def test_shards_are_found_by_names_that_stay(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
         (service,) = [s for s in of_kind(manifests, "Service") if s["metadata"]["name"] == "parameter-server"]
@@ -273,8 +307,28 @@ class TestCommands:
             status = int(option.partition("=")[2])
             assert ignored == [{"containerName": container["name"], "operator": "In", "values": [status]}]
             assert status != 0
-            assert workload.pod["terminationGracePeriodSeconds"] >= 15
+            (drain,) = [word for word in workload.command(container) if word.startswith("--drain-seconds=")]
+            # Time for a barrier with its checkpoint; and then to kill what is left, and to tell that.
+            assert 60 <= int(drain.partition("=")[2]) <= workload.pod["terminationGracePeriodSeconds"] - 10
             assert "lifecycle" not in container
+
+    def test_submit_does_not_own_the_run(self, workloads: tuple[Workload, ...]) -> None:
+        """Whoever takes its pod takes nothing else: the next one follows the same run, and nobody counts."""
+        for workload in workloads:
+            if workload.name != "submit":
+                continue
+            (container,) = workload.pod["containers"]
+            ignore, told, fail = workload.spec["podFailurePolicy"]["rules"]
+            assert ignore == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+            assert (told["action"], told["onExitCodes"]["values"]) == ("Ignore", [ExitStatus.DETACHED])
+            assert fail["action"] == "FailJob"
+            final = {ExitStatus.FAILED, ExitStatus.USAGE, ExitStatus.INTERRUPTED}
+            assert set(fail["onExitCodes"]["values"]) == final, "not when it lost contact"
+            assert told["onExitCodes"]["containerName"] == fail["onExitCodes"]["containerName"] == container["name"]
+            assert "--run-dir=/runs/submit-$(JOB_UID)" in container["command"]
+            (uid,) = [entry for entry in container["env"] if entry["name"] == "JOB_UID"]
+            path = uid["valueFrom"]["fieldRef"]["fieldPath"]
+            assert path == "metadata.labels['batch.kubernetes.io/controller-uid']"
 
     def test_addresses_are_of_services_and_may_be_reached(
         self, manifests: Manifests, workloads: tuple[Workload, ...]

@@ -157,5 +157,8 @@ def test_what_kustomize_makes_of_it(tmp_path: Path) -> None:
     for name in ("agents-titan-v", "agents-cpu", "submit"):
         volumes = {volume["name"]: volume for volume in made["Job", name]["spec"]["template"]["spec"]["volumes"]}
         assert {item["path"] for item in volumes["job"]["configMap"]["items"]} == {"job.yaml", "mine/model.py"}
-    assert made["StatefulSet", "parameter-server"]["spec"]["replicas"] == 3
+    shards = made["StatefulSet", "parameter-server"]["spec"]
+    assert shards["replicas"] == 3
+    assert [claim["metadata"]["name"] for claim in shards["volumeClaimTemplates"]] == ["state"]
+    assert "podAntiAffinity" in made["Deployment", "coordinator"]["spec"]["template"]["spec"]["affinity"]
     assert set(made["ConfigMap", "job"]["data"]) == {"job.yaml", "mine.model.py"}

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from hetpipe.certs.folders import init_authority, issue_certificate
+from hetpipe.cli.app import app
 from hetpipe.coordinator.redis_access import RedisAccess
+from hetpipe.coordinator.redis_acl import acl_lines
+from hetpipe.coordinator.redis_store import RedisStore
+from hetpipe.coordinator.store import Store
 from hetpipe.coordinator.stores import open_store
 from hetpipe.deploy.kubernetes_secrets import REDIS_USER, kept_password, secrets_of
 from hetpipe.errors import StoreUnavailable
 from hetpipe.spec.identity import NamedPeer, Role
 from hetpipe.spec.ids import Term
-from tests.coordinator.redis_server import needs_redis, started
+from tests.coordinator.redis_server import end, needs_redis, started
+from tests.coordinator.store_contract import DurableStoreContract, acquire
 from tests.deploy.rendered import (
     K8S,
     Manifests,
@@ -72,8 +81,19 @@ class TestWhatIsSaid:
         (redis,) = by_component(workloads, "redis")
         found = settings(manifests, redis)
         users = dict(files_from(secrets_of(Path(), "password"), redis, {}))
-        assert users[found["aclfile"]].startswith(b"user default off\n")
+        assert users[found["aclfile"]].decode().splitlines() == list(acl_lines(REDIS_USER, "password"))
         assert found["protected-mode"] == "yes"
+
+    def test_every_write_is_on_a_volume(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        (redis,) = by_component(workloads, "redis")
+        found = settings(manifests, redis)
+        assert {name: found[name] for name in ("appendonly", "appendfsync", "maxmemory-policy")} == {
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+        }
+        (mount,) = (mount for mount in redis.containers[-1]["volumeMounts"] if mount["mountPath"] == found["dir"])
+        assert [claim["metadata"]["name"] for claim in redis.spec["volumeClaimTemplates"]] == [mount["name"]]
 
     def test_probes_need_no_other_way_in(self, overlay: str, workloads: tuple[Workload, ...]) -> None:
         (redis,) = by_component(workloads, "redis")
@@ -105,6 +125,8 @@ class Running:
     store: str
     access: RedisAccess
     """The coordinator's."""
+    restart: Callable[[bool], None]
+    """By SIGKILL or not."""
     probe: list[str]
     certs: Path
 
@@ -118,8 +140,13 @@ def certificates(folder: Path, *peers: NamedPeer) -> Path:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with _running(tmp_path_factory.mktemp("pods")) as running:
+        yield running
+
+
+@contextmanager
+def _running(folder: Path) -> Iterator[Running]:
     """The files of both pods in folders of their own instead of at the root, and another port."""
-    folder = tmp_path_factory.mktemp("pods")
     peers = NamedPeer(Role.COORDINATOR, "coordinator"), NamedPeer(Role.AGENT, "cpu-0"), NamedPeer(Role.REDIS, "redis")
     certs = certificates(folder / "certs", *peers)
     manifests = render(K8S / "overlays" / "cpu-demo")
@@ -139,10 +166,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (box,) = pods["redis"].containers
     asked = [_adapted(word, folder / "redis", port) for word in box["readinessProbe"]["exec"]["command"]]
     store, access = _access(pods["coordinator"].command(pods["coordinator"].containers[0]), folder / "coordinator")
-    process = started(*(_adapted(word, folder / "redis", port) for word in pods["redis"].command(box)), folder=folder)
-    yield Running(port, store, access, asked, certs)
-    process.kill()
-    process.communicate()
+    command = [_adapted(word, folder / "redis", port) for word in pods["redis"].command(box)]
+    processes = [started(*command, folder=folder)]
+
+    def restart(kill: bool) -> None:  # noqa: FBT001 - as of the contract
+        assert end(processes.pop(), kill=kill) == (-signal.SIGKILL if kill else 0)
+        processes.append(started(*command, folder=folder))
+
+    yield Running(port, store, access, restart, asked, certs)
+    end(processes.pop(), kill=True)
 
 
 def _adapted(text: str, root: Path, port: int) -> str:
@@ -170,19 +202,21 @@ def first_term(store: str, access: RedisAccess) -> int:
         opened.close()
 
 
+@pytest.fixture
+def _names(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the cluster's DNS: `redis` is the pod."""
+
+    def found(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        assert (host, str(port)) == ("redis", PORT)
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HOST, running.port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+
+
 @needs_redis
 @pytest.mark.processes
+@pytest.mark.usefixtures("_names")
 class TestWhoGetsIn:
-    @pytest.fixture(autouse=True)
-    def _names(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As the cluster's DNS: `redis` is the pod."""
-
-        def found(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
-            assert (host, str(port)) == ("redis", PORT)
-            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HOST, running.port))]
-
-        monkeypatch.setattr(socket, "getaddrinfo", found)
-
     def test_the_coordinator(self, running: Running) -> None:
         assert first_term(running.store, running.access) == 1
 
@@ -208,3 +242,42 @@ class TestWhoGetsIn:
 
     def test_probes_are_answered(self, running: Running) -> None:
         assert subprocess.run(running.probe, check=False, timeout=10).returncode == 0
+
+
+@needs_redis
+@pytest.mark.processes
+@pytest.mark.usefixtures("_names")
+class TestRestarts(DurableStoreContract):
+    """Of the pod's process: the users, the settings and the files are those of the manifests."""
+
+    @pytest.fixture
+    def running(self, tmp_path: Path) -> Iterator[Running]:
+        with _running(tmp_path) as running:
+            yield running
+
+    @pytest.fixture
+    def store(self, running: Running) -> Iterator[Store]:
+        store = open_store(running.store, access=running.access)
+        yield store
+        store.close()
+
+    def test_the_command_that_repairs_it_takes_the_coordinators_options(self, running: Running, store: Store) -> None:
+        """Its user, its password, its authority and its certificate; no others get in."""
+        assert isinstance(store, RedisStore)
+        store.set_counters(fence=1 << 53)
+        own, given = running.access, ["--store", running.store]
+        assert own.ca is not None
+        assert own.client_cert is not None
+        given += ["--store-password-file", str(own.password_file), "--store-ca", str(own.ca)]
+
+        refused = CliRunner().invoke(app, ["repair", "store", *given])
+        result = CliRunner().invoke(app, ["repair", "store", *given, "--tls", str(own.client_cert.parent), "--json"])
+
+        assert (refused.exit_code, "did not take a command" in refused.stderr) == (1, True)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["fence"] == {"name": "fence", "before": 1 << 53, "after": 0}
+        assert acquire(store, "a").fence == 2
+
+    @pytest.fixture
+    def restart(self, running: Running) -> Callable[[bool], None]:
+        return running.restart

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from hetpipe.deploy import kubernetes_secrets
 from hetpipe.deploy.kubernetes_secrets import kept_password, secrets_of
 from hetpipe.errors import UserError
 
+ROOT = Path(__file__).parents[2]
 FILES = ("ca.pem", "cert.pem", "key.pem")
+
+#: What takes manifests from standard input, as Secrets are handed over, in a way that repeats them in an annotation.
+REPEATS_IN_AN_ANNOTATION = re.compile(
+    r"kubectl\b(?!.*--server-side).*\bapply\b(?!.*--server-side).*\s(-f|--filename)[ =]?-(?!\w)"
+)
 
 
 def issue(folder: Path, name: str, *more: str) -> None:
@@ -92,3 +99,23 @@ def test_printed_for_kubectl(certs: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert kubernetes_secrets.main([str(tmp_path / "none")]) == 2
     assert "give a folder of your own" in capsys.readouterr().err
+
+
+def test_no_page_template_or_output_copies_keys_into_annotations() -> None:
+    """`kubectl apply` without --server-side writes all that it sends into an annotation of the object."""
+    folders = (ROOT / name for name in ("docs", "hetpipe", "services", "k8s", "deploy", "examples", "scripts", "proto"))
+    files = [path for folder in (*folders, ROOT) for path in folder.glob("*" if folder == ROOT else "**/*")]
+    lines = 0
+    for file in files:
+        if not file.is_file():
+            continue
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            lines += "kubernetes_secrets" in line and "kubectl" in line
+            assert not REPEATS_IN_AN_ANNOTATION.search(line), f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+    assert lines >= 3, "the pages no longer say how Secrets get into the cluster"
+
+
+def test_what_tells_of_the_secrets_says_how_to_apply_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kubernetes_secrets.main(["--help"])
+    assert "kubectl apply --server-side -f -" in " ".join(capsys.readouterr().out.split())

@@ -144,7 +144,7 @@ def test_redis_is_known_to_the_coordinator_only() -> None:
     assert option(described["coordinator"], "--store") == "redis://hetpipe@store:6379/0"
     assert option(described["coordinator"], "--store-password-file") == f"{STORE_FOLDER}/password"
     state = WISHES.folders.state
-    assert sources(described["store"]) == {f"{state}/store-users": True}
+    assert sources(described["store"]) == {f"{state}/store-users": True, f"{state}/store-data": False}
     holders = {name for name, container in described.items() if f"{state}/store-password" in sources(container)}
     assert holders == {"coordinator"}
 

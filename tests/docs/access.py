@@ -1,6 +1,7 @@
-"""The table of docs/security.md, made from `rpc.access`: `python -m tests.docs.access` rewrites it.
+"""The tables of docs/security.md, made from `rpc.access`: `python -m tests.docs.access` rewrites them.
 
-It stands behind the marker `<!-- access -->`. Calls of one service that the same callers may make share a row.
+They stand behind the markers `<!-- access -->`, where calls of one service that the same callers may make share a row,
+and `<!-- access-fields -->`, where fields of one call with the same outcomes do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 from hetpipe.rpc import access
 from hetpipe.rpc.access import ACCESS, Rule
+from hetpipe.rpc.access_fields import FIELDS
 from hetpipe.spec.identity import Role
 from tests.docs.pages import ROOT, with_table
 
@@ -43,9 +45,27 @@ def _cells(rule: Rule) -> Iterator[str]:
         yield "" if claim is None else "yes" if claim is access._nobody else "own"
 
 
+def field_table() -> str:
+    """What happens to who names another's."""
+    titles = ("call", "fields", *(f"{role}" for role in CALLERS))
+    rows = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows += [f"| {' | '.join(cells)} |" for cells in _field_rows()]
+    return "\n".join(rows) + "\n"
+
+
+def _field_rows() -> Iterator[tuple[str, ...]]:
+    fields_of: dict[tuple[str, ...], list[str]] = {}
+    for name, fields in FIELDS.items():
+        for path, outcomes in fields.items():
+            told = tuple(str(outcomes.get(role, "")) for role in CALLERS)
+            fields_of.setdefault((name.rpartition("/")[2], *told), []).append(f"`{path}`")
+    for (call, *cells), paths in fields_of.items():
+        yield (f"`{call}`", ", ".join(paths), *cells)
+
+
 def rewritten(text: str) -> str:
-    """The page with a fresh table."""
-    return with_table(text, "access", table())
+    """The page with fresh tables."""
+    return with_table(with_table(text, "access", table()), "access-fields", field_table())
 
 
 def main() -> int:

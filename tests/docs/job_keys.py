@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hetpipe.spec.job import Job
+from hetpipe.spec.job_patience import PatienceSection
 from hetpipe.spec.job_sections import (
     CheckpointSection,
     ClusterSection,
@@ -75,6 +76,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "cluster": ClusterSection,
     "cluster.devices": DeviceEmulation,
     "survive": SurviveSection,
+    "patience": PatienceSection,
     "checkpoint": CheckpointSection,
 }
 

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import re
 
-from hetpipe.coordinator.job_hosts import MAX_ENDED_JOBS, MAX_OPEN_JOBS
-from hetpipe.coordinator.registry import MAX_MEMBERS
-from hetpipe.coordinator.servicer import MAX_AGENT_STREAMS, MAX_VIEWER_STREAMS, NUM_THREADS
+from hetpipe.coordinator.job_hosts import MAX_ENDED_JOBS, MAX_OPEN_JOBS, MAX_OPEN_JOBS_OF_OWNER
+from hetpipe.coordinator.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER
+from hetpipe.coordinator.servicer import (
+    MAX_AGENT_STREAMS,
+    MAX_MONITOR_STREAMS,
+    MAX_STREAMS_OF_VIEWER,
+    MAX_VIEWER_STREAMS,
+    NUM_THREADS,
+)
 from hetpipe.coordinator.store import MAX_EVENTS
 from hetpipe.ps.buffer_exchange import BufferExchange
 from hetpipe.ps.followers import MAX_FOLLOWERS
-from hetpipe.rpc.channel import MAX_MESSAGE_BYTES
-from hetpipe.rpc.limits import Limits
+from hetpipe.rpc.audit import (
+    LINES_AT_ONCE,
+    LINES_AT_ONCE_PER_PEER,
+    LINES_PER_SECOND,
+    LINES_PER_SECOND_PER_PEER,
+    REFUSALS_AT_ONCE,
+    REFUSALS_PER_SECOND,
+    SUMMARY_SECONDS,
+)
+from hetpipe.rpc.channel import HANDSHAKE_SECONDS, IDLE_CONNECTION_SECONDS, MAX_MESSAGE_BYTES
+from hetpipe.rpc.limits import SHARES, Limits, room_of
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
 from hetpipe.rpc.watchers import STREAM_SECONDS
 from hetpipe.spec import bounds
+from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD
+from hetpipe.spec.identity import Role
 from hetpipe.spec.job_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES
 from hetpipe.spec.job_yaml import MAX_VALUES
+from hetpipe.spec.members import MemberRole
 from hetpipe.spec.wire import MAX_ENTRIES
 from hetpipe.sync.shard_state import MAX_WAVES_AHEAD
 from services.parameter_server.__main__ import CALL_THREADS
@@ -36,6 +54,8 @@ IN_CODE: tuple[float | None, ...] = (
     LIMITS.idle_seconds,
     LIMITS.upload_seconds,
     STREAM_SECONDS,
+    HANDSHAKE_SECONDS,
+    IDLE_CONNECTION_SECONDS,
     SHARD_THREADS,
     2 * SHARD_THREADS,
     bounds.MAX_SHARDS,
@@ -46,10 +66,18 @@ IN_CODE: tuple[float | None, ...] = (
     NUM_THREADS,
     MAX_AGENT_STREAMS,
     MAX_VIEWER_STREAMS,
-    MAX_MEMBERS,
+    MAX_STREAMS_OF_VIEWER,
+    MAX_MONITOR_STREAMS,
+    MAX_MEMBERS[MemberRole.AGENT],
+    MAX_MEMBERS[MemberRole.PARAMETER_SERVER],
+    MAX_MEMBERS[MemberRole.WORKER],
+    MAX_WORKERS_OF_OWNER,
     MAX_OPEN_JOBS,
+    MAX_OPEN_JOBS_OF_OWNER,
     MAX_ENDED_JOBS,
     MAX_EVENTS,
+    FENCES.limit,
+    MAX_REPORTED_AHEAD,
     MAX_JOB_CHARACTERS,
     MAX_JOB_VALUES,
     bounds.MAX_COUNT,
@@ -75,3 +103,22 @@ def test_a_whole_run_on_one_machine_finds_its_threads() -> None:
     assert (mine.calls_per_peer or 0) >= MAX_FOLLOWERS + bounds.MAX_STAGES // 4
     watchers = MAX_AGENT_STREAMS + MAX_VIEWER_STREAMS
     assert (LIMITS.of_address(NUM_THREADS).calls_per_peer or 0) >= watchers + 16
+
+
+def test_the_page_tells_how_refusals_are_logged() -> None:
+    page = " ".join((ROOT / "docs" / "limits.md").read_text(encoding="utf-8").split())
+    assert f"a peer has {LINES_AT_ONCE_PER_PEER} such lines at once and one more per second" in page
+    assert LINES_PER_SECOND_PER_PEER == 1.0
+    assert f"all together have {LINES_AT_ONCE} and {LINES_PER_SECOND:g} per second" in page
+    assert f"every {SUMMARY_SECONDS:g} s one line" in page
+    assert f"refused {REFUSALS_AT_ONCE} times for what it may not do" in page
+    assert f"below {REFUSALS_PER_SECOND:g} per second" in page
+
+
+def test_no_role_takes_the_threads_that_agents_and_parameter_servers_need() -> None:
+    people = sum(room_of(role, NUM_THREADS) or 0 for role in (Role.MONITOR, Role.OPERATOR))
+    assert NUM_THREADS - people - MAX_AGENT_STREAMS >= 48
+    assert (room_of(Role.STAGE, SHARD_THREADS) or 0) <= SHARD_THREADS - 45
+    assert SHARES.keys() == {Role.MONITOR, Role.OPERATOR, Role.STAGE}
+    operators = room_of(Role.OPERATOR, NUM_THREADS) or 0
+    assert operators >= MAX_VIEWER_STREAMS + 16, "who hands in a job finds a thread beside those who follow theirs"

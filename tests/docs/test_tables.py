@@ -14,6 +14,7 @@ from hetpipe.cli import resume
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import MOST_POINTS
 from hetpipe.cli.compare_view import PolicySummary, comparison_json
+from hetpipe.cli.outcome import ExitStatus
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.status import RunStatus
 from hetpipe.coordinator import leadership, worker_life
@@ -21,6 +22,8 @@ from hetpipe.coordinator.lifecycle import TABLE
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import WaveMetrics
 from hetpipe.pipeline import barrier
+from hetpipe.spec.conditions import ConditionKind
+from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD, TERMS
 from hetpipe.spec.events import ProcessStatus
 from hetpipe.sync import segment
 from tests.docs.job_keys import PAGE, SECTIONS, marked, rewritten
@@ -28,6 +31,7 @@ from tests.docs.pages import ROOT, code_spans, table_after
 
 STATE_MACHINES = ROOT / "docs" / "state-machines.md"
 FILES = ROOT / "docs" / "files.md"
+DYING = ROOT / "docs" / "when-something-dies.md"
 
 
 def keys(rows: list[list[str]]) -> list[str]:
@@ -74,6 +78,13 @@ def test_the_life_of_a_virtual_worker() -> None:
     ]
 
 
+def test_the_range_of_reported_counters() -> None:
+    rows = table_after(STATE_MACHINES, "### Reported counters")
+    assert [[row[0], *(int(cell.replace(",", "")) for cell in row[1:])] for row in rows] == [
+        [counter.name, counter.limit, counter.largest_reported, MAX_REPORTED_AHEAD] for counter in (FENCES, TERMS)
+    ]
+
+
 def test_who_leads() -> None:
     rows = table_after(STATE_MACHINES, "## Leadership")
     assert rows == [
@@ -83,13 +94,18 @@ def test_who_leads() -> None:
     ]
 
 
+def test_the_kinds_of_lost_safety() -> None:
+    rows = table_after(DYING, "| condition *(compared)* |")
+    assert [code_spans(row[0]) for row in rows] == [[kind.value] for kind in ConditionKind]
+
+
 def test_the_events_of_the_history() -> None:
     rows = table_after(FILES, "| event |")
     documented = {code_spans(row[0])[0]: code_spans(row[1]) for row in rows}
     methods = {
         name: [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
         for name, method in inspect.getmembers(HistoryWriter, inspect.isfunction)
-        if not name.startswith("_") and name not in {"write", "position", "since"}
+        if not name.startswith("_") and name not in {"write", "position", "since", "on_alarm"}
     }
     assert documented == methods
 
@@ -128,6 +144,11 @@ def test_the_json_of_compare() -> None:
 
 def test_the_json_of_check() -> None:
     assert sorted(keys(table_after(FILES, "`check`"))) == sorted(ReportJson.__annotations__)
+
+
+def test_the_exit_statuses() -> None:
+    rows = table_after(FILES, "| exit status")
+    assert [int(row[0]) for row in rows] == sorted(ExitStatus)
 
 
 def test_the_json_of_status() -> None:

@@ -76,7 +76,8 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "Heartbeat": (
         ("job_ids = .*", "nobody has heard of that job"),
-        ("without clocks|without lost_jobs", "none to tell"),
+        ("without clocks|without lost_jobs|without conditions", "none to tell"),
+        (r"conditions\.(job_id|condition\.\w+) = .*", "what a member says of itself, for people to read"),
     ),
     "Leave": ((".*", "whoever is no member has left"),),
     "WatchCommands": (("after_sequence = .*", "a command that is there"),),
@@ -85,7 +86,10 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("without news", "nothing is nothing"),
         ("batch = .*", "of a batch that was taken, or a later one"),
     ),
-    "SubmitJob": (("(restore|run_dir|import_path) = .*", "folders are named by who may hand in jobs"),),
+    "SubmitJob": (
+        ("has_begun = True", "it goes on from its newest checkpoint"),
+        ("(restore|run_dir|import_path) = .*", "folders are named by who may hand in jobs"),
+    ),
     "StopJob": (("job_id = ''", "the newest job"),),
     "DrainWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "AddWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),

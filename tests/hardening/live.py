@@ -254,6 +254,14 @@ class LiveCoordinator:
                 clocks=told,
                 job_ids=[self.job_id],
                 lost_jobs={"another": "its disk is gone"},
+                conditions=[
+                    pb.JobCondition(
+                        job_id=self.job_id,
+                        condition=pb.Condition(
+                            kind="disk_nearly_full", who="the disk at /", sentence="it is full", since=1.0, times=1
+                        ),
+                    )
+                ],
             ),
             "Leave": pb.LeaveRequest(member_id="w", registration="none of its own"),
             "WatchCommands": pb.WatchCommandsRequest(agent_id="n0", registration=agent),

@@ -65,7 +65,7 @@ def connect(
 
 
 def tls_of(index: int, *, job: str = "job-1", vw: int = 3) -> Tls:
-    return cluster().tls(stage_peer(job, vw, index))
+    return cluster().tls(stage_peer(job, vw, index, incarnation=4, term=2))
 
 
 class TestGrpcLink(LinkContract):
@@ -289,7 +289,7 @@ def test_who_says_nothing_is_not_waited_for(
 
     own = tls_of(1)
     credentials = own.channel_credentials(own.material) if tls else None
-    name = stage_peer("job-1", 3, 0).server_name
+    name = stage_peer("job-1", 3, 0, incarnation=4, term=2).server_name
     with open_channel(door.address, credentials=credentials, server_name=name) as channel:
         answers: Iterator[bytes] = iter(channel.stream_stream(CALL, as_is, as_is)(nothing()))
         with pytest.raises(grpc.RpcError, match=r"nothing was sent for 0 s, where 0\.05 s are waited"):
@@ -314,16 +314,18 @@ def test_who_says_nothing_is_not_waited_for(
 def test_with_tls_only_the_certificate_of_the_neighbour_opens(
     opened: Callable[[Tls | None], GrpcDoor], name: str, error: type[HetpipeError]
 ) -> None:
-    neighbour = stage_peer("job-1", 3, 1)
+    neighbour = stage_peer("job-1", 3, 1, incarnation=4, term=2)
     callers: dict[str, Callable[[], Tls | None]] = {
         "another stage": lambda: tls_of(2),
         "another virtual worker": lambda: tls_of(1, vw=4),
         "another job": lambda: tls_of(1, job="job-2"),
         "an agent": lambda: cluster().tls(AGENT),
-        "a stranger": lambda: cluster().issued_by(Authority.new_root(), stage_peer("job-1", 3, 1)),
+        "a stranger": lambda: cluster().issued_by(
+            Authority.new_root(), stage_peer("job-1", 3, 1, incarnation=4, term=2)
+        ),
         "itself": lambda: cluster().issued_by(Authority(cluster().authority().certificate, new_key()), neighbour),
         "no certificate": lambda: NoCertificate(tls_of(1).folder),
-        "the past": lambda: cluster().issued_by(cluster().authority(), stage_peer("job-1", 3, 1), days=-0.001),
+        "the past": lambda: cluster().issued_by(cluster().authority(), neighbour, days=-0.001),
         "nobody": lambda: None,
     }
     door = opened(tls_of(0))

@@ -129,6 +129,22 @@ class TestDiskThatFails:
 
         patch.setattr(os, of, fail)
 
+    def test_it_is_told_once_and_also_to_who_asks_late(
+        self, open_history: Callable[..., History], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        history = open_history()
+        heard: list[str] = []
+        history.on_alarm(lambda alarm: heard.append(str(alarm)))
+        with monkeypatch.context() as patch:
+            self.break_disk(patch, errno.ENOSPC)
+            history.publish(clock=1)
+            history.publish(clock=2)
+        assert len(heard) == 1
+        assert "No space left on device" in heard[0]
+        late: list[str] = []
+        history.on_alarm(lambda alarm: late.append(str(alarm)))
+        assert late == heard
+
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
     def test_what_is_written_then_is_left_out_and_said_once(
         self, open_history: Callable[..., History], path: Path, monkeypatch: pytest.MonkeyPatch, code: int

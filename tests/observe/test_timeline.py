@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,20 @@ def test_rubbish_lines_and_missing_files_are_skipped(tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
     merge_timelines([tmp_path / "none.jsonl", tmp_path / "a.jsonl"], out)
     assert [e["name"] for e in spans(json.loads(out.read_text()))] == ["step"]
+
+
+def test_a_trace_for_which_there_is_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there was of it would take the room that the result of the run needs."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        merge_timelines([], tmp_path / "trace.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_fragments_make_an_empty_trace(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hetpipe.check import check_run
 from hetpipe.pipeline.reference import run_reference
 from hetpipe.ps.manifest import newest_checkpoint
 from tests.numerics.compare import ADAMW, MOMENTUM, Case
@@ -59,6 +60,23 @@ def test_a_parameter_server_without_its_disk(tmp_path: Path) -> None:
     kill(pids_of(status, "parameter_server")[1])
 
     check(case, train, train.finish(120.0))
+
+
+def test_the_coordinator_and_the_clock_shard_without_its_disk_at_once(tmp_path: Path) -> None:
+    case = Case(
+        weights="stash", workers=2, servers=2, every_waves=4, optimizer=MOMENTUM, batch_size=4, minibatches=60, wave=2
+    )
+    train, status = begin(tmp_path, case)
+    coordinator, (clock_shard, _) = pids_of(status, "coordinator")[0], pids_of(status, "parameter_server")
+    kill(coordinator)
+    kill(clock_shard)
+    shutil.rmtree(train.run_dir / "state" / "shard-0")
+    outcome = train.finish(120.0)
+
+    check(case, train, outcome)
+    assert f"(pid {coordinator}) was killed by SIGKILL; it was started again" in outcome.stderr
+    assert "has lost what it kept of the job" in outcome.stderr
+    assert check_run(train.run_dir / "rewind-1", require_complete=True).ok
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
 
+from hetpipe.cli.app import app
 from hetpipe.errors import StaleTerm
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.ps import job_state
@@ -19,6 +22,7 @@ from hetpipe.ps.job_state import StateOptions, claim, disclaim, kept_fences
 from hetpipe.ps.server import ShardServer
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.spec.counters import FENCES, TERMS
 from hetpipe.spec.ids import Incarnation, JobId, Term, VirtualWorkerIndex
 
 from .builders import JOB, run_document, shard_config, slices_of
@@ -118,6 +122,80 @@ def test_what_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
     with capture_logs() as logs:
         assert kept_fences(tmp_path).highest == 0
     assert [entry["event"] for entry in logs] == ["fence_not_read"]
+
+
+@pytest.mark.parametrize("text", [str(FENCES.limit), str(1 << 53), "-1"])
+def test_a_number_that_no_lead_can_have_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "fence").write_text(text)
+    with capture_logs() as logs:
+        fences = kept_fences(tmp_path)
+    assert [entry["event"] for entry in logs] == ["fence_not_read"]
+    fences.check(3)
+    assert kept_fences(tmp_path).highest == 3
+
+
+def test_an_order_with_such_a_number_is_refused(tmp_path: Path) -> None:
+    with closing(Shard(tmp_path / "state")) as shard:
+        with pytest.raises(StaleTerm, match=f"no coordinator leads with the number {1 << 53}"):
+            shard.order("release", fence=1 << 53)
+        shard.order("release", fence=7)
+        assert (tmp_path / "state" / "fence").read_text() == "7"
+
+
+class TestRepair:
+    """`hetpipe repair state`."""
+
+    @pytest.fixture
+    def state(self, tmp_path: Path) -> Path:
+        """A folder with the job of a usual term and one of a term that no coordinator accepts."""
+        state = tmp_path / "state"
+        with closing(Shard(state)) as shard:
+            for term in (2, TERMS.limit - 1):
+                shard.handler.configure(replace(BARE, term=Term(term), job_id=JobId(f"job{term}"), run_dir="/runs/x"))
+        return state
+
+    def run(self, *arguments: object) -> Result:
+        return CliRunner().invoke(app, ["repair", "state", *map(str, arguments)])
+
+    @pytest.mark.parametrize("fence", [str(FENCES.largest_reported + 1), str(1 << 53), "seven"])
+    def test_what_no_coordinator_accepts_is_deleted(self, state: Path, fence: str) -> None:
+        (state / "fence").write_text(fence)
+
+        result = self.run(state, "--json")
+
+        assert result.exit_code == 0, result.output
+        [found] = json.loads(result.stdout)["folders"]
+        assert (found["folder"], found["is_fence_forgotten"]) == (str(state), True)
+        assert [(job["job_id"], job["term"]) for job in found["jobs"]] == [(f"job{TERMS.limit - 1}", TERMS.limit - 1)]
+        assert {path.name for path in state.iterdir()} == {"owner", "job2@2"}
+
+    def test_people_are_told_where_to_go_on(self, state: Path) -> None:
+        (state / "fence").write_text(str(1 << 53))
+        result = self.run(state)
+        assert f"{state}: fence is none that a lead can have, forgotten" in result.stdout
+        assert "deleted; resume it from /runs/x" in result.stdout
+
+    def test_what_can_be_right_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "state" / "job@1").mkdir(parents=True)
+        (tmp_path / "state" / "fence").write_text("7")
+
+        assert self.run(tmp_path / "state").stdout == f"{tmp_path / 'state'}: fence 7\n"
+        assert (tmp_path / "state" / "fence").read_text() == "7"
+        assert (tmp_path / "state" / "job@1").is_dir()
+        assert "fence 7, forgotten" in self.run(tmp_path / "state", "--forget-fence").stdout
+        assert not (tmp_path / "state" / "fence").exists()
+        assert self.run(tmp_path / "state", "--forget-fence").exit_code == 0
+
+    def test_not_while_the_parameter_server_runs(self, tmp_path: Path) -> None:
+        with closing(Shard(tmp_path / "state")):
+            result = self.run(tmp_path / "state")
+        assert result.exit_code == 2
+        assert "another process keeps its state" in result.stderr
+
+    def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
+        result = self.run(tmp_path / "none")
+        assert result.exit_code == 2
+        assert "is no folder; give what a parameter server was given as --state" in result.stderr
 
 
 def test_the_number_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,9 +145,9 @@ def calls_of(running: Fixture, server: Role) -> dict[str, Any]:
 def request_of(kind: Any, *, peer: Peer = STAGE) -> bytes:
     """A request made in the name of stage 0 of worker 0 of the job, of agent n0, of shard 0: whatever it can say."""
     message: Message = kind()
-    if "requester" in message.DESCRIPTOR.fields_by_name:
+    if "requester" in message.DESCRIPTOR.fields_by_name and peer.role is not Role.PARAMETER_SERVER:
         who = message.requester  # type: ignore[attr-defined]
-        who.job_id, who.vw, who.stage, who.term = STAGE.job_id, STAGE.vw, STAGE.stage, 1
+        who.job_id, who.vw, who.stage, who.term = STAGE.job_id, STAGE.vw, STAGE.stage, STAGE.term
     if "job_id" in message.DESCRIPTOR.fields_by_name:
         message.job_id = STAGE.job_id  # type: ignore[attr-defined]
     if "agent_id" in message.DESCRIPTOR.fields_by_name:
@@ -210,7 +210,7 @@ def test_who_cannot_prove_who_they_are_call_nothing(running: Fixture, server: Ro
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_certificate_that_names_no_process_calls_nothing(running: Fixture, server: Role) -> None:
     class Nobody:
-        uri, server_name, role = "spiffe://hetpipe/janitor/x", "janitor.hetpipe", Role.OPERATOR
+        uri, server_names, role = "spiffe://hetpipe/janitor/x", ("janitor.hetpipe",), Role.OPERATOR
 
     caller = cluster().issued_by(cluster().authority(), Nobody())  # type: ignore[arg-type]
     calls = calls_of(running, server)
@@ -231,8 +231,14 @@ def test_each_role_calls_what_the_table_gives_it_and_nothing_else(running: Fixtu
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize(
     "other",
-    [stage_peer(vw=1), stage_peer(stage=1), stage_peer(job="another")],
-    ids=["another virtual worker", "another stage", "another job"],
+    [
+        stage_peer(vw=1),
+        stage_peer(stage=1),
+        stage_peer(job="another"),
+        stage_peer(incarnation=1),
+        stage_peer(term=2),
+    ],
+    ids=["another virtual worker", "another stage", "another job", "another life", "another term"],
 )
 def test_no_stage_calls_in_the_name_of_another(running: Fixture, server: Role, other: Peer) -> None:
     caller = cluster().tls(other)

@@ -11,7 +11,7 @@ from hetpipe.coordinator.configs import Assignment, stage_commands
 from hetpipe.errors import ProtocolViolation
 from hetpipe.planner.partition import plan_job
 from hetpipe.proto.v1 import coordinator_pb2 as pb
-from hetpipe.rpc import convert, convert_jobs
+from hetpipe.rpc import convert, convert_conditions, convert_jobs
 from hetpipe.rpc.coordinator_methods import METHODS, SERVICE
 from hetpipe.rpc.method import Streaming
 from hetpipe.spec.commands import (
@@ -27,7 +27,10 @@ from hetpipe.spec.commands import (
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
+from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.events import (
+    ConditionCleared,
+    ConditionRaised,
     Evaluated,
     JobEnded,
     JobEvent,
@@ -85,8 +88,37 @@ START = stage_commands(
 )[0]
 
 
+CONDITIONS = (
+    Condition(ConditionKind.DISK_NEARLY_FULL, "the disk at /runs", "it is nearly full", 12.5, 14.0, "room again", 2),
+    Condition(ConditionKind.STORE_UNREACHABLE, "Redis", "it is away", 13.5, times=1),
+)
+
+
 def over_the_wire(message: Message) -> Message:
     return type(message).FromString(message.SerializeToString())
+
+
+def test_conditions() -> None:
+    told = {JOB_ID: CONDITIONS}
+    sent = convert_conditions.job_conditions_to_proto(told)
+    back = convert_conditions.job_conditions_from_proto([over_the_wire(message) for message in sent])  # type: ignore[misc]
+    assert back == told
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Condition(kind="no_such_kind"),
+        pb.Condition(kind="disk_nearly_full", since=-1.0),
+        pb.Condition(kind="disk_nearly_full", since=float("nan")),
+        pb.Condition(kind="disk_nearly_full", who="x" * 2_000),
+        pb.Condition(kind="disk_nearly_full", times=1 << 60),
+    ],
+    ids=["kind", "before 1970", "no time", "a long name", "no count"],
+)
+def test_conditions_that_cannot_be_are_refused(message: pb.Condition) -> None:
+    with pytest.raises(ProtocolViolation):
+        convert_conditions.condition_from_proto(message)
 
 
 def test_the_methods_are_those_of_the_proto_file() -> None:
@@ -202,7 +234,9 @@ def picture() -> ProgressTable:
         ReplanJudged(Vw(1), 0.25, "it is faster"),
         ReplanJudged(Vw(1), None, "it did not get ready"),
         Rewound(Clock(9), Clock(4), "/run/rewind-1", "a disk is gone"),
-        JobEnded(JobState.FINISHED, result={"loss": {"last": None}, "clocks": {"0": 3}}),
+        ConditionRaised(ConditionKind.CHECKPOINT_GIVEN_UP, ("checkpoints",), "no room", 12.5, 3),
+        ConditionCleared(ConditionKind.DURABILITY_LOST, ("parameter server 0",), "room again", 13.5, 1),
+        JobEnded(JobState.FINISHED, result={"loss": {"last": None}, "clocks": {"0": 3}}, conditions=CONDITIONS),
         JobEnded(JobState.FAILED, "it broke", "JobError", ("one", "two")),
     ],
 )
@@ -224,7 +258,7 @@ def test_submissions(restore: str | None) -> None:
 @pytest.mark.parametrize(
     "status",
     [
-        JobStatus(None, "", None, "", ""),
+        JobStatus(None, "", None, "", "", conditions=CONDITIONS),
         JobStatus(
             JOB_ID,
             "digits",

@@ -40,6 +40,18 @@ class TestAdmission:
                     assert admission.num_peers == 2
         assert admission.num_peers == 0
 
+    def test_a_role_has_no_more_than_its_share_however_many_peers_it_has(self) -> None:
+        admission = Admission()
+        with admission.call("a", TIGHT, is_stream=True, group=("monitor", 2)):
+            with admission.call("b", TIGHT, is_stream=False, group=("monitor", 2)):
+                with pytest.raises(Busy, match="c has 2 calls of its role under way, and may have 2; ask again soon"):
+                    admission.call("c", TIGHT, is_stream=False, group=("monitor", 2)).__enter__()
+                with admission.call("d", TIGHT, is_stream=True, group=("agent", None)):
+                    """Others are not kept waiting."""
+            with admission.call("c", TIGHT, is_stream=False, group=("monitor", 2)):
+                """There is room again."""
+        assert admission.num_peers == 0
+
     def test_bytes_of_one_peer_and_of_all(self) -> None:
         admission = Admission()
         with admission.bytes_in_flight("a", 60, TIGHT):
@@ -229,11 +241,59 @@ def _cut_off(server: Server, clock: FakeClock, call: Any) -> bool:
 class TestAudit:
     def test_every_refusal_is_one_line_that_is_short(self) -> None:
         with structlog.testing.capture_logs() as lines:
-            audit.refused("/s/" + "c" * 9_000, peer="p" * 9_000, identity="", error="Busy", sentence="s" * 9_000)
+            audit.Refusals(FakeClock()).note(
+                "/s/" + "c" * 9_000, peer="p" * 9_000, identity="", error="Busy", sentence="s" * 9_000, who="p"
+            )
         (line,) = lines
         assert line["event"] == "call_refused"
         assert set(line) >= {"call", "peer", "identity", "error", "sentence"}
         assert max(len(str(value)) for value in line.values()) <= audit.MAX_SENTENCE_CHARACTERS
+
+    def test_a_flood_of_refusals_does_not_fill_the_log(self) -> None:
+        clock = FakeClock()
+        refusals = audit.Refusals(clock)
+        with structlog.testing.capture_logs() as lines:
+            for second in range(60):
+                for number in range(500):
+                    who = f"peer {number % 2}"
+                    refusals.note("/s/c", peer=who, identity="", error="PermissionDenied", sentence="no", who=who)
+                clock.advance(1.0)
+                refusals.summarise()
+                if second == 5:
+                    refusals.note("/s/c", peer="x", identity="x", error="Busy", sentence="no", who="an honest one")
+        refused = [line for line in lines if line["event"] == "call_refused"]
+        assert len(refused) <= 2 * (audit.LINES_AT_ONCE_PER_PEER + 60 * audit.LINES_PER_SECOND_PER_PEER) + 1
+        assert "an honest one" not in {line["peer"] for line in refused}
+        assert [line["peer"] for line in refused].count("x") == 1, "whoever floods has no more than its own lines"
+        summaries = [line for line in lines if line["event"] == "calls_refused"]
+        assert len(summaries) == 6
+        assert summaries[1]["number"] == 5_000 - 20
+        assert summaries[1]["errors"] == {"PermissionDenied": summaries[1]["number"]}
+        assert summaries[1]["most_from"] == {"peer 0": 2_490, "peer 1": 2_490}
+
+    def test_many_peers_fill_it_no_more_than_one(self) -> None:
+        clock = FakeClock()
+        refusals = audit.Refusals(clock)
+        with structlog.testing.capture_logs() as lines:
+            for number in range(3_000):
+                who = f"peer {number}"
+                refusals.note("/s/c", peer=who, identity="", error="PermissionDenied", sentence="no", who=who)
+        assert len(lines) == audit.LINES_AT_ONCE
+        assert len(refusals._lines_of) <= audit.MAX_PEERS + 1
+        clock.advance(3_600.0)
+        refusals.summarise()
+        assert refusals._lines_of == {}, "who comes and goes leaves nothing behind"
+
+    def test_who_is_refused_all_the_time_is_not_listened_to_for_a_while(self) -> None:
+        clock = FakeClock()
+        refusals = audit.Refusals(clock)
+        for _ in range(audit.REFUSALS_AT_ONCE):
+            assert not refusals.is_too_much("monitor m")
+            refusals.strain("monitor m")
+        assert refusals.is_too_much("monitor m")
+        assert not refusals.is_too_much("operator o")
+        clock.advance(1.0)
+        assert not refusals.is_too_much("monitor m")
 
     def test_a_call_that_nobody_serves_is_a_line_too(self) -> None:
         server = echo_server()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import grpc
 import pytest
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.errors import ResourceExhausted
-from hetpipe.rpc.watchers import Watchers
+from hetpipe.errors import Busy, ResourceExhausted
+from hetpipe.rpc.watchers import MIN_TURN_SECONDS, Turns, Viewer, Watch, Watchers
 from hetpipe.testing.fake_clock import FakeClock
 
 
@@ -127,3 +128,70 @@ def test_an_error_of_the_question_goes_to_the_handler(watchers: Watchers) -> Non
     with pytest.raises(ResourceExhausted), watchers.watch(context()) as watch:
         watch.wait(broken)
     assert len(watchers) == 0
+
+
+class TestTurns:
+    """Streams of people: nobody keeps others out."""
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        return FakeClock()
+
+    def viewers(self, condition: threading.Condition, clock: FakeClock, *, limit: int = 8) -> Watchers:
+        turns = Turns(per_peer=4, per_group={"monitor": 6})
+        return Watchers(limit=limit, what="jobs", condition=condition, clock=clock, turns=turns)
+
+    def open(self, stack: ExitStack, watchers: Watchers, clock: FakeClock, viewer: Viewer) -> Watch:
+        clock.advance(MIN_TURN_SECONDS)
+        return stack.enter_context(watchers.watch(context(), seconds=1e9, viewer=viewer))
+
+    def ended(self, watch: Watch) -> bool:
+        return watch._ended
+
+    def test_who_has_the_most_makes_room_for_who_has_none(
+        self, condition: threading.Condition, clock: FakeClock
+    ) -> None:
+        watchers = self.viewers(condition, clock)
+        with ExitStack() as stack:
+            first, second = Viewer("operator a", "operator"), Viewer("operator b", "operator")
+            of_first = [self.open(stack, watchers, clock, first) for _ in range(4)]
+            of_second = [self.open(stack, watchers, clock, second) for _ in range(4)]
+            submit = self.open(stack, watchers, clock, Viewer("operator c", "operator"))
+            assert [self.ended(watch) for watch in of_first] == [True, False, False, False]
+            assert not any(map(self.ended, [*of_second, submit]))
+            assert len(watchers) == 8
+        assert len(watchers) == 0
+
+    def test_a_peer_has_no_more_than_its_own(self, condition: threading.Condition, clock: FakeClock) -> None:
+        watchers = self.viewers(condition, clock)
+        with ExitStack() as stack:
+            mine = [self.open(stack, watchers, clock, Viewer("operator a", "operator")) for _ in range(6)]
+            assert [self.ended(watch) for watch in mine] == [True, True, False, False, False, False]
+
+    def test_monitors_leave_streams_to_operators_whatever_they_do(
+        self, condition: threading.Condition, clock: FakeClock
+    ) -> None:
+        watchers = self.viewers(condition, clock)
+        with ExitStack() as stack:
+            for number in range(32):
+                self.open(stack, watchers, clock, Viewer(f"monitor {number}", "monitor"))
+            assert len(watchers) == 6
+            submit = self.open(stack, watchers, clock, Viewer("operator a", "operator"))
+            for number in range(32):
+                self.open(stack, watchers, clock, Viewer(f"monitor {number}", "monitor"))
+            assert not self.ended(submit)
+
+    def test_one_box_without_tls_takes_turns(self, condition: threading.Condition, clock: FakeClock) -> None:
+        watchers, box = self.viewers(condition, clock, limit=32), Viewer("ipv4:127.0.0.1")
+        with ExitStack() as stack:
+            watches = [self.open(stack, watchers, clock, box) for _ in range(32)]
+            submit = self.open(stack, watchers, clock, box)
+            assert [self.ended(watch) for watch in watches].count(True) == 1
+            assert not self.ended(submit)
+
+    def test_a_turn_has_a_length(self, condition: threading.Condition, clock: FakeClock) -> None:
+        watchers, box = self.viewers(condition, clock, limit=1), Viewer("ipv4:127.0.0.1")
+        with watchers.watch(context(), viewer=box) as watch:
+            with pytest.raises(Busy, match="1 streams watch jobs, which is the limit; ask again soon"):
+                watchers.watch(context(), viewer=box).__enter__()
+            assert not self.ended(watch)

@@ -26,6 +26,7 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_FINISHED: _ClassVar[JobState]
     JOB_STATE_STOPPED: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_PENDING: _ClassVar[JobState]
 
 class StopMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,6 +47,7 @@ JOB_STATE_STOPPING: JobState
 JOB_STATE_FINISHED: JobState
 JOB_STATE_STOPPED: JobState
 JOB_STATE_FAILED: JobState
+JOB_STATE_PENDING: JobState
 STOP_MODE_UNSPECIFIED: StopMode
 STOP_MODE_CHECKPOINT: StopMode
 STOP_MODE_NOW: StopMode
@@ -168,7 +170,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, registration: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., order: _Optional[int] = ..., fence: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("member_id", "registration", "clocks", "job_ids", "last_command", "lost_jobs")
+    __slots__ = ("member_id", "registration", "clocks", "job_ids", "last_command", "lost_jobs", "conditions")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -189,13 +191,41 @@ class HeartbeatRequest(_message.Message):
     JOB_IDS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMAND_FIELD_NUMBER: _ClassVar[int]
     LOST_JOBS_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     registration: str
     clocks: _containers.MessageMap[str, ClockSnapshot]
     job_ids: _containers.RepeatedScalarFieldContainer[str]
     last_command: int
     lost_jobs: _containers.ScalarMap[str, str]
-    def __init__(self, member_id: _Optional[str] = ..., registration: _Optional[str] = ..., clocks: _Optional[_Mapping[str, ClockSnapshot]] = ..., job_ids: _Optional[_Iterable[str]] = ..., last_command: _Optional[int] = ..., lost_jobs: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    conditions: _containers.RepeatedCompositeFieldContainer[JobCondition]
+    def __init__(self, member_id: _Optional[str] = ..., registration: _Optional[str] = ..., clocks: _Optional[_Mapping[str, ClockSnapshot]] = ..., job_ids: _Optional[_Iterable[str]] = ..., last_command: _Optional[int] = ..., lost_jobs: _Optional[_Mapping[str, str]] = ..., conditions: _Optional[_Iterable[_Union[JobCondition, _Mapping]]] = ...) -> None: ...
+
+class Condition(_message.Message):
+    __slots__ = ("kind", "who", "sentence", "since", "cleared", "clearance", "times")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    CLEARANCE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    who: str
+    sentence: str
+    since: float
+    cleared: float
+    clearance: str
+    times: int
+    def __init__(self, kind: _Optional[str] = ..., who: _Optional[str] = ..., sentence: _Optional[str] = ..., since: _Optional[float] = ..., cleared: _Optional[float] = ..., clearance: _Optional[str] = ..., times: _Optional[int] = ...) -> None: ...
+
+class JobCondition(_message.Message):
+    __slots__ = ("job_id", "condition")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    condition: Condition
+    def __init__(self, job_id: _Optional[str] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("lease_seconds", "ended_job_ids", "fence")
@@ -335,6 +365,16 @@ class InspectionStep(_message.Message):
     total: int
     def __init__(self, job_id: _Optional[str] = ..., device_type: _Optional[str] = ..., layer: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
+class InspectionPhase(_message.Message):
+    __slots__ = ("job_id", "phase", "seconds")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    phase: str
+    seconds: float
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class ChildExit(_message.Message):
     __slots__ = ("key", "pid", "exit_code", "last_output", "ordered")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -350,16 +390,18 @@ class ChildExit(_message.Message):
     def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ..., ordered: bool = ...) -> None: ...
 
 class AgentNews(_message.Message):
-    __slots__ = ("stage", "inspection", "exit", "inspection_step")
+    __slots__ = ("stage", "inspection", "exit", "inspection_step", "inspection_phase")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_STEP_FIELD_NUMBER: _ClassVar[int]
+    INSPECTION_PHASE_FIELD_NUMBER: _ClassVar[int]
     stage: StageNews
     inspection: InspectionResult
     exit: ChildExit
     inspection_step: InspectionStep
-    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ...) -> None: ...
+    inspection_phase: InspectionPhase
+    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ..., inspection_phase: _Optional[_Union[InspectionPhase, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("agent_id", "registration", "batch", "news")
@@ -378,18 +420,20 @@ class ReportResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitJobRequest(_message.Message):
-    __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore")
+    __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "has_begun")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_JSON_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     IMPORT_PATH_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     job_json: str
     run_dir: str
     import_path: str
     restore: str
-    def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[str] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ...) -> None: ...
+    has_begun: bool
+    def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[str] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ..., has_begun: bool = ...) -> None: ...
 
 class SubmitJobResponse(_message.Message):
     __slots__ = ("job_id",)
@@ -487,8 +531,16 @@ class WorkerStatus(_message.Message):
     devices: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class QueuePlace(_message.Message):
+    __slots__ = ("position", "reason")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    reason: str
+    def __init__(self, position: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds")
+    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds", "queue", "conditions", "proof_json")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -499,6 +551,9 @@ class JobStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     REWINDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_JSON_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: JobState
@@ -509,7 +564,10 @@ class JobStatus(_message.Message):
     progress: ProgressTable
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     rewinds: int
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., rewinds: _Optional[int] = ...) -> None: ...
+    queue: QueuePlace
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    proof_json: str
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., rewinds: _Optional[int] = ..., queue: _Optional[_Union[QueuePlace, _Mapping]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., proof_json: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)
@@ -701,21 +759,51 @@ class ProgressTable(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ..., slow: _Optional[_Iterable[_Union[Straggling, _Mapping]]] = ...) -> None: ...
 
 class JobEnded(_message.Message):
-    __slots__ = ("state", "sentence", "error", "problems", "result_json")
+    __slots__ = ("state", "sentence", "error", "problems", "result_json", "conditions")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     state: JobState
     sentence: str
     error: str
     problems: _containers.RepeatedScalarFieldContainer[str]
     result_json: str
-    def __init__(self, state: _Optional[_Union[JobState, str]] = ..., sentence: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., result_json: _Optional[str] = ...) -> None: ...
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    def __init__(self, state: _Optional[_Union[JobState, str]] = ..., sentence: _Optional[str] = ..., error: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., result_json: _Optional[str] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...
+
+class ConditionRaised(_message.Message):
+    __slots__ = ("condition", "who", "sentence", "since", "times")
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    condition: str
+    who: _containers.RepeatedScalarFieldContainer[str]
+    sentence: str
+    since: float
+    times: int
+    def __init__(self, condition: _Optional[str] = ..., who: _Optional[_Iterable[str]] = ..., sentence: _Optional[str] = ..., since: _Optional[float] = ..., times: _Optional[int] = ...) -> None: ...
+
+class ConditionCleared(_message.Message):
+    __slots__ = ("condition", "who", "sentence", "cleared", "remaining")
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    condition: str
+    who: _containers.RepeatedScalarFieldContainer[str]
+    sentence: str
+    cleared: float
+    remaining: int
+    def __init__(self, condition: _Optional[str] = ..., who: _Optional[_Iterable[str]] = ..., sentence: _Optional[str] = ..., cleared: _Optional[float] = ..., remaining: _Optional[int] = ...) -> None: ...
 
 class WatchJobResponse(_message.Message):
-    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress", "ended", "worker_lost", "worker_rejoined", "worker_quarantined", "worker_left", "worker_replanned", "replan_judged", "rewound")
+    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress", "ended", "worker_lost", "worker_rejoined", "worker_quarantined", "worker_left", "worker_replanned", "replan_judged", "rewound", "condition_raised", "condition_cleared")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -729,6 +817,8 @@ class WatchJobResponse(_message.Message):
     WORKER_REPLANNED_FIELD_NUMBER: _ClassVar[int]
     REPLAN_JUDGED_FIELD_NUMBER: _ClassVar[int]
     REWOUND_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_RAISED_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_CLEARED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     state_changed: StateChanged
     waiting: Waiting
@@ -742,7 +832,9 @@ class WatchJobResponse(_message.Message):
     worker_replanned: WorkerReplanned
     replan_judged: ReplanJudged
     rewound: Rewound
-    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ...) -> None: ...
+    condition_raised: ConditionRaised
+    condition_cleared: ConditionCleared
+    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ()

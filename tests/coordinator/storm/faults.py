@@ -38,6 +38,7 @@ class Faults:
             (1.5, self._kill_shard),
             (0.4, self._lose_disk),
             (2.0, self._replace_coordinator),
+            (1.0, self._lose_node),
             (0.7, self._store_away),
             (1.0, self._flaky),
             (0.7, self._pause),
@@ -65,6 +66,9 @@ class Faults:
             agent.cut_until = agent.mute_until = 0.0
             if not agent.is_alive:
                 world.new_agent(agent.name)
+            elif agent.leaves_by is not None:
+                # It was told to end a moment ago, and comes back as it would have.
+                self._back_later(agent, 9.0)
         world.begin_coordinator()
         self.story.append(f"{world.now:6.1f} heal")
 
@@ -172,8 +176,16 @@ class Faults:
         shard.jobs = {}
         return told
 
-    def _replace_coordinator(self) -> str:
-        is_wiped, seconds = self._random.random() < 0.4, self._random.choice([0.5, 3.0, 12.0])
+    def _lose_node(self) -> str:
+        """The coordinator and the clock shard's disk are gone at once."""
+        shard, seconds = self._world.shards.all[0], self._seconds()
+        shard.is_alive = False
+        shard.lost, shard.jobs = {}, {}
+        self._world.later(seconds, lambda: self._world.begin_shard(shard))
+        return f"clock shard for {seconds}, coordinator {self._replace_coordinator(may_be_wiped=0.1)}"
+
+    def _replace_coordinator(self, *, may_be_wiped: float = 0.4) -> str:
+        is_wiped, seconds = self._random.random() < may_be_wiped, self._random.choice([0.5, 3.0, 12.0])
         # Some of what it had ordered is still done, and nobody hears of it.
         self._world.executor.run(self._random.choice([0, 0, 1, 2]))
         self._world.coordinator = None

@@ -17,6 +17,9 @@ from .world import World
 #: Notices are this far apart, and some more as time goes in steps.
 _SILENT_SECONDS = 8.0
 
+#: How the sentence of a job ends that was given up although the store knows what was handed in.
+_GIVEN_UP = ("no parameter server tells of it", "its folder for state holds nothing of it", "its disk is gone")
+
 _WANTED = frozenset({LifeState.READY, LifeState.DONE})
 
 
@@ -113,6 +116,8 @@ class Promises:
             # Nobody has to know of a job that had ended, or not begun, when the store was wiped.
             return self.left_over(job_id) if self._world.was_wiped else "it is forgotten"
         if record.state.is_terminal:
+            if record.state is JobState.FAILED and record.failure.endswith(_GIVEN_UP) and not self._world.was_wiped:
+                return f"it was given up, and could have gone back to a checkpoint: {record.failure}"
             return "" if record.state is not JobState.FAILED or record.failure else "it failed without a reason"
         host = coordinator.host(job_id)
         return "nobody leads it" if host is None else self._who_waits(host) or self._strangers(host)

@@ -11,6 +11,7 @@ from hetpipe.coordinator.tasks import Tools
 from hetpipe.errors import CheckpointError, PeerUnreachable, StaleTerm, UnknownJob
 from hetpipe.ps.clock_shard import log_config
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.run import ClockSnapshot
 from hetpipe.spec.run_document import RunDescription, RunDocument
 from hetpipe.spec.shard_config import ShardConfig
@@ -64,8 +65,8 @@ class Shards:
         #: The highest term that each job has had.
         self.terms: dict[JobId, Term] = {}
 
-    def open(self, address: str) -> Port:
-        return Port(self, next(shard for shard in self.all if shard.address == address))
+    def open(self, member: MemberInfo) -> Port:
+        return Port(self, next(shard for shard in self.all if shard.address == member.address))
 
     @property
     def tools(self) -> Tools:

@@ -43,6 +43,8 @@ class SlowExecutor(Executor):
 class Leading:
     """A lead: its number grows, unless the store forgets it; `hetpipe.coordinator.fences.Election`."""
 
+    outage = ""
+
     def __init__(self, fence: int) -> None:
         self.fence = fence
 
@@ -82,7 +84,10 @@ class World:
     def begin_coordinator(self, *, wiped: bool = False) -> None:
         """A coordinator begins, unless the store is away; what the one before had on its way is forgotten."""
         if wiped:
-            self.was_wiped, self.lead = True, Leading(0)
+            self.was_wiped = True
+            if self.coordinator is None:
+                # One that leads gets its lead back, with its number.
+                self.lead = Leading(0)
             # Now only shards know of terms, each as long as its process lasts or it serves the job.
             self.shards.terms.clear()
             self.store._behind = MemoryStore(self.clock)

@@ -1,0 +1,8 @@
+-- Keeps the events of a job without a record for a time, so that a record that comes back finds them. Gives 1.
+-- KEYS[1] {hetpipe}:job:ID       hash, version, record
+-- KEYS[2] {hetpipe}:events:ID    stream
+-- ARGV[1] milliseconds
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('PEXPIRE', KEYS[2], ARGV[1])
+end
+return 1

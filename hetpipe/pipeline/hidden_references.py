@@ -1,0 +1,108 @@
+"""Which tensors does a layer use that are not registered in it? By its graph, and by what its modules keep.
+
+A stage puts weights where modules register their parameters (`chain.weights_in_place`). What a layer reads by another
+way, out of a plain list or a closure, is not the weight that is being trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from hetpipe.pipeline.chain import Layer, Values
+
+#: What torch keeps in every module, and in recurrent ones, which notice when a parameter was replaced.
+_TORCHS_OWN = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
+
+#: How deep containers are looked into.
+_DEEPEST = 4
+
+
+def leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that require a gradient and that the graph behind `outputs` begins with."""
+    ahead = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen: set[Node] = set()
+    found: dict[int, Tensor] = {id(output): output for output in outputs if output.is_leaf and output.requires_grad}
+    while ahead:
+        node = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found[id(variable)] = variable
+        ahead += [following for following, _ in node.next_functions if following is not None]
+    return list(found.values())
+
+
+def strangers(outputs: Values, weights: Mapping[str, Tensor], inputs: Values) -> list[Tensor]:
+    """The leaves behind `outputs` of a layer that are neither its weights nor its inputs."""
+    known = {id(weight) for weight in weights.values()}
+    storages = {value.untyped_storage().data_ptr() for value in inputs}
+    return [
+        leaf
+        for leaf in leaves_behind(outputs)
+        if id(leaf) not in known and leaf.untyped_storage().data_ptr() not in storages
+    ]
+
+
+def unregistered_paths(layer: Layer, wanted: Callable[[Tensor], bool]) -> list[str]:
+    """Where in the modules of `layer` tensors are kept without being registered, as Python would write it."""
+    prefix = layer.name
+    found: list[str] = []
+    for name, module in layer.module.named_modules():
+        path = ".".join(part for part in (prefix, name) if part)
+        for attribute, value in vars(module).items():
+            if attribute not in _TORCHS_OWN:
+                found += [where for where, tensor in _tensors(value, f"{path}.{attribute}", 0) if wanted(tensor)]
+        forward = vars(module).get("forward", type(module).forward)
+        if isinstance(forward, FunctionType):
+            found += [where for where, tensor in _tensors(forward, f"{path}.forward", 0) if wanted(tensor)]
+    return found
+
+
+def _tensors(value: Any, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that `value` is or holds, with its path."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    if depth == _DEEPEST:
+        return
+    for where, part in _parts(value):
+        yield from _tensors(part, f"{path}{where}", depth + 1)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    match value:
+        case nn.Module():
+            yield from ((f".{name}", parameter) for name, parameter in value.named_parameters())
+        case list() | tuple():
+            yield from ((f"[{index}]", item) for index, item in enumerate(value))
+        case set() | frozenset():
+            yield from (("{…}", item) for item in value)
+        case dict():
+            yield from ((f"[{key!r}]", item) for key, item in value.items())
+        case partial():
+            yield from _parts([value.func, *value.args])
+            yield from _parts(value.keywords)
+        case MethodType():
+            yield ".__self__", value.__self__
+        case FunctionType():
+            yield from _names_in(value)
+
+
+def _names_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads that is not handed to it."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not yet bound
+            yield f"({name})", cell.cell_contents
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, Tensor | nn.Module | list | tuple | dict):
+            yield f"({name})", value

@@ -1,0 +1,89 @@
+"""Which modules of a model are in training mode: what the model itself says, for training and for evaluation.
+
+A plain loop calls `model.train()` and `model.eval()`. Stages have no whole model to call them on, and calling them on
+layers would undo what the user decided. So both answers are taken from the model once, when it is cut: a flag that the
+user has set stays, an overridden `train()` or `eval()` is asked, and from then on flags are only ever put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from hetpipe.errors import CallableError
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMode:
+    """The flag `training` of one module."""
+
+    module: nn.Module
+    training: bool
+    """While the model trains."""
+    evaluation: bool
+    """While it is evaluated."""
+
+
+def modes_of(model: nn.Module) -> dict[int, ModuleMode]:
+    """The flags of every module of `model`, by the module's `id`; the model is left as it trains.
+
+    Raises:
+        CallableError: an overridden `train()` or `eval()` raised.
+    """
+    left = {id(module): module.training for module in model.modules()}
+    # What the user has put into evaluation mode is not asked: there it stays.
+    asked = [module for module in _outermost_overriding(model) if module.training]
+    of_evaluation = dict.fromkeys(left, False)
+    of_training = dict(left)
+    for module in asked:
+        _ask("train", module.train)
+        of_training.update(_flags(module))
+    for module in asked:
+        _ask("eval", module.eval)
+        of_evaluation.update(_flags(module))
+    for module in asked:
+        _ask("train", module.train)
+    modes = {
+        id(module): ModuleMode(module, of_training[id(module)], of_evaluation[id(module)]) for module in model.modules()
+    }
+    enter_training(modes.values())
+    return modes
+
+
+def enter_training(modes: Iterable[ModuleMode]) -> None:
+    """Put the flags as they are while the model trains."""
+    for mode in modes:
+        mode.module.training = mode.training
+
+
+def enter_evaluation(modes: Iterable[ModuleMode]) -> None:
+    """Put the flags as they are while the model is evaluated."""
+    for mode in modes:
+        mode.module.training = mode.evaluation
+
+
+def _outermost_overriding(module: nn.Module) -> Iterator[nn.Module]:
+    """Modules with a `train` or `eval` of their own that are in no other one: each decides for what is in it."""
+    if any(_is_overridden(module, name) for name in ("train", "eval")):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost_overriding(child)
+
+
+def _is_overridden(module: nn.Module, name: str) -> bool:
+    return name in vars(module) or getattr(type(module), name) is not getattr(nn.Module, name)
+
+
+def _flags(module: nn.Module) -> dict[int, bool]:
+    return {id(part): part.training for part in module.modules()}
+
+
+def _ask(name: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except Exception as error:
+        owner = type(getattr(call, "__self__", None)).__name__
+        raise CallableError(f"model: {owner}.{name}() raised {type(error).__name__}: {error}; fix it") from error

@@ -1,0 +1,921 @@
+"""Proof before training: does the cut model compute what the user's own model computes?
+
+The user's model is run as the user would run it, *uncut*, and beside it the layers are run as stages run them, each
+one as a stage of its own, with weights put in place for that layer alone (*cut*). Same minibatch, same seeds; outputs,
+loss, gradients and buffers must be equal. `docs/semantics/proof.md` says what is checked, with what tolerance, and at
+what cost.
+
+Two instances of the model are needed, so the user's callable is called a second time. Hooks on the layers of the uncut
+one seed the generators and normalise values where stages would, so that equal means equal to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.errors import CallableError, HetpipeError
+from hetpipe.pipeline.callables import LossFunction, MapDataset, call_loss
+from hetpipe.pipeline.chain import Layer, Values, as_values, at_boundary, chain_of, has_forward
+from hetpipe.pipeline.comparison import Comparison, same
+from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.hidden_references import leaves_behind, strangers, unregistered_paths
+from hetpipe.pipeline.modes import enter_training
+from hetpipe.pipeline.seeds import (
+    evaluation_layer_seed,
+    generator_states,
+    layer_seed,
+    preserved_generators,
+    seed_generators,
+)
+from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+
+#: Samples of the minibatch that a model is proven on; some code needs whole minibatches, and gets them.
+PROVEN_SAMPLES = 4
+
+#: Whose minibatches the proof computes.
+_VW = VirtualWorkerIndex(0)
+_FIRST, _SECOND = Minibatch(1), Minibatch(2)
+_CPU = torch.device("cpu")
+
+#: By what share of their size other weights differ from the first ones, and by how much where these are zero.
+_CHANGED_SHARE = 0.05
+_CHANGED_ZERO = 1e-3
+
+#: What is wrong with a layer whose outputs depend on more than its inputs, weights, buffers and seed.
+_KEEPS = (
+    "it reads what another layer left behind, or keeps something that is no buffer; pass it on as an output, or keep "
+    "it in a registered buffer"
+)
+
+_HEAD = "model: the cut model does not compute what the model computes"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The model was proven."""
+
+    samples: int
+    """Of the minibatches that it was proven on."""
+    is_exact: bool
+    """Everything was equal to the bit; else within rounding."""
+    notices: tuple[str, ...] = ()
+    """What the user should know, as sentences."""
+
+
+#: Why there is a difference at a layer, or behind the last one, as sentences.
+Explain = Callable[[Layer | None], str]
+
+
+class UncutFailure(CallableError):
+    """The user's own model does not run on the minibatch of the proof."""
+
+
+def prove_model(
+    build: Callable[[], nn.Module],
+    chain: Sequence[Layer],
+    *,
+    loss: LossFunction,
+    batches: tuple[Batch, Batch],
+    seed: int,
+) -> Proof:
+    """Compare the user's model with its layers; `chain` is left as it was, and the generators, too.
+
+    Args:
+        build: makes the user's model under the job's seed.
+        chain: the layers of a model that `build` has made, and that has not run yet.
+        loss: the job's.
+        batches: two minibatches of as many samples.
+        seed: of the job.
+
+    Raises:
+        UncutFailure: the model or a layer does not run on these minibatches.
+        CallableError: the model would be trained to something else; the first place of difference and the fix.
+    """
+    first, second = batches
+    buffers = _buffers_of(chain)
+    try:
+        # What user code warns of it says often enough when it trains.
+        with preserved_generators(), torch.enable_grad(), warnings.catch_warnings(), _memory_errors_told(chain):
+            warnings.simplefilter("ignore")
+            return _Proof(build, chain, loss, seed).run(first, second)
+    finally:
+        _load_buffers(chain, buffers)
+
+
+def prove_data(
+    key: str, reference: str, build: Callable[[], MapDataset], dataset: MapDataset, read: Callable[[MapDataset], Batch]
+) -> None:
+    """Read one minibatch again, and once more from a data set that was made anew: it must be the same one.
+
+    The first and the last stage, and every later life of theirs, make the data set and read it each for themselves.
+
+    Args:
+        key: of the job.
+        reference: what it names.
+        build: makes the data set under its seed.
+        dataset: one that `build` has made.
+        read: reads the minibatch under its seed.
+
+    Raises:
+        CallableError: it differs, so that inputs and targets would not belong together.
+    """
+    with preserved_generators():
+        once = read(dataset)
+        part = _different_part(read(dataset), once)
+        if part:
+            raise CallableError(
+                f"{key}: the {part} of one minibatch, read twice under one seed, differ: a sample may depend on its "
+                "index and on draws from torch, `random` or NumPy's global functions (numpy.random.rand), which are "
+                "seeded for every minibatch, and on nothing else; a generator that the data set keeps "
+                "(numpy.random.default_rng()) cannot be seeded: make it anew in __getitem__, as "
+                "numpy.random.default_rng(numpy.random.randint(2**31))"
+            )
+        part = _different_part(read(build()), once)
+        if part:
+            raise CallableError(
+                f"{key}: the {part} of one minibatch differ when `{reference}()` has been called anew: the first and "
+                "the last stage each make the data set for themselves, under one seed; draw what is drawn there from "
+                "torch, `random` or NumPy's global functions, or from a generator with a fixed seed"
+            )
+
+
+def _different_part(found: Batch, expected: Batch) -> str:
+    if not same(found.inputs, expected.inputs):
+        return "inputs"
+    return "" if same(found.target, expected.target) else "targets"
+
+
+@dataclass(slots=True)
+class _Computed:
+    """One minibatch of the uncut model."""
+
+    outputs: tuple[Values, ...] | None
+    """Of every layer, in order; None if the model's forward does not call them one by one."""
+    result: Values
+    """What the model returned."""
+    loss: float
+    gradients: dict[str, Tensor | None]
+
+
+class _Proof:
+    """One proof. `run` is called once."""
+
+    def __init__(self, build: Callable[[], nn.Module], chain: Sequence[Layer], loss: LossFunction, seed: int) -> None:
+        self._chain = chain
+        self._loss = loss
+        self._seed = seed
+        for layer in chain:
+            layer.module.to(_CPU)
+        self._weights = {
+            name: layer.module.get_parameter(local).detach()
+            for layer in chain
+            for local, name in layer.parameters.items()
+        }
+        #: Comparison of what runs alike, and of what does not.
+        self._strict, self._loose = Comparison(), Comparison(is_loose=True)
+        self._uncut = _Uncut(_made_again(build, chain), loss, seed)
+        self._check_made_alike()
+        #: Layer → what it computes with that is not registered in it.
+        self._strangers: dict[int, list[Tensor]] = {}
+
+    def run(self, first: Batch, second: Batch) -> Proof:
+        uncut, chain = self._uncut, self._chain
+        self._compare_as_made(first)
+        # From here on the weights are others than those that the model was made with, as after any update.
+        others = _other_weights(self._weights)
+        uncut.take_over(others)
+        before = _buffers_of(chain)
+        swapped = uncut.train(first)
+        expected = self._compare(swapped, others, first, self._explain_weights)
+        self._refuse_strangers()
+        after = _buffers_of(chain)
+        _load_buffers(chain, before)
+        seen = self._compare_in_flight(others, expected, swapped.outputs, first, second)
+        self._compare_alone(others, before, seen)
+        _load_buffers(chain, after)
+        self._compare_evaluations(others, first)
+        return Proof(first.num_samples, self._strict.is_exact and not uncut.is_whole, tuple(uncut.notices))
+
+    # -- what is compared --------------------------------------------------------------------------------------------
+
+    def _compare_as_made(self, batch: Batch) -> None:
+        """On the weights that the model was made with, so that only its definition can differ."""
+        computed = self._uncut.train(batch)
+        self._check_loss(batch, computed)
+        leaves = {name: weight.detach().requires_grad_() for name, weight in self._weights.items()}
+        self._compare(computed, leaves, batch, self._explain_definition)
+
+    def _compare(
+        self, computed: _Computed, weights: Mapping[str, Tensor], batch: Batch, explain: Explain
+    ) -> dict[str, Tensor | None]:
+        """Run the layers on `weights` and compare.
+
+        Returns:
+            The gradients, if every layer was seeded as in a stage; else nothing.
+        """
+        comparison = self._loose if computed.outputs is None else self._strict
+        cut = _Cut(self._chain, self._loss, self._seed, is_seeded=computed.outputs is not None)
+        self._compare_forward(cut, comparison, computed, weights, batch, explain)
+        if self._strangers and explain == self._explain_definition:
+            # Gradients of what is read behind the boundary are missing where it is registered; the outputs on other
+            # weights will tell where it is read.
+            return {}
+
+        def on_gradients(layer: Layer, found: Mapping[str, Tensor | None]) -> None:
+            for name, gradient in found.items():
+                difference = comparison.difference(gradient, computed.gradients[name], computed.gradients)
+                if difference:
+                    self._fail(layer, f"gradient of {name}", difference, explain)
+
+        with _backward_told("its layers, each one as a stage of its own,"):
+            cut.backward(_FIRST, weights, on_gradients)
+        for layer, ours in zip(self._chain, self._uncut.chain, strict=True):
+            for local, name in layer.buffers.items():
+                difference = comparison.difference(layer.module.get_buffer(local), ours.module.get_buffer(local))
+                if difference:
+                    self._fail(layer, f"buffer {name}", difference, explain)
+        return {} if computed.outputs is None else computed.gradients
+
+    def _compare_forward(
+        self,
+        cut: _Cut,
+        comparison: Comparison,
+        computed: _Computed,
+        weights: Mapping[str, Tensor],
+        batch: Batch,
+        explain: Explain,
+    ) -> None:
+        def on_layer(layer: Layer, _: Values, outputs: Values) -> None:
+            self._strangers.update(cut.strangers)
+            if computed.outputs is not None:
+                self._check_values(comparison, outputs, computed.outputs[layer.index], layer, explain)
+
+        if computed.outputs is None:
+            seed_generators(self._seed)
+        outputs, loss = cut.forward(_FIRST, weights, batch, on_layer)
+        self._check_values(comparison, outputs, computed.result, None, explain)
+        wide = torch.float64
+        difference = comparison.difference(torch.tensor(loss, dtype=wide), torch.tensor(computed.loss, dtype=wide))
+        if difference:
+            raise CallableError(f"{_HEAD}: first difference at the loss ({difference}). {explain(None)}")
+
+    def _check_values(
+        self,
+        comparison: Comparison,
+        found: Values,
+        expected: Values,
+        layer: Layer | None,
+        explain: Explain,
+    ) -> None:
+        if len(found) != len(expected):
+            self._fail(layer, f"{len(found)} outputs", f"instead of {len(expected)}", explain)
+        for index, (value, wanted) in enumerate(zip(found, expected, strict=True)):
+            difference = comparison.difference(value.detach(), wanted)
+            if difference:
+                self._fail(layer, f"output {index}", difference, explain)
+
+    def _compare_evaluations(self, weights: Mapping[str, Tensor], batch: Batch) -> None:
+        """In evaluation mode: the user's `eval()` on the model, and the flags that stages put."""
+        expected, outputs = self._uncut.evaluate(batch)
+        comparison = self._loose if outputs is None else self._strict
+
+        def explain(_: Layer | None) -> str:
+            return (
+                "That is in evaluation mode: eval() of the model must change nothing but flags `training`, or what it "
+                "changes must be in the forward of the layers."
+            )
+
+        def on_layer(layer: Layer, _: Values, found: Values) -> None:
+            if outputs is not None:
+                self._check_values(comparison, found, outputs[layer.index], layer, explain)
+
+        cut = _Cut(self._chain, self._loss, self._seed, is_seeded=outputs is not None)
+        if outputs is None:
+            seed_generators(self._seed)
+        found = cut.evaluate(weights, batch, on_layer)
+        self._check_values(comparison, found, expected, None, explain)
+        bare = self._uncut.evaluate_bare(batch)
+        if bare is not None:
+            self._check_values(self._loose, found, bare, None, explain)
+
+    def _compare_in_flight(
+        self,
+        weights: Mapping[str, Tensor],
+        expected: dict[str, Tensor | None],
+        outputs: tuple[Values, ...] | None,
+        first: Batch,
+        second: Batch,
+    ) -> list[tuple[Values, Values]]:
+        """Two forwards, then the backward of the first one: as in a pipeline.
+
+        Args:
+            weights: leaves.
+            expected: the gradients of `first`; empty if they are not known.
+            outputs: those of every layer; None if they are not known.
+            first: a minibatch.
+            second: another one.
+
+        Returns:
+            What every layer received and returned in the first forward.
+        """
+        buffers = _buffers_of(self._chain)
+        if not expected:
+
+            def on_first(_: Layer, found: Mapping[str, Tensor | None]) -> None:
+                expected.update(found)
+
+            alone = _Cut(self._chain, self._loss, self._seed)
+            alone.forward(_FIRST, weights, first)
+            with _backward_told("its layers, each one as a stage of its own,"):
+                alone.backward(_FIRST, weights, on_first)
+            _load_buffers(self._chain, buffers)
+        cut = _Cut(self._chain, self._loss, self._seed)
+        seen: list[tuple[Values, Values]] = []
+
+        def on_layer(layer: Layer, inputs: Values, found: Values) -> None:
+            seen.append((inputs, tuple(value.detach().clone() for value in found)))
+            if outputs is not None:
+                self._check_again(layer, found, outputs[layer.index], "on the same input")
+
+        def on_gradients(layer: Layer, found: Mapping[str, Tensor | None]) -> None:
+            for name, gradient in found.items():
+                difference = self._strict.difference(gradient, expected[name], expected)
+                if difference:
+                    raise _in_flight(layer, f"the gradient of {name} differs, {difference}")
+
+        cut.forward(_FIRST, weights, first, on_layer)
+        cut.forward(_SECOND, weights, second)
+        try:
+            cut.backward(_FIRST, weights, on_gradients)
+        except HetpipeError:
+            raise
+        except Exception as error:
+            raise _in_flight(
+                cut.current, f"the backward of the first one fails, {type(error).__name__}: {error}"
+            ) from error
+        return seen
+
+    def _compare_alone(
+        self, weights: Mapping[str, Tensor], buffers: Sequence[Mapping[str, Tensor]], seen: list[tuple[Values, Values]]
+    ) -> None:
+        """Every layer once more, the last one first, on what it received before: no other layer has run for it."""
+        _load_buffers(self._chain, buffers)
+        cut = _Cut(self._chain, self._loss, self._seed)
+        for layer in reversed(self._chain):
+            inputs, expected = seen.pop()
+            try:
+                found = cut.run_layer(layer, _FIRST, weights, inputs)
+            except CallableError as error:
+                raise CallableError(f"{error}. That is when it runs without the layers before it: {_KEEPS}") from error
+            self._check_again(layer, found, expected, "without the layers before it")
+
+    def _check_again(self, layer: Layer, found: Values, expected: Values, how: str) -> None:
+        for index, (value, wanted) in enumerate(zip(found, expected, strict=True)):
+            difference = self._strict.difference(value.detach(), wanted)
+            if difference:
+                raise CallableError(
+                    f"model: {place(layer)} computes something else when it is run again {how} (output {index}, "
+                    f"{difference}): {_KEEPS}"
+                )
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, layer: Layer | None, what: str, difference: str, explain: Explain) -> NoReturn:
+        where = "what the model returns after its last layer" if layer is None else place(layer)
+        raise CallableError(f"{_HEAD}: first difference at {where} ({what}, {difference}). {explain(layer)}")
+
+    def _explain_definition(self, layer: Layer | None) -> str:
+        """Why the layers differ from the model although nothing was trained yet."""
+        hidden = self._hidden_in(layer)
+        if hidden:
+            return hidden
+        calls = f"{self._uncut.irregular}. " if self._uncut.irregular else ""
+        return (
+            f"{calls}Give {type(self._uncut.model).__name__} a method layers() whose modules, one after the other, "
+            "compute what its forward computes, and put what stands between them into modules of their own."
+        )
+
+    def _explain_weights(self, layer: Layer | None) -> str:
+        """Why the layers differ from the model on other weights only."""
+        return self._hidden_in(layer) or (
+            "It computes with weights that it was made with, and not with those that are trained: read them from "
+            "registered parameters of the same layer, in forward."
+        )
+
+    def _hidden_in(self, layer: Layer | None) -> str:
+        """What `layer` uses without having registered it, as a sentence; empty if nothing was found."""
+        layers = self._chain if layer is None else (layer,)
+        for each in layers:
+            used = {id(tensor) for tensor in self._strangers.get(each.index, ())}
+            paths = unregistered_paths(each, lambda tensor, used=used: id(tensor) in used)  # type: ignore[misc]
+            if not paths:
+                known = {id(parameter) for parameter in self._registered()}
+                paths = unregistered_paths(each, lambda tensor, known=known: id(tensor) in known)  # type: ignore[misc]
+            if paths:
+                return self._not_registered(paths)
+        return ""
+
+    def _not_registered(self, paths: Sequence[str]) -> str:
+        verb = "Parameter {} is" if len(paths) == 1 else "Parameters {} are"
+        return (
+            f"{verb.format(', '.join(paths))} used there but not registered. Use parameters in the layer that "
+            "registers them; a weight that is used in two places needs both of them in one layer."
+        )
+
+    def _registered(self) -> Iterator[Tensor]:
+        return (parameter for layer in self._chain for parameter in layer.module.parameters())
+
+    def _refuse_strangers(self) -> None:
+        """Refuse parameters that no optimizer would train: the cut model and the uncut one agree, both wrongly."""
+        for layer in self._chain:
+            used = {id(tensor) for tensor in self._strangers.get(layer.index, ())}
+            if not used:
+                continue
+            paths = unregistered_paths(layer, lambda tensor: id(tensor) in used)  # noqa: B023 - used at once
+            shapes = [str(list(tensor.shape)) for tensor in self._strangers[layer.index]]
+            who = ", ".join(paths) or f"of shape {', '.join(shapes)}"
+            raise CallableError(
+                f"model: Parameter {who} is used in {place(layer)} but not registered, so no optimizer would ever "
+                "train it; assign it to an attribute of a module of that layer, or keep it in an nn.ParameterList"
+            )
+
+    def _check_loss(self, batch: Batch, computed: _Computed) -> None:
+        """Refuse a loss that keeps something.
+
+        Raises:
+            CallableError: it computes with parameters of its own, or changes when it is called.
+        """
+        if self._uncut.loss_strangers:
+            shapes = ", ".join(str(list(tensor.shape)) for tensor in self._uncut.loss_strangers)
+            found_in_layers = any(
+                strange for layer in self._uncut.chain for strange in unregistered_paths(layer, self._uncut.is_strange)
+            )
+            if not found_in_layers:
+                raise CallableError(
+                    f"loss: it computes with parameters of its own (of shape {shapes}), which no optimizer would ever "
+                    "train; put them into the last layer of the model, and give the loss what that layer returns"
+                )
+        module = self._loss if isinstance(self._loss, nn.Module) else nn.Module()
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        values = []
+        for _ in range(2):
+            seed_generators(self._seed)
+            output = tuple(
+                value.clone().requires_grad_(value.is_floating_point() or value.is_complex())
+                for value in computed.result
+            )
+            value = call_loss(self._loss, output[0] if len(output) == 1 else output, _copied(batch.target))
+            values.append(float(value.detach()))
+        changed = [name for name, buffer in module.named_buffers() if not same(buffer, before[name])]
+        where = "only the last stage of each virtual worker calls it, and nothing of it is averaged or saved"
+        if changed:
+            raise CallableError(
+                f"loss: its buffer {', '.join(changed)} changes when it is called, but {where}; put it into the last "
+                "layer of the model"
+            )
+        if not same(values[0], values[1]):
+            raise CallableError(
+                f"loss: called twice with one output and one target it returns {values[0]:.6g} and {values[1]:.6g}, so "
+                f"it keeps something between calls, but {where}; put what it keeps into a buffer of the last layer"
+            )
+
+    def _check_made_alike(self) -> None:
+        """Refuse a model that is another one each time it is made: every stage makes it for itself."""
+        ours = self._uncut.chain
+        if [dict(layer.parameters) for layer in ours] != [dict(layer.parameters) for layer in self._chain]:
+            raise CallableError(
+                "model: called twice, it returned models with other layers or parameters; every stage makes it for "
+                "itself, so it must return the same one each time"
+            )
+        for layer, again in zip(self._chain, ours, strict=True):
+            tensors = {**_all_tensors(layer), **{f"buffer {k}": v for k, v in _all_buffers(layer).items()}}
+            others = {**_all_tensors(again), **{f"buffer {k}": v for k, v in _all_buffers(again).items()}}
+            for name, tensor in tensors.items():
+                if name not in others or not same(tensor, others[name]):
+                    raise CallableError(
+                        f"model: made twice under one seed, its {name} differs; every stage makes the model for "
+                        "itself: draw from torch, `random` or NumPy's global functions, or from a generator with a "
+                        "fixed seed"
+                    )
+
+
+class _Uncut:
+    """The user's model, run as the user runs it, under hooks at its layers."""
+
+    def __init__(self, model: nn.Module, loss: LossFunction, seed: int) -> None:
+        self.model = model.to(_CPU)
+        self.chain = chain_of(model)
+        self._loss = loss
+        self._seed = seed
+        self.notices: list[str] = []
+        #: What is odd about the order in which its forward calls the layers, as a sentence without its end.
+        self.irregular = ""
+        #: It could not be compared layer by layer.
+        self.is_whole = False
+        #: Leaves behind the loss that are nobody's parameters.
+        self.loss_strangers: list[Tensor] = []
+        #: The forward of `nn.Sequential` is its chain; but that it cannot hand on several values at once.
+        self._is_chain = not has_forward(model) or (
+            isinstance(model, nn.Sequential)
+            and type(model).forward is nn.Sequential.forward
+            and list(map(id, model)) == [id(layer.module) for layer in self.chain]
+        )
+        if not has_forward(model):
+            self.notices.append(
+                f"{type(model).__name__} has layers() and no forward of its own: what its layers compute, one after "
+                "the other, is taken for what it computes"
+            )
+
+    def is_strange(self, tensor: Tensor) -> bool:
+        return any(tensor is stranger for stranger in self.loss_strangers)
+
+    def take_over(self, weights: Mapping[str, Tensor]) -> None:
+        """Really have these weights from now on, as after a step of an optimizer."""
+        with torch.no_grad():
+            for layer in self.chain:
+                for local, name in layer.parameters.items():
+                    layer.module.get_parameter(local).copy_(weights[name])
+
+    def train(self, batch: Batch) -> _Computed:
+        """Forward, loss and backward in training mode."""
+        enter_training(mode for layer in self.chain for mode in layer.modes)
+        if not self.is_whole:
+            watch = _Watch(self.chain, lambda layer: layer_seed(self._seed, _VW, _FIRST, layer.index))
+            buffers = _buffers_of(self.chain)
+            with watch:
+                result = self._call(batch, watch)
+            if watch.is_regular:
+                return self._computed(batch, result, watch.outputs)
+            self._note_whole(watch)
+            # Once more without hooks, which seeded some layers and others not.
+            _load_buffers(self.chain, buffers)
+        seed_generators(self._seed)
+        return self._computed(batch, self._call(batch, None), None)
+
+    def _computed(self, batch: Batch, result: Values, outputs: tuple[Values, ...] | None) -> _Computed:
+        found = tuple(value.detach().clone() for value in result)
+        loss = call_loss(self._loss, result[0] if len(result) == 1 else result, _copied(batch.target))
+        named = {
+            name: layer.module.get_parameter(local) for layer in self.chain for local, name in layer.parameters.items()
+        }
+        own = {id(parameter) for parameter in named.values()}
+        self.loss_strangers = [leaf for leaf in leaves_behind([loss]) if id(leaf) not in own]
+        for parameter in named.values():
+            parameter.grad = None
+        if loss.requires_grad:
+            with _backward_told("the model itself"):
+                torch.autograd.backward(loss)
+        gradients: dict[str, Tensor | None] = {}
+        for name, parameter in named.items():
+            gradients[name], parameter.grad = parameter.grad, None
+        return _Computed(outputs, found, float(loss.detach()), gradients)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> tuple[Values, tuple[Values, ...] | None]:
+        """Forward in the model's own evaluation mode: what it returns, and what every layer does."""
+        self.model.eval()
+        if not self.is_whole:
+            watch = _Watch(self.chain, lambda layer: evaluation_layer_seed(self._seed, _VW, _FIRST, layer.index))
+            with watch:
+                result = self._call(batch, watch)
+            if watch.is_regular:
+                return result, watch.outputs
+            self._note_whole(watch)
+        seed_generators(self._seed)
+        return self._call(batch, None), None
+
+    @torch.no_grad()
+    def evaluate_bare(self, batch: Batch) -> Values | None:
+        """The same without hooks; None if the model draws random numbers even then."""
+        self.model.eval()
+        seed_generators(self._seed)
+        before = generator_states()
+        result = self._call(batch, None)
+        return result if generator_states() == before else None
+
+    def _call(self, batch: Batch, watch: _Watch | None) -> Values:
+        values = tuple(value.clone() for value in batch.inputs)
+        current: Layer | None = None
+        try:
+            if self._is_chain:
+                for layer in self.chain:
+                    current = layer
+                    values = as_values(layer.module(*values), layer)
+                return values
+            result = self.model(*values)
+        except HetpipeError:
+            raise
+        except Exception as error:
+            current = current or (None if watch is None else watch.current)
+            if current is not None:
+                received = values if watch is None else watch.received
+                raise UncutFailure(f"model: {_failure_in(current, received, error)}") from error
+            raise UncutFailure(
+                f"model: {type(self.model).__name__}'s own forward failed on input of shape {_shapes(values)}: "
+                f"{type(error).__name__}: {error}; it must take what the first layer takes"
+            ) from error
+        if isinstance(result, Tensor):
+            return (result,)
+        if isinstance(result, tuple | list) and result and all(isinstance(item, Tensor) for item in result):
+            return tuple(result)
+        raise CallableError(
+            f"model: {type(self.model).__name__}'s own forward returned {type(result).__name__}; like its last layer "
+            "it must return a tensor or a flat tuple of tensors"
+        )
+
+    def _note_whole(self, watch: _Watch) -> None:
+        self.is_whole = True
+        self.irregular = watch.irregular
+        self.notices.append(
+            f"{watch.irregular}, so the model was compared with its layers as a whole and within rounding, not layer "
+            "by layer"
+        )
+
+
+class _Watch:
+    """Hooks on the layers of a model: they seed, normalise, and note what goes through, for one forward."""
+
+    def __init__(self, chain: Sequence[Layer], seed_of: Callable[[Layer], int]) -> None:
+        self._chain = chain
+        self._seed_of = seed_of
+        self._handles: list[Any] = []
+        self._depth = 0
+        self._outputs: list[Values] = []
+        self.irregular = ""
+        self.current: Layer | None = None
+        """The layer that is running."""
+        self.received: Values = ()
+
+    def __enter__(self) -> None:
+        for module in {id(layer.module): layer.module for layer in self._chain}.values():
+            self._handles.append(module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._after))
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether the forward called each layer once, in order; else `irregular` says what it did."""
+        if not self.irregular and len(self._outputs) < len(self._chain):
+            missing = self._chain[len(self._outputs)]
+            self.irregular = f"The model's own forward never calls {place(missing)}"
+        return not self.irregular
+
+    @property
+    def outputs(self) -> tuple[Values, ...] | None:
+        """Of every layer."""
+        return tuple(self._outputs) if self.is_regular else None
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        position = len(self._outputs)
+        called = next(layer for layer in self._chain if layer.module is module)
+        if self.irregular or position == len(self._chain) or self._chain[position].module is not module:
+            if not self.irregular:
+                due = (
+                    "after the last layer" if position == len(self._chain) else f"before {place(self._chain[position])}"
+                )
+                self.irregular = f"The model's own forward calls {place(called)} {due}"
+            self.current = called
+            return None
+        layer = self._chain[position]
+        self.current = layer
+        self.received = tuple(value for value in args if isinstance(value, Tensor))
+        seed_generators(self._seed_of(layer))
+        return tuple(at_boundary((value,))[0] if isinstance(value, Tensor) else value for value in args), kwargs
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._depth -= 1
+        if self._depth or self.irregular:
+            return
+        layer = self._chain[len(self._outputs)]
+        # Cloned: what comes next may work in place.
+        self._outputs.append(tuple(value.detach().clone() for value in as_values(output, layer)))
+        self.current = None
+
+
+OnLayer = Callable[[Layer, Values, Values], None]
+OnGradients = Callable[[Layer, Mapping[str, Tensor | None]], None]
+
+
+class _Cut:
+    """The layers, each one a stage of its own."""
+
+    def __init__(self, chain: Sequence[Layer], loss: LossFunction, seed: int, *, is_seeded: bool = True) -> None:
+        stage = StageCompute if is_seeded else _UnseededCompute
+        self._chain = chain
+        self._stages = [
+            stage(
+                (layer,),
+                vw=_VW,
+                seed=seed,
+                device=_CPU,
+                loss=loss if layer is chain[-1] else None,
+                watches_activations=False,
+            )
+            for layer in chain
+        ]
+        self.current = chain[0]
+        """The layer that is running."""
+        self.strangers: dict[int, list[Tensor]] = {}
+        """Layer → what it computes with that is not registered in it."""
+
+    def forward(
+        self, p: Minibatch, weights: Mapping[str, Tensor], batch: Batch, on_layer: OnLayer | None = None
+    ) -> tuple[Values, float]:
+        """The outputs of the last layer, and the loss. `on_layer` hears what each layer received and returned."""
+        values = tuple(value.clone() for value in batch.inputs)
+        for layer in self._chain:
+            # The layer may work in place.
+            received = tuple(value.detach().clone() for value in values) if on_layer else ()
+            given, values = values, self.run_layer(layer, p, weights, values)
+            found = strangers(values, _of(layer, weights), given)
+            if found:
+                self.strangers[layer.index] = found
+            if on_layer is not None:
+                on_layer(layer, received, values)
+        outputs = tuple(value.detach().clone() for value in values)
+        return outputs, self._stages[-1].loss(p, values, _copied(batch.target))
+
+    def run_layer(self, layer: Layer, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
+        """What `layer` returns."""
+        self.current = layer
+        with _told(layer, values):
+            return self._stages[layer.index].forward(p, _of(layer, weights), values)
+
+    def backward(self, p: Minibatch, weights: Mapping[str, Tensor], on_gradients: OnGradients) -> None:
+        """The backward of `p`; `on_gradients` hears the gradients of each layer's parameters, the last layer first."""
+        gradients: Sequence[Tensor | None] | None = None
+        for layer in reversed(self._chain):
+            self.current = layer
+            found = self._stages[layer.index].backward(p, _of(layer, weights), gradients)
+            on_gradients(layer, found.weights)
+            gradients = found.inputs
+
+    def evaluate(self, weights: Mapping[str, Tensor], batch: Batch, on_layer: OnLayer) -> Values:
+        """The outputs of the last layer in evaluation mode."""
+        values = tuple(value.clone() for value in batch.inputs)
+        for layer in self._chain:
+            self.current = layer
+            with _told(layer, values):
+                values = self._stages[layer.index].evaluate(_FIRST, _of(layer, weights), values)
+            on_layer(layer, (), values)
+        return values
+
+
+class _UnseededCompute(StageCompute):
+    """Draws on from one layer to the next, for the comparison with a model whose layers cannot be told apart."""
+
+    def _seed_for(self, p: Minibatch, layer: Layer) -> None:
+        """Leave the generators alone."""
+
+    def _seed_for_evaluation(self, number: int, layer: Layer) -> None:
+        """Leave the generators alone."""
+
+
+def place(layer: Layer) -> str:
+    """How a layer is called in a sentence: by its name, or by its number where that is its name."""
+    return f"layer {layer.index}" if layer.name.isdigit() else layer.name
+
+
+def _of(layer: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weights[name] for name in layer.parameters.values()}
+
+
+def _made_again(build: Callable[[], nn.Module], chain: Sequence[Layer]) -> nn.Module:
+    """A second instance of the model.
+
+    Raises:
+        CallableError: there is none.
+    """
+    model = build()
+    known = {id(module) for layer in chain for module in layer.module.modules()}
+    if not any(id(module) in known for module in model.modules()):
+        return model
+    fix = "return a new one at each call"
+    if any(layer.gradient_hooks for layer in chain):
+        raise CallableError(f"model: called twice, it returned the same modules, whose hooks cannot be copied; {fix}")
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise CallableError(
+            f"model: called twice, it returned the same modules, which cannot be copied ({type(error).__name__}: "
+            f"{error}); {fix}"
+        ) from error
+
+
+def _other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leaves that differ from `weights` in every element, by a few percent of their size."""
+    generator = torch.Generator().manual_seed(0)
+    others: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        size = float(torch.linalg.vector_norm(weight)) / max(1, weight.numel()) ** 0.5
+        # Of the same strides, as parameters that are stepped in place keep theirs.
+        other = torch.empty_like(weight)
+        (torch.view_as_real(other) if other.is_complex() else other).uniform_(-1.0, 1.0, generator=generator)
+        others[name] = other.mul_(size * _CHANGED_SHARE or _CHANGED_ZERO).add_(weight).requires_grad_()
+    return others
+
+
+def _all_tensors(layer: Layer) -> dict[str, Tensor]:
+    names = {**layer.parameters, **layer.frozen}
+    return {f"parameter {name}": layer.module.get_parameter(local).detach() for local, name in names.items()}
+
+
+def _all_buffers(layer: Layer) -> dict[str, Tensor]:
+    return {name: layer.module.get_buffer(local) for local, name in layer.buffers.items()}
+
+
+def _buffers_of(chain: Sequence[Layer]) -> list[dict[str, Tensor]]:
+    """Copies of the buffers of every layer."""
+    return [{name: buffer.detach().clone() for name, buffer in layer.module.named_buffers()} for layer in chain]
+
+
+def _load_buffers(chain: Sequence[Layer], buffers: Sequence[Mapping[str, Tensor]]) -> None:
+    with torch.no_grad():
+        for layer, copies in zip(chain, buffers, strict=True):
+            for name, value in copies.items():
+                layer.module.get_buffer(name).copy_(value)
+
+
+def _copied(target: Any) -> Any:
+    """A target whose tensors nobody else has."""
+    if isinstance(target, Tensor):
+        return target.clone()
+    if isinstance(target, tuple | list):
+        return type(target)(_copied(item) for item in target)
+    return {key: _copied(item) for key, item in target.items()} if isinstance(target, dict) else target
+
+
+def _in_flight(layer: Layer, what: str) -> CallableError:
+    return CallableError(
+        f"model: in {place(layer)}, with two minibatches in flight, {what}: it keeps something of its newest forward "
+        "that the backward of an older one then reads; keep it in the graph (ctx.save_for_backward, or an output)"
+    )
+
+
+def _shapes(values: Values) -> str:
+    return ", ".join(str(list(value.shape)) for value in values)
+
+
+def _failure_in(layer: Layer, values: Values, error: Exception) -> str:
+    return (
+        f"layer {layer.index} ({layer.name}) failed on input of shape {_shapes(values)}: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+@contextmanager
+def _told(layer: Layer, values: Values) -> Iterator[None]:
+    """What the layer's own code raises, as one sentence."""
+    try:
+        yield
+    except HetpipeError:
+        raise
+    except Exception as error:
+        raise UncutFailure(f"model: {_failure_in(layer, values, error)}") from error
+
+
+@contextmanager
+def _backward_told(who: str) -> Iterator[None]:
+    """What a backward raises, as one sentence."""
+    try:
+        yield
+    except HetpipeError:
+        raise
+    except Exception as error:
+        raise UncutFailure(f"model: the backward of {who} failed: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _memory_errors_told(chain: Sequence[Layer]) -> Iterator[None]:
+    """An allocation that failed is told as the size of the proof.
+
+    Raises:
+        CallableError: the host has too little memory.
+    """
+    try:
+        yield
+    except (CallableError, MemoryError, RuntimeError) as error:
+        cause = error.__cause__ if isinstance(error, CallableError) else error
+        if not (isinstance(cause, MemoryError) or "can't allocate memory" in str(cause)):
+            raise
+        num_bytes = sum(tensor.nbytes for layer in chain for tensor in layer.module.parameters())
+        raise CallableError(
+            f"model: the proof before training does not fit into this host's memory: it needs about five times the "
+            f"{num_bytes / 1e9:.1f} GB of the weights, and the activations of {PROVEN_SAMPLES} samples twice; inspect "
+            "the job on a node with more memory, or make room there"
+        ) from error

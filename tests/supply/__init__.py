@@ -1,0 +1,1 @@
+"""What hetpipe is built of: locked packages, and images by digest."""
