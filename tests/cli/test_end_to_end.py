@@ -93,10 +93,10 @@ def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatc
 
 
 def test_user_code_that_cannot_be_used(tmp_path: Path) -> None:
-    job = write_job(tmp_path, model="tests.models:nope")
+    job = write_job(tmp_path, model="tests.models:undefined")
     outcome = hetpipe("train", job, "--json", "--run-dir", tmp_path / "run")
     assert outcome.returncode == 2
-    assert last_line(outcome) == {"errors": ["model: `tests.models` has no `nope`; define it there"]}
+    assert last_line(outcome) == {"errors": ["model: `tests.models` has no `undefined`; define it there"]}
     assert "Traceback" not in outcome.stdout + outcome.stderr
     assert last_line(hetpipe("status", tmp_path / "run", "--json"))["state"] == "failed"
 

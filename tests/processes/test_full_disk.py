@@ -152,7 +152,11 @@ def test_a_full_disk_is_told_at_once_and_the_first_cause_stays_the_last_line(
     assert "; resume with: hetpipe train --resume" in error
     met = {condition["kind"] for condition in outcome.result["conditions"]}
     assert met >= WHILE_FULL
-    assert json_of(disk.run_dir / "result.json") == {"state": "failed", **outcome.result}
+    assert json_of(disk.run_dir / "result.json") == {
+        "state": "failed",
+        "error": "CheckpointNotWritten",
+        **outcome.result,
+    }
 
 
 def json_of(path: Path) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def check(case: Case, train: Train, outcome: Outcome) -> None:
         assert torch.equal(found[f"weights/{weight}"], expected), weight
 
 
+@pytest.mark.exhaustive
 def test_a_parameter_server_without_its_disk(tmp_path: Path) -> None:
     case = Case(
         weights="stash", workers=2, servers=2, every_waves=4, optimizer=MOMENTUM, batch_size=4, minibatches=60, wave=2

@@ -54,7 +54,7 @@ def test_the_screen_of_a_follower_says_so_and_when_it_is_back(server: Server, tm
         def await_line(text: str) -> None:
             wait_until(lambda: text in screen.read_text(), timeout_seconds=60.0, what=f"{text} on the screen")
 
-        await_line("waits for")
+        await_line("state=pending")
         assert metric(metrics, "hetpipe_store_unreachable") == "0.0"
         server._process.send_signal(signal.SIGSTOP)
         await_line("event=condition_raised condition=store_unreachable who=Redis")
