@@ -87,8 +87,8 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("batch = .*", "of a batch that was taken, or a later one"),
     ),
     "SubmitJob": (
-        ("has_begun = True", "it goes on from its newest checkpoint"),
         ("(restore|run_dir|import_path) = .*", "folders are named by who may hand in jobs"),
+        ("has_begun = True", "it goes on from its newest checkpoint"),
     ),
     "StopJob": (("job_id = ''", "the newest job"),),
     "DrainWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
