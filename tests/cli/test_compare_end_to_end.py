@@ -13,6 +13,7 @@ from tests.cli.test_end_to_end import hetpipe, last_line
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_and_going_on_with_it(tmp_path: Path) -> None:
     job, kept, page = write_job(tmp_path), tmp_path / "kept", tmp_path / "page.html"
     arguments = ("compare", job, "--seeds", "1", "--run-dir", kept, "--json")

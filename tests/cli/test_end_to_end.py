@@ -137,6 +137,7 @@ def service(name: str, *arguments: str) -> Iterator[str]:
             process.communicate(timeout=20.0)
 
 
+@pytest.mark.exhaustive
 def test_a_job_on_services_with_tls_that_were_started_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What the environment names is for the commands; services are told their own.
     monkeypatch.setenv("HETPIPE_TLS", str(cluster().tls(OPERATOR).folder))

@@ -11,7 +11,7 @@ from hetpipe.coordinator.candidate import Candidate
 from hetpipe.coordinator.coordinator import Coordinator
 from hetpipe.coordinator.memory_store import MemoryStore
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import StoreUnavailable
+from hetpipe.errors import PermissionDenied, StoreUnavailable
 from hetpipe.spec.commands import ChildExit, StageNews
 from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.events import ConditionCleared, ConditionRaised, JobEnded, JobState, Rewound
@@ -77,7 +77,8 @@ class TestWhoTells:
 
     def test_nobody_who_does_not_serve_the_job(self, cluster: Cluster) -> None:
         tell(cluster, GIVEN_UP, job_id=JobId("another-job"))
-        cluster.beat("n0", conditions={JOB_ID: (GIVEN_UP,)})
+        with pytest.raises(PermissionDenied, match="which parameter servers have"):
+            cluster.beat("n0", conditions={JOB_ID: (GIVEN_UP,)})
         assert events(cluster, ConditionRaised) == []
 
 

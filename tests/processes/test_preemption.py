@@ -61,7 +61,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     "kind",
     [
         pytest.param({"workers": {"count": 2, "stages": 1}}, marks=pytest.mark.exhaustive),
-        {"workers": {"count": 1, "stages": 2}, "sync": {"kind": "none", "minibatches_per_wave": 2}},
+        pytest.param(
+            {"workers": {"count": 1, "stages": 2}, "sync": {"kind": "none", "minibatches_per_wave": 2}},
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["wsp", "none"],
 )

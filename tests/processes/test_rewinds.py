@@ -63,6 +63,7 @@ def test_a_parameter_server_without_its_disk(tmp_path: Path) -> None:
     check(case, train, train.finish(120.0))
 
 
+@pytest.mark.exhaustive
 def test_the_coordinator_and_the_clock_shard_without_its_disk_at_once(tmp_path: Path) -> None:
     case = Case(
         weights="stash", workers=2, servers=2, every_waves=4, optimizer=MOMENTUM, batch_size=4, minibatches=60, wave=2
