@@ -83,7 +83,7 @@ class TestWhatIsKept:
             cluster.boot(0)
 
     def test_a_later_term_begins_anew_and_deletes_the_old_one(self, tmp_path: Path) -> None:
-        Cluster(tmp_path, num_shards=1).begin()
+        Cluster(tmp_path, num_shards=1).begin().processes[0].state.wait_idle()
         later = Cluster(tmp_path, num_shards=1, term=2)
 
         assert later.processes[0].state.old_pushes is None

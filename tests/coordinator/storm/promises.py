@@ -6,6 +6,7 @@ from collections import Counter
 
 from hetpipe.coordinator.exchange import SendCommand
 from hetpipe.coordinator.job_host import JobHost
+from hetpipe.coordinator.patience import Patience
 from hetpipe.errors import UnknownJob
 from hetpipe.spec.commands import StartStageCommand
 from hetpipe.spec.events import JobState, WorkerQuarantined
@@ -16,6 +17,9 @@ from .world import World
 
 #: Notices are this far apart, and some more as time goes in steps.
 _SILENT_SECONDS = 8.0
+
+#: The same of a place in the queue that stays as it is.
+_SILENT_QUEUE_SECONDS = Patience().queue_notice_seconds + 3.0
 
 #: How the sentence of a job ends that was given up although the store knows what was handed in.
 _GIVEN_UP = ("no parameter server tells of it", "its folder for state holds nothing of it", "its disk is gone")
@@ -120,7 +124,15 @@ class Promises:
                 return f"it was given up, and could have gone back to a checkpoint: {record.failure}"
             return "" if record.state is not JobState.FAILED or record.failure else "it failed without a reason"
         host = coordinator.host(job_id)
+        if host is not None and host.machine.queue_place is not None and self._is_crowded(host):
+            return ""
         return "nobody leads it" if host is None else self._who_waits(host) or self._strangers(host)
+
+    def _is_crowded(self, host: JobHost) -> bool:
+        """Whether another job has devices, so that this one may wait for its turn."""
+        assert self._world.coordinator is not None
+        others = [other for other in self._world.coordinator._hosts.values() if other is not host]
+        return any(other.machine.agents and not other.machine.state.is_terminal for other in others)
 
     def check_told(self, job_id: JobId) -> None:
         """Whoever waits says for whom; what gets ready, and a job that nobody leads, have a time of their own."""
@@ -129,7 +141,9 @@ class Promises:
         if host is None or host.machine.state.is_terminal:
             return
         why, (_, at) = self._who_waits(host), self._told.get(job_id, (0, self._world.now))
-        if why and "starting" not in why and self._world.now - at > _SILENT_SECONDS:
+        is_queued = host.machine.queue_place is not None
+        silent_seconds = _SILENT_QUEUE_SECONDS if is_queued else _SILENT_SECONDS
+        if why and "starting" not in why and self._world.now - at > silent_seconds:
             raise Broken(f"{job_id} waits in silence: {why}")
 
     def left_over(self, job_id: JobId) -> str:
@@ -144,7 +158,8 @@ class Promises:
         """Who does not train that should."""
         lives, state = host.machine.lives, host.machine.state
         if lives is None or state is not JobState.RUNNING:
-            return f"it is {state}"
+            place = host.machine.queue_place
+            return f"it is {state}" if place is None else f"it is {state}: {place}"
         quarantined = {told.event.vw for told in host.events if isinstance(told.event, WorkerQuarantined)}
         for worker in lives:
             is_out = worker.state is LifeState.OUT and (worker.stays_out or worker.vw in quarantined)
