@@ -54,6 +54,7 @@ def test_ctrl_c_checkpoints_and_a_resume_goes_on(tmp_path: Path) -> None:
     assert outcome.result["staleness"]["violations"] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_second_ctrl_c_stops_now(tmp_path: Path) -> None:
     checkpoint, shape = {"every_waves": 4, "keep": 1}, {"count": 1, "stages": 2}
     job = write_job(tmp_path, epochs=100_000, checkpoint=checkpoint, workers=shape)

@@ -26,9 +26,9 @@ ADAMW = {"name": "AdamW", "lr": 0.01}
 CASES = [
     ("32", 1, 1, 1, 0, SGD, "auto"),
     ("32", 1, 3, 2, 1, ADAMW, "grpc"),
-    ("64", 2, 3, 2, 4, MOMENTUM, "auto"),
 ]
 MORE_CASES = [
+    ("64", 2, 3, 2, 4, MOMENTUM, "auto"),
     ("32", 3, 2, 2, 0, ADAMW, "auto"),
     ("64", 3, 3, 4, 4, MOMENTUM, "grpc"),
     ("64", 1, 2, 4, 0, MOMENTUM, "auto"),

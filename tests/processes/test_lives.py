@@ -80,6 +80,7 @@ def test_a_stage_that_is_killed_and_one_that_hangs(tmp_path: Path) -> None:
     assert max(waves(train, 1, 0)) - killed_at < 1.0
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_is_killed_comes_back_with_all_its_virtual_workers(tmp_path: Path) -> None:
     job = write_job(tmp_path, **ENDLESS, workers={"count": 2, "stages": 1})
     train = Train(tmp_path, job)

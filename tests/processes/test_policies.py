@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stashed": {"weights": "stash", "workers": 2, "accumulate": 2, "wave": 4, "staleness": 0},
 }
 #: The others are for `make exhaustive`.
-FIRST = {"replicas", "norms"}
+FIRST = {"replicas"}
 
 
 @pytest.mark.parametrize(
