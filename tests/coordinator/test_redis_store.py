@@ -24,19 +24,6 @@ from tests.coordinator.store_contract import FIRST, Advance, StoreContract, acqu
 pytestmark = needs_redis
 
 
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(shared_server: Server) -> Server:
-    shared_server.redis.flushall()
-    return shared_server
-
-
 @pytest.fixture
 def store(server: Server) -> Iterator[Store]:
     store = RedisStore(server.url)

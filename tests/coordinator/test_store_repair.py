@@ -40,19 +40,6 @@ PASSWORD = "a long password"
 WAITS, RUNS, ENDED = JobId("waits"), JobId("runs"), JobId("ended")
 
 
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(shared_server: Server) -> Server:
-    shared_server.redis.flushall()
-    return shared_server
-
-
 @pytest.fixture
 def store(server: Server) -> Iterator[RedisStore]:
     store = RedisStore(server.url)
