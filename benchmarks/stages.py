@@ -225,6 +225,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         part_writer=PartWriter(lambda _clock: checkpoints[0], JobId("bench"), ""),
         guard=nullcontext(),
         stall_seconds=120.0,
+        last_checkpoint_seconds=0.0,
     )
     runner = StageRunner(parts, inbox)
     synchroniser.begin(inbox)

@@ -172,6 +172,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         ),
         guard=wiring.guard,
         stall_seconds=wiring.stall_seconds,
+        last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
     )
     return StageRunner(parts, inbox), client
 

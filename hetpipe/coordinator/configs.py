@@ -229,6 +229,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             data=run.data,
             checkpoint_every_waves=job.checkpoint.every_waves,
             checkpoint_keep=job.checkpoint.keep,
+            last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
             run_dir=run.submission.run_dir,
             progress=run.start,
             run=None if index else run,

@@ -20,8 +20,7 @@ from hetpipe.sync.records import SegmentRecord
 #: Between two calls at the clock shard: so long a stage may not know that its life is over, or its help wanted.
 CALL_SECONDS = 0.5
 
-#: How long the parameter servers may take to write what they have of the last checkpoint, and the pause between looks.
-LAST_CHECKPOINT_SECONDS = 10.0
+#: Between two looks whether the last checkpoint is complete.
 _PAUSE_SECONDS = 0.05
 
 
@@ -67,7 +66,7 @@ class Entry:
         parts = self._parts
         started = parts.clock.monotonic()
         while not parts.synchroniser.is_complete(parts.part_writer.folder(clock)):
-            if parts.clock.monotonic() - started > LAST_CHECKPOINT_SECONDS:
+            if parts.clock.monotonic() - started > parts.last_checkpoint_seconds:
                 raise CheckpointNotWritten(
                     f"{parts.identity} came back when the run had ended at clock {clock}, and nobody is left to write "
                     "its last checkpoint; resume from the newest complete one"

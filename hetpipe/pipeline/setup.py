@@ -118,3 +118,5 @@ class StageParts:
     """Held while torch's global generator is in use; a lock where stages share a process."""
     stall_seconds: float
     """Longest wait for anything before the stage gives up, naming what it waited for."""
+    last_checkpoint_seconds: float
+    """How long the checkpoint that ends the run is tried again; added to that for it."""

@@ -46,22 +46,30 @@ class Waiter:
         #: Called by whoever waits or works for long: a process that reports nothing counts as hung.
         self.show_life: Callable[[], None] = lambda: None
 
-    def sleep(self, reason: str, *, for_clock: bool, at_most_seconds: float = SAY_AFTER_SECONDS) -> None:
+    def sleep(
+        self,
+        reason: str,
+        *,
+        for_clock: bool,
+        at_most_seconds: float = SAY_AFTER_SECONDS,
+        extra_seconds: float = 0.0,
+    ) -> None:
         """Sleep until the bell rings or it is time to speak; the bell is held.
 
         Args:
             reason: ends "… waits for".
             for_clock: how the time is counted.
             at_most_seconds: ends the sleep earlier, for who has to look around now and then.
+            extra_seconds: added to `stall_seconds` for this wait.
 
         Raises:
-            DeadlineExceeded: this wait has lasted for `stall_seconds`.
+            DeadlineExceeded: this wait has lasted for `stall_seconds` and `extra_seconds`.
         """
         now = self._clock.monotonic()
         if self._since is None:
             self._since = self._said_at = now
         waited = now - self._since
-        if waited > self._stall_seconds:
+        if waited > self._stall_seconds + extra_seconds:
             raise DeadlineExceeded(f"{self._who} waited {waited:.0f} s for {reason}")
         if now - self._said_at > SAY_AFTER_SECONDS:
             self._said_at = now

@@ -215,6 +215,7 @@ def _parts(
         part_writer=PartWriter(lambda _: Path(), JobId(""), ""),
         guard=nullcontext(),
         stall_seconds=0.0,
+        last_checkpoint_seconds=0.0,
     )
 
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
 from hetpipe.durable import sync_dir, write_durably
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError, ProtocolViolation
 from hetpipe.failpoints import reach
@@ -39,7 +41,7 @@ from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
 from hetpipe.spec.requests import CheckpointFile, Requester
 from hetpipe.spec.sync import Progress
 from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
-from hetpipe.sync.segment import CHECKPOINTS
+from hetpipe.sync.segment import CHECKPOINTS, ends_run
 
 _log = get_logger(__name__)
 
@@ -59,6 +61,8 @@ class PartSet:
     num_stages: dict[VirtualWorkerIndex, int]
     """Of the virtual workers that are waited for, or whose parts are all here."""
     keepers: tuple[VirtualWorkerIndex, ...]
+    retries_until: float
+    """The time up to which a manifest that cannot be written is tried again."""
     parts: dict[str, CheckpointFile] = field(default_factory=dict)
     """By file name."""
 
@@ -115,7 +119,15 @@ class CheckpointKeeper:
     """Completes the checkpoints of one job, and deletes old ones. Thread-safe; every call may be repeated."""
 
     def __init__(
-        self, *, job_id: JobId, run_dir: Path, num_shards: int, keep: int, conditions: Conditions | None = None
+        self,
+        *,
+        job_id: JobId,
+        run_dir: Path,
+        num_shards: int,
+        keep: int,
+        conditions: Conditions | None = None,
+        last_checkpoint_seconds: float = 0.0,
+        time: TimeSource = SYSTEM_CLOCK,
     ) -> None:
         """Keep the newest `keep` complete checkpoints in `run_dir`, and what `worth_keeping` says.
 
@@ -125,8 +137,12 @@ class CheckpointKeeper:
             num_shards: parameter servers that write parts.
             keep: at least 1.
             conditions: hears when a checkpoint is given up, and when one is complete again; None: nobody does.
+            last_checkpoint_seconds: how long the manifest of the run's last one is tried again.
+            time: now.
         """
         self._conditions = conditions or Conditions()
+        self._last_checkpoint_seconds = last_checkpoint_seconds
+        self._time = time
         self._job_id = job_id
         self._run_dir = run_dir
         self._num_shards = num_shards
@@ -153,14 +169,18 @@ class CheckpointKeeper:
         match record:
             case SegmentRecord(start=clock, reasons=reasons) if CHECKPOINTS.intersection(reasons):
                 if clock == progress.clock:  # an older one is read again after a restart
-                    self.begin(progress, {member.vw: member.num_stages for member in record.present})
+                    num_stages = {member.vw: member.num_stages for member in record.present}
+                    self.begin(progress, num_stages, is_last=ends_run(reasons))
             case EvictRecord(vw=vw):
                 self.evict(vw)
             case _:
                 pass
 
-    def begin(self, progress: Progress, num_stages: Mapping[VirtualWorkerIndex, int]) -> None:
-        """A barrier that asks for a checkpoint is passed by these virtual workers, some of which may leave there."""
+    def begin(self, progress: Progress, num_stages: Mapping[VirtualWorkerIndex, int], *, is_last: bool = False) -> None:
+        """A barrier that asks for a checkpoint is passed by these virtual workers, some of which may leave there.
+
+        `is_last`: the run ends at it.
+        """
         clock = progress.clock
         with self._lock:
             if clock <= self._newest:
@@ -176,7 +196,8 @@ class CheckpointKeeper:
                 oldest = min(self._sets)
                 self._give_up(oldest, f"two barriers later {self._sets[oldest].missing[0]} is still missing")
             keepers = tuple(sorted(num_stages)[:NUM_KEEPERS])
-            self._sets[clock] = PartSet(progress, self._num_shards, dict(num_stages), keepers)
+            until = self._time.monotonic() + (self._last_checkpoint_seconds if is_last else 0.0)
+            self._sets[clock] = PartSet(progress, self._num_shards, dict(num_stages), keepers, until)
 
     def evict(self, vw: VirtualWorkerIndex) -> None:
         """A virtual worker is gone."""
@@ -265,7 +286,11 @@ class CheckpointKeeper:
         except (OSError, HetpipeError) as error:  # the latter only where a test asks for it
             with suppress(OSError):
                 (folder / MANIFEST).unlink(missing_ok=True)
-            self._give_up(clock, f"its manifest could not be written: {error}")
+            reason = f"its manifest could not be written: {error}"
+            if self._time.monotonic() < parts.retries_until:
+                _log.warning("checkpoint_manifest_waits", clock=clock, reason=reason)  # for the next report of a part
+            else:
+                self._give_up(clock, reason)
             return
         _log.info("checkpoint_complete", clock=clock, files=len(files))
         self.newest_complete = clock

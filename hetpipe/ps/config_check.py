@@ -28,6 +28,9 @@ from hetpipe.spec.sync import DataSpec, Progress, SyncSpec
 
 _COMBINES = ("sum", "mean")
 
+#: Nobody waits longer for a disk: a day, as in a job file.
+_MOST_SECONDS = 86_400.0
+
 
 def check_config(config: ShardConfig, *, memory_bytes: int) -> None:
     """Refuse what no shard could serve.
@@ -71,6 +74,8 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
     every = config.checkpoint_every_waves
     if config.checkpoint_keep < 1 or (every is not None and not 1 <= every < MAX_COUNT):
         yield f"checkpoints every {every} waves of which {config.checkpoint_keep} are kept"
+    if not 0 <= config.last_checkpoint_seconds <= _MOST_SECONDS:
+        yield f"the last checkpoint tried again for {config.last_checkpoint_seconds} s; at most {_MOST_SECONDS}"
     yield from _mistakes_of_slices(config.slices)
     yield from _mistakes_of_sync(config.sync)
     yield from _mistakes_of_data(config.data)

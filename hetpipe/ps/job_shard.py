@@ -84,6 +84,7 @@ class JobShard:
                 run_dir=Path(config.run_dir),
                 num_shards=config.num_shards,
                 keep=config.checkpoint_keep,
+                last_checkpoint_seconds=config.last_checkpoint_seconds,
                 conditions=self.conditions,
             )
             self._clock_shard = ClockShard(

@@ -25,7 +25,7 @@ from hetpipe.spec.checkpoint import PartLabel, StoredSlice, shard_file
 from hetpipe.spec.ids import Clock, ShardIndex
 from hetpipe.spec.requests import CheckpointFile
 from hetpipe.sync.records import Record, SegmentRecord
-from hetpipe.sync.segment import CHECKPOINTS
+from hetpipe.sync.segment import CHECKPOINTS, ends_run
 from hetpipe.weights.flat import FlatBuffer
 
 _log = get_logger(__name__)
@@ -34,6 +34,9 @@ _TOO_SLOW = "older ones are not written yet: the disk is slow; let checkpoint.ev
 
 #: Pause before telling a clock shard again that could not be reached.
 _RETRY_SECONDS = 0.2
+
+#: Pause before writing a part of the run's last checkpoint again.
+_WRITE_AGAIN_SECONDS = 1.0
 
 
 class ReportPart(Protocol):
@@ -61,7 +64,7 @@ class ShardCheckpoints:
     def follow(self, record: Record) -> None:
         """Begin to write if the record says that a barrier which asks for a checkpoint is passed."""
         if isinstance(record, SegmentRecord) and CHECKPOINTS.intersection(record.reasons):
-            self._begin(record.start)
+            self._begin(record.start, is_last=ends_run(record.reasons))
 
     def take_up(self, records: Sequence[Record], adopt: Callable[[], None] | None = None) -> None:
         """After a restart, do what the newest barrier asks for, unless that checkpoint is complete.
@@ -86,22 +89,27 @@ class ShardCheckpoints:
     def _folder(self, clock: Clock) -> Path:
         return checkpoint_dir(Path(self._shard.config.run_dir), clock)
 
-    def _begin(self, clock: Clock) -> None:
+    def _begin(self, clock: Clock, *, is_last: bool) -> None:
+        patience = self._shard.config.last_checkpoint_seconds if is_last else 0.0
+        until = self._clock.monotonic() + patience
         with self._lock:
-            is_late = self._num_waiting >= MAX_SETS
+            is_late = self._num_waiting >= MAX_SETS and not is_last
             self._num_waiting += 1
         weights: FlatBuffer | CheckpointNotWritten
         try:
             weights = CheckpointNotWritten(_TOO_SLOW) if is_late else self._shard.hold(clock)
         except ClockFreed as error:
             weights = CheckpointNotWritten(str(error))
-        self._writer.submit(self._write, clock, weights)
+        self._writer.submit(self._write, clock, weights, until)
 
-    def _write(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten) -> None:
-        """On the writer's thread; `weights` are released. An error in their place says why there are none."""
+    def _write(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
+        """On the writer's thread; `weights` are released. An error in their place says why there are none.
+
+        A file that cannot be written is tried again `until` then.
+        """
         bind_context(job=self._shard.config.job_id, shard=self._shard.config.shard)
         try:
-            self._save_and_report(clock, weights)
+            self._save_and_report(clock, weights, until)
         except CheckpointNotWritten as error:
             _log.error("checkpoint_not_written", error=type(error).__name__, clock=clock, reason=str(error))
         except (HetpipeError, OSError) as error:
@@ -110,11 +118,11 @@ class ShardCheckpoints:
             with self._lock:
                 self._num_waiting -= 1
 
-    def _save_and_report(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten) -> None:
+    def _save_and_report(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
         folder, label = self._folder(clock), PartLabel(self._shard.config.job_id, clock, self._name)
         try:
             if not self._is_written(folder / label.name, label):
-                self._save(folder, label, weights)
+                self._save(folder, label, weights, until)
         except CheckpointNotWritten as error:
             self._tell(clock, [], failure=str(error))
             raise
@@ -131,14 +139,23 @@ class ShardCheckpoints:
         except CheckpointError:
             return False
 
-    def _save(self, folder: Path, label: PartLabel, weights: FlatBuffer | CheckpointNotWritten) -> None:
+    def _save(self, folder: Path, label: PartLabel, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
         if isinstance(weights, CheckpointNotWritten):
             raise weights
         pieces = [
             (StoredSlice(s.parameter.name, s.start, s.stop, s.parameter.shape), weights.views[slice_name(s)])
             for s in self._shard.config.slices
         ]
-        save_slices(folder, label, pieces)
+        while True:
+            try:
+                save_slices(folder, label, pieces)
+            except CheckpointNotWritten as error:
+                if self._clock.monotonic() >= until or self._stopped.is_set():
+                    raise
+                _log.warning("checkpoint_waits_for_room", clock=label.clock, reason=str(error))
+                self._clock.sleep(_WRITE_AGAIN_SECONDS)
+            else:
+                return
 
     def _tell(self, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> None:
         """Report until it is heard: the clock shard may be away, and then comes back."""

@@ -32,3 +32,5 @@ class PatienceSection(Section):
     """A stage process: until it is connected with its neighbours."""
     stop: _Wait = Field(default=timedelta(seconds=600), examples=["10min"])
     """The barrier of a stop, as the minibatches under way have to end; this, too, is the whole time."""
+    last_checkpoint: _Wait = Field(default=timedelta(seconds=60), examples=["60s"])
+    """The checkpoint that ends a run, where a disk is full or broken: it is tried again every second for so long."""

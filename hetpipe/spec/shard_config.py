@@ -33,6 +33,8 @@ class ShardConfig:
     """What the clock shard keeps for a coordinator that has never heard of the job; None for the others."""
     clock_shard_id: str = ""
     """Member id of the clock shard, which with TLS it must prove; empty in what earlier versions have kept."""
+    last_checkpoint_seconds: float = 60.0
+    """How long the checkpoint that ends the run is tried again where a disk is full or broken."""
 
 
 def shard_name(shard: ShardIndex) -> str:

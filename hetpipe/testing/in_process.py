@@ -303,6 +303,7 @@ class _Cluster:
             data=data,
             checkpoint_every_waves=job.checkpoint.every_waves,
             checkpoint_keep=job.checkpoint.keep,
+            last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
             run_dir=str(self._run.run_dir),
             progress=self._progress,
         )

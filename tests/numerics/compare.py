@@ -97,6 +97,7 @@ class Case:
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,
+            patience={"last_checkpoint": "1s"},
             schedule=self.schedule,
             parameter_servers=servers,
             checkpoint={"every_waves": self.every_waves, "keep": 3},

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from hetpipe.errors import CheckpointNotWritten, InjectedFault, LinkClosed, ProtocolViolation, StaleIncarnation
-from hetpipe.pipeline import entry
 from hetpipe.pipeline.checkpoint import CheckpointReader
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.reference import run_reference
@@ -224,11 +223,8 @@ def test_who_was_alone_goes_on_in_the_schedule_by_what_is_trained(tmp_path: Path
     assert state["0.weight"]["num_updates"] == 20
 
 
-def test_if_all_die_at_the_last_barrier_the_run_does_not_pass_for_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_all_die_at_the_last_barrier_the_run_does_not_pass_for_finished(tmp_path: Path) -> None:
     """Its weights are on the shards only; a resumed run does the rest again."""
-    monkeypatch.setattr(entry, "LAST_CHECKPOINT_SECONDS", 0.1)
     what = case(workers=1, stages=2, every_waves=5)
     with pytest.raises(CheckpointNotWritten, match="resume from the newest complete one"):
         survive(what, tmp_path / "a", death("before report_checkpoint", 16))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +22,7 @@ from hetpipe.spec.ids import Clock, JobId
 from hetpipe.testing.fake_clock import FakeClock
 
 NAME = "vw-0-stage-0.safetensors"
+LAST_CHECKPOINT_SECONDS = 20.0
 
 
 class Bell:
@@ -30,6 +31,7 @@ class Bell:
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
         self._lock = threading.RLock()
+        self.on_wait: Callable[[float], object] = lambda _: None
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -39,6 +41,7 @@ class Bell:
 
     def wait(self, seconds: float) -> None:
         self._clock.advance(seconds)
+        self.on_wait(self._clock.monotonic())
 
 
 class Stage:
@@ -48,7 +51,7 @@ class Stage:
         self.answers = list(answers)
         self.reports: list[tuple[Path | None, str]] = []
         self.clock = FakeClock()
-        bell = Bell(self.clock)
+        self.bell = bell = Bell(self.clock)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
         model.get_parameter("0.weight").requires_grad = False
         parts = SimpleNamespace(
@@ -62,6 +65,7 @@ class Stage:
             ),
             synchroniser=SimpleNamespace(report_checkpoint=self.report),
             clock=self.clock,
+            last_checkpoint_seconds=LAST_CHECKPOINT_SECONDS,
         )
         waiter = Waiter(
             "stage 0",
@@ -130,7 +134,7 @@ def test_who_leaves_waits_for_it_but_not_for_long(tmp_path: Path) -> None:
 
 def test_not_for_ever(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    with pytest.raises(DeadlineExceeded, match="stage 0 waited 60 s for the other parts of the checkpoint at clock 4"):
+    with pytest.raises(DeadlineExceeded, match="stage 0 waited 80 s for the other parts of the checkpoint at clock 4"):
         stage.run(is_last=True)
 
 
@@ -149,5 +153,21 @@ def test_a_disk_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
     ((path, failure),) = stage.reports
     assert path is None
     assert f"{NAME} cannot be written" in failure
+    assert stage.clock.monotonic() == 0, "the next one comes soon"
     with pytest.raises(CheckpointNotWritten, match="given up"):
         stage.run(is_last=True)
+    assert stage.clock.monotonic() == LAST_CHECKPOINT_SECONDS
+
+
+def test_the_last_one_is_written_as_soon_as_there_is_room(tmp_path: Path) -> None:
+    blocked = tmp_path / "no folder"
+    blocked.write_bytes(b"")
+    stage = Stage(blocked, [True])
+
+    def make_room(seconds: float) -> None:
+        if seconds > LAST_CHECKPOINT_SECONDS / 2:
+            blocked.unlink(missing_ok=True)
+
+    stage.bell.on_wait = make_room
+    stage.run(is_last=True)
+    assert stage.reports == [(stage.path, "")], "nobody was told of a failure"

@@ -54,13 +54,15 @@ class SmallDisk:
 
 
 @pytest.fixture
-def started(disk: SmallDisk) -> Iterator[Callable[[Path], Train]]:
+def started(disk: SmallDisk) -> Iterator[Callable[..., Train]]:
     """Begins a run of one stage on the small disk."""
     trains: list[Train] = []
 
-    def start(folder: Path) -> Train:
+    def start(folder: Path, last_checkpoint_seconds: int = 1) -> Train:
         shape = {"count": 1, "stages": 1}
-        trains.append(Train(folder, write_job(folder, **SLOW, epochs=100_000, workers=shape)))
+        patience = {"last_checkpoint": f"{last_checkpoint_seconds}s"}
+        job = write_job(folder, **SLOW, epochs=100_000, workers=shape, patience=patience)
+        trains.append(Train(folder, job))
         assert trains[-1].run_dir == disk.run_dir
         return trains[-1]
 
@@ -99,7 +101,7 @@ def of_kind(status: dict[str, Any], kind: ConditionKind) -> dict[str, Any]:
 
 
 def test_a_full_disk_is_told_at_once_and_the_first_cause_stays_the_last_line(
-    tmp_path: Path, disk: SmallDisk, started: Callable[[Path], Train]
+    tmp_path: Path, disk: SmallDisk, started: Callable[..., Train]
 ) -> None:
     train = started(tmp_path)
     train.wait_for_checkpoint(120.0)
@@ -157,6 +159,27 @@ def test_a_full_disk_is_told_at_once_and_the_first_cause_stays_the_last_line(
         "error": "CheckpointNotWritten",
         **outcome.result,
     }
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_ends_on_a_full_disk_waits_for_room(
+    tmp_path: Path, disk: SmallDisk, started: Callable[..., Train]
+) -> None:
+    train = started(tmp_path, last_checkpoint_seconds=100)
+    train.wait_for_checkpoint(120.0)
+
+    disk.fill()
+    wait_until_told(train, "condition_raised", {ConditionKind.DISK_NEARLY_FULL})
+    train.process.send_signal(signal.SIGINT)
+    wait_until(
+        lambda: "for room for the checkpoint that ends the run" in train.stderr(),
+        timeout_seconds=60.0,
+        what="the stage to say that it waits",
+    )
+    disk.make_room()
+    outcome = train.finish()
+
+    assert json_of(disk.run_dir / "result.json")["state"] == "stopped", outcome.stderr
 
 
 def json_of(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hetpipe.ps.manifest import MANIFEST, checkpoint_dir, newest_checkpoint, new
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, VirtualWorkerIndex
 from hetpipe.spec.requests import CheckpointFile
 from hetpipe.sync.records import EvictRecord, PublishRecord, SegmentMember, SegmentRecord
+from hetpipe.testing.fake_clock import FakeClock
 from tests.checkpoints import JOB, progress_at, shard_part, stage_part
 
 from .builders import requester
@@ -37,7 +39,10 @@ class Parts:
         self.restart()
 
     def restart(self) -> None:
-        self.keeper = CheckpointKeeper(job_id=JOB, run_dir=self.run_dir, num_shards=2, keep=self.keep)
+        self.time = FakeClock()
+        self.keeper = CheckpointKeeper(
+            job_id=JOB, run_dir=self.run_dir, num_shards=2, keep=self.keep, last_checkpoint_seconds=20.0, time=self.time
+        )
 
     def begin(self, clock: int, *, reasons: tuple[str, ...] = ("checkpoint",), left: tuple[int, ...] = ()) -> None:
         everybody = [
@@ -319,6 +324,32 @@ def test_what_is_torn_or_of_another_clock_is_not_adopted(parts: Parts) -> None:
     parts.keeper.adopt()
     assert not parts.shard(4, 0)
     assert parts.shard(4, 1)
+
+
+def test_the_manifest_that_ends_a_run_is_written_as_soon_as_there_is_room(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    for clock, has_room in ((4, True), (6, False)):
+        parts.begin(clock, reasons=("end",))
+        for vw, count in STAGES.items():
+            for stage in range(count):
+                parts.stage(clock, vw, stage)
+        parts.shard(clock, 0)
+        report = partial(parts.keeper.report_shard, ShardIndex(1), Clock(clock), [shard_part(parts.run_dir, clock, 1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            assert not report()
+            parts.time.advance(19.0)
+            assert not report()
+            if not has_room:
+                parts.time.advance(1.0)
+                with pytest.raises(CheckpointNotWritten, match=r"its manifest could not be written: .*No space left"):
+                    report()
+        if has_room:
+            assert report()
 
 
 def test_after_a_restart_a_complete_one_is_complete(parts: Parts) -> None:

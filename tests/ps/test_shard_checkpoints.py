@@ -150,6 +150,26 @@ def test_a_disk_that_cannot_be_written_to_is_told(rig: Rig) -> None:
     assert rig.heard(2)[2] == ""
 
 
+def test_the_part_that_ends_a_run_is_written_as_soon_as_there_is_room(rig: Rig) -> None:
+    rig.folder.parent.write_bytes(b"no folder")
+    rig.parts.follow(segment(0, "end"))
+    for _ in range(5):
+        assert rig.clock.wait_sleepers(1, timeout_seconds=SECONDS), "the writer does not try again"
+        assert not rig.told
+        rig.clock.advance(1.0)
+    rig.folder.parent.unlink()
+    assert rig.heard()[2] == ""
+    assert rig.path.exists()
+
+
+def test_but_not_for_ever(rig: Rig) -> None:
+    rig.folder.parent.write_bytes(b"no folder")
+    rig.parts.follow(segment(0, "end"))
+    assert "shard-0.safetensors cannot be written" in rig.heard()[2]
+    patience = rig.one.shard.config.last_checkpoint_seconds
+    assert patience <= rig.clock.monotonic() < patience + 5.0
+
+
 def test_it_is_told_until_the_clock_shard_hears(rig: Rig) -> None:
     absences = [PeerUnreachable("away"), Busy("back, and asked by everybody")]
 
