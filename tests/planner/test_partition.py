@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 
 import pytest
@@ -176,8 +177,13 @@ def test_a_job_and_the_planner_have_the_same_default_placement() -> None:
     assert job().parameter_servers.placement == PlanOptions().placement == "balanced"
 
 
-def test_weights_and_biases_are_spread_evenly_without_a_word_in_the_job() -> None:
-    plan = plan_job(job(), ModelReport(chained_weights_and_biases(), 40, None), [agent_info()], Term(1), JOB)
+@pytest.mark.parametrize("placement", [None, "round_robin"])
+def test_weights_and_biases_do_not_get_a_shard_each(placement: str | None) -> None:
+    """Dealt parameter by parameter, one of two shards would have more than 99 % of the elements."""
+    layers = tuple(replace(layer, parameters=layer.parameters[:2]) for layer in chained_weights_and_biases())
+    of = job() if placement is None else job(f"parameter_servers.placement={placement}")
+
+    plan = plan_job(of, ModelReport(layers, 40, None), [agent_info()], Term(1), JOB)
 
     held = [sum(s.stop - s.start for s in plan.slices if s.shard == shard) for shard in range(2)]
-    assert max(held) <= 0.55 * sum(held)
+    assert max(held) <= 0.6 * sum(held)
