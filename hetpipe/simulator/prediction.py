@@ -104,7 +104,7 @@ def run_forecast(
     Args:
         plan: who computes what.
         costs: the profile and the cluster.
-        options: how it is run; `minibatches`, `stragglers` and `contention` are ignored.
+        options: how it is run; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
         segments: of the run, in order; at least one minibatch in all.
         played: how its devices are played; None: they are real.
 
@@ -122,7 +122,13 @@ def run_forecast(
         if simulated and cost > budget:
             continue
         budget -= cost
-        how = replace(options, minibatches=minibatches, stragglers=stragglers, contention=played is None)
+        how = replace(
+            options,
+            minibatches=minibatches,
+            stragglers=stragglers,
+            contention=played is None,
+            staggered=played is None,  # in step they would compete for links as real ones do not for long
+        )
         simulated[minibatches] = simulate(plan, costs, how)
     samples = sum(length.samples * times for length, times in counts.items())
     samples_per_minibatch = len(plan.workers) * costs.profile.batch_size

@@ -20,6 +20,7 @@ from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.prediction import predicted, run_forecast, steady_waves
 from hetpipe.simulator.result import SimulationResult
 from hetpipe.simulator.simulate import simulate
+from hetpipe.spec.cluster import Links, LinkSpec
 from hetpipe.spec.policies import WeightPolicy
 from hetpipe.sync.segment import SegmentLength
 from tests.cli import plans
@@ -89,7 +90,8 @@ class TestRunForecast:
         options = PlanOptions(allocation="ED", staleness=staleness, minibatches_per_wave=TestRunForecast.N)
         document = choose_plan(profile, cluster, options, predict=predicted)
         costs = Costs(profile, cluster)
-        return simulated_plan(document, costs), costs, SimulationOptions(staleness=staleness, minibatches=1)
+        options_of_runs = SimulationOptions(staleness=staleness, minibatches=1, staggered=True)
+        return simulated_plan(document, costs), costs, options_of_runs
 
     @pytest.mark.parametrize("minibatches", [1, 2, 7, 30])
     def test_a_short_run_is_simulated_to_its_end(self, minibatches: int) -> None:
@@ -141,3 +143,20 @@ class TestRunForecast:
 
         assert len(simulated) < 10
         assert found.seconds == pytest.approx(exact, rel=0.1)
+
+    def test_a_very_long_run_is_as_fast_as_full_pipelines_also_where_links_bind(self) -> None:
+        profile, cluster = plans.profile(6), plans.cluster(2)
+        slow = Links(intra_node=cluster.links.intra_node, inter_node=LinkSpec(bandwidth_bytes_per_second=1e8))
+        cluster = cluster.model_copy(update={"links": slow})
+        document = choose_plan(
+            profile, cluster, PlanOptions(allocation="ED", staleness=4, minibatches_per_wave=self.N), predict=predicted
+        )
+        costs = Costs(profile, cluster)
+        minibatches = 9000
+        length = SegmentLength(minibatches, minibatches * profile.batch_size * len(document.virtual_workers))
+
+        found = run_forecast(
+            simulated_plan(document, costs), costs, SimulationOptions(staleness=4, minibatches=1), [length]
+        )
+
+        assert found.samples_per_second == pytest.approx(document.predicted.samples_per_second, rel=0.01)
