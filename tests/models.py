@@ -25,6 +25,11 @@ def mlp64() -> nn.Module:
     return _chain(torch.float64)
 
 
+def wide32() -> nn.Module:
+    """One weight of 256 KiB, which `balanced` cuts as soon as there are two shards."""
+    return nn.Sequential(nn.Linear(5, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 3))
+
+
 def dropout_batch_norm() -> nn.Module:
     return nn.Sequential(
         nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.Linear(8, 3)

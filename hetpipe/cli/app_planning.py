@@ -117,7 +117,7 @@ def plan(  # noqa: PLR0913 - one for each option
         str | None, typer.Option(metavar="N|auto", help="Minibatches per wave.  [default: the job's, else auto]")
     ] = None,
     placement: Annotated[
-        str | None, typer.Option(metavar="NAME", help="round_robin, balanced or ed_local.  [default: round_robin]")
+        str | None, typer.Option(metavar="NAME", help="balanced, round_robin or ed_local.  [default: balanced]")
     ] = None,
     staleness: Annotated[
         str | None, typer.Option("--D", metavar="N", help="Staleness bound, or inf.  [default: 0]")

@@ -14,10 +14,9 @@ from hetpipe.errors import UserError
 from hetpipe.planner.optimizer_slots import slots_of
 from hetpipe.planner.options import SCHEDULE_CHOICES, AllocationName, PlanOptions, ScheduleChoice
 from hetpipe.planner.reach_tables import Recompute
-from hetpipe.planner.shard_bytes import PlacementName
 from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.job import Job
-from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE, WEIGHT_POLICIES, WeightPolicy
+from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE, WEIGHT_POLICIES, PlacementName, WeightPolicy
 from hetpipe.spec.suggest import did_you_mean
 
 ALLOCATIONS: Mapping[str, AllocationName] = {name: name for name in get_args(AllocationName)}

@@ -12,6 +12,7 @@ from hetpipe.cli.text import count, duration, measure, rate, shown_path
 from hetpipe.cli.training import RunEnd
 from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobState
+from hetpipe.spec.plan_document import PlanDocument
 
 
 def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
@@ -22,15 +23,27 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     lines += _deaths(end.result.deaths)
     lines.append(_promises(end.result.staleness, where))
     if end.forecast is not None:
-        predicted, measured = end.forecast.predicted.samples_per_second, end.result.samples_per_second
-        lines.append(
-            f"speed:   predicted {rate(predicted)} samples/s for full pipelines, measured {rate(measured)} over the "
-            f"whole run, which also steps the optimizer, reads data and evaluates ({measured / predicted - 1:+.0%})"
-        )
+        lines.append(_compared(end.forecast, end.result.samples_per_second))
     lines.append(f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)")
     if end.resumable:
         lines.append(f"export:  hetpipe export {where} model.safetensors")
     return [*lines, *safety_lines(end.conditions)]
+
+
+def _compared(forecast: PlanDocument, measured: float) -> str:
+    """Both figures are samples by the time from the first minibatch to the end of the last, fills and drains included.
+
+    The plan of an earlier version says nothing of the run, only of full pipelines.
+    """
+    steady = forecast.predicted.samples_per_second
+    predicted, of_what = steady, "for full pipelines"
+    if forecast.run is not None:
+        predicted = forecast.run.samples_per_second
+        of_what = f"for a run of this length ({rate(steady)} with full pipelines)"
+    return (
+        f"speed:   predicted {rate(predicted)} samples/s {of_what}, measured {rate(measured)} over the whole run, "
+        f"which also steps the optimizer, reads data and evaluates ({measured / predicted - 1:+.0%})"
+    )
 
 
 def safety_lines(conditions: Sequence[Condition]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from hetpipe.coordinator.configs import Assignment
@@ -18,7 +19,9 @@ from hetpipe.planner.emulation import PlayedStage, emulations
 from hetpipe.planner.optimizer_slots import slots_of
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import plan_job
-from hetpipe.simulator.prediction import Played, predicted
+from hetpipe.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
+from hetpipe.simulator.options import SimulationOptions
+from hetpipe.simulator.prediction import Played, predicted, run_forecast
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.events import Submission
 from hetpipe.spec.ids import DeviceId, JobId, Term
@@ -28,6 +31,8 @@ from hetpipe.spec.plan import ModelReport, Plan, ProofReport
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.run import AgentInfo, StageEmulation
+from hetpipe.spec.sync import DataSpec, Progress
+from hetpipe.sync.segment import planned_lengths
 
 
 class Planner(Protocol):
@@ -125,6 +130,42 @@ def plan_run(
         played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
     planned = job.with_plan(counts, document.minibatches_per_wave)
     return PlannedRun(planned, plan, described, document, played, model)
+
+
+def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
+    """What was foreseen, and what is of this very run: of its segments from `start` on; None if it was not planned.
+
+    Raises:
+        PlanError: the plan cannot be simulated.
+    """
+    document, described, job = run.document, run.described, run.job
+    if document is None or described is None:
+        return document
+    segments = planned_lengths(
+        start,
+        data,
+        members=len(document.virtual_workers),
+        minibatches_per_wave=document.minibatches_per_wave,
+        checkpoint_every_waves=job.checkpoint.every_waves,
+    )
+    first = next(segments, None)
+    if first is None:
+        return document
+    costs = costs_of(document, described.profile, described.cluster)
+    forecast = run_forecast(
+        simulated_plan(document, costs),
+        costs,
+        SimulationOptions(
+            staleness=document.staleness,
+            minibatches=1,
+            weights=weight_policy(document.weights),
+            schedule=schedule_in(document),
+            deterministic=job.sync.deterministic and document.has_shards,
+        ),
+        chain([first], segments),
+        played=_played_as(job) if job.cluster.emulate else None,
+    )
+    return document.model_copy(update={"run": forecast})
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:

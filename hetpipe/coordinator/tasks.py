@@ -45,7 +45,7 @@ from hetpipe.coordinator.exchange import (
     WrappedUp,
     WrapUp,
 )
-from hetpipe.coordinator.planning import PLANNER, Planner, plan_run
+from hetpipe.coordinator.planning import PLANNER, Planner, plan_run, with_forecast
 from hetpipe.coordinator.replan_tasks import ReplanTasks, await_checkpoint
 from hetpipe.coordinator.shard_port import ShardPort
 from hetpipe.coordinator.store import Store
@@ -352,8 +352,10 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
 
     Raises:
         UserError: the folder cannot be written to.
+        PlanError: what was planned cannot be simulated.
     """
     run, start, num_samples = prepared.run, prepared.start, prepared.data.num_samples
+    foreseen = with_forecast(run, prepared.data, start)
     remaining = set(unused(start.used, num_samples))
     facts = {
         "num_samples": num_samples,
@@ -372,8 +374,8 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
         texts = {"plan.json": to_json(Plan, run.plan), "facts.json": json.dumps(facts)}
         if run.document is not None or submission.rewinds:
             texts["job.json"] = json.dumps(run.job.model_dump(mode="json"))
-        if run.document is not None:
-            texts["forecast.json"] = json.dumps(run.document.model_dump(mode="json"))
+        if foreseen is not None:
+            texts["forecast.json"] = json.dumps(foreseen.model_dump(mode="json"))
         if run.described is not None:
             texts["profile.json"] = document.to_json(run.described.profile)
             texts["cluster.yaml"] = _cluster_text(run.described)

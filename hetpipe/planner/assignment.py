@@ -71,12 +71,23 @@ def _slices(layer: LayerReport, document: PlanDocument) -> Iterator[SlicePlan]:
     ends = list(accumulate(parameter.num_bytes for parameter in layer.parameters))
     for parameter, end in zip(layer.parameters, ends, strict=True):
         where, offset = document.placement.get(parameter.name), 0
-        if where is None:
+        by_layer = where is None
+        if by_layer:
             where, offset = document.placement.get(layer.name), end - parameter.num_bytes
         if where is None:
             raise PlanError(f"the plan says nothing of parameter {parameter.name}; profile the job again and plan anew")
         pieces = ((where, 0, ends[-1]),) if isinstance(where, int) else where
+        if by_layer:
+            pieces = tuple(_between_elements(parameter, piece, offset) for piece in pieces)
         yield from _pieces(parameter, layer.index, pieces, offset)
+
+
+def _between_elements(parameter: TensorSpec, piece: SliceRange, offset: int) -> SliceRange:
+    """A piece of a layer, whose cuts know nothing of its parameters: within this one they move down to an element."""
+    size = DTYPE_BYTES[parameter.dtype]
+    shard, *ends = piece
+    start, stop = (end - (end - offset) % size if 0 < end - offset < parameter.num_bytes else end for end in ends)
+    return shard, start, stop
 
 
 def _pieces(

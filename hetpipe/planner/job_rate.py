@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpipe.planner.costs import TICKS_PER_MS, Costs
-from hetpipe.planner.shard_bytes import PlacedParameters, Span
+from hetpipe.planner.placement import Span
+from hetpipe.planner.shard_bytes import PlacedParameters
 from hetpipe.spec.cluster import node_of
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS

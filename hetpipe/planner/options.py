@@ -8,9 +8,15 @@ from typing import Literal
 from hetpipe.errors import PlanError
 from hetpipe.planner.costs import MemoryModel
 from hetpipe.planner.reach_tables import Recompute
-from hetpipe.planner.shard_bytes import PlacementName
 from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.policies import SCHEDULES, Schedule, WeightPolicy, schedule_of
+from hetpipe.spec.policies import (
+    DEFAULT_PLACEMENT,
+    SCHEDULES,
+    PlacementName,
+    Schedule,
+    WeightPolicy,
+    schedule_of,
+)
 from hetpipe.spec.suggest import did_you_mean
 
 AllocationName = Literal["NP", "ED", "HD", "auto", "explicit", "parallel"]
@@ -44,7 +50,7 @@ class PlanOptions:
     """The devices of each virtual worker; needed by `explicit`, and only there."""
     minibatches_per_wave: int | None = None
     """N; None: the best."""
-    placement: PlacementName = "round_robin"
+    placement: PlacementName = DEFAULT_PLACEMENT
     staleness: int | None = 0
     """D; None: no bound."""
     weights: WeightPolicy = "wave"

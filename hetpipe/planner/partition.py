@@ -11,10 +11,19 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from hetpipe.errors import PlanError
-from hetpipe.planner.placement import PLACEMENTS, place
-from hetpipe.spec.ids import AgentId, DeviceId, JobId, LayerIndex, Term, VirtualWorkerIndex
+from hetpipe.planner.placement import PLACEMENTS, ParameterBytes, Placement
+from hetpipe.spec.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import Job
-from hetpipe.spec.plan import LayerReport, ModelReport, Plan, StagePlan, VirtualWorkerPlan
+from hetpipe.spec.plan import (
+    DTYPE_BYTES,
+    LayerReport,
+    ModelReport,
+    Plan,
+    SlicePlan,
+    StagePlan,
+    TensorSpec,
+    VirtualWorkerPlan,
+)
 from hetpipe.spec.run import AgentInfo
 from hetpipe.spec.suggest import join_names
 
@@ -93,9 +102,24 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         job_id=job_id,
         term=term,
         virtual_workers=tuple(virtual_workers),
-        slices=place(layers, num_shards=num_shards, placement=placement) if job.has_shards else (),
+        slices=_slices(layers, placement, num_shards) if job.has_shards else (),
         num_shards=num_shards,
     )
+
+
+def _slices(layers: Sequence[LayerReport], placement: Placement, num_shards: int) -> tuple[SlicePlan, ...]:
+    """The pieces of `placement` in elements, in chain order."""
+    specs: dict[str, TensorSpec] = {spec.name: spec for layer in layers for spec in layer.parameters}
+    parameters = [
+        ParameterBytes(spec.name, layer.index, spec.num_bytes) for layer in layers for spec in layer.parameters
+    ]
+    found: list[SlicePlan] = []
+    for piece in placement(parameters, num_shards):
+        spec = specs[piece.name]
+        size = DTYPE_BYTES[spec.dtype]
+        layer, shard = LayerIndex(piece.layer), ShardIndex(piece.shard)
+        found.append(SlicePlan(spec, layer, shard, piece.start // size, piece.stop // size))
+    return tuple(found)
 
 
 def _stages(counts: Sequence[int], devices: Sequence[tuple[AgentId, DeviceId]]) -> tuple[StagePlan, ...]:

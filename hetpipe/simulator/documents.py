@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from hetpipe.errors import PlanError
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.options import schedule_for
+from hetpipe.planner.placement import Piece
 from hetpipe.planner.scaled_profile import scaled_profile
-from hetpipe.planner.shard_bytes import Piece, PlacedParameters, parameters_of, shard_nodes
+from hetpipe.planner.shard_bytes import PlacedParameters, parameters_of, shard_nodes
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.spec.cluster import Cluster, node_of
 from hetpipe.spec.plan_document import PlanDocument, PlannedStage, SliceRange

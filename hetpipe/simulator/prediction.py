@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.jobs import JobPlan
 from hetpipe.planner.options import PlanOptions
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.simulator.result import SimulationResult
 from hetpipe.simulator.simulate import simulate
 from hetpipe.spec.cluster import Links, LinkSpec
 from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.plan_document import Predicted
+from hetpipe.spec.plan_document import Predicted, RunForecast
+from hetpipe.sync.segment import SegmentLength
 
 #: At least so many waves, and so many for each wave that virtual workers may get ahead: the second half, which is what
 #: counts, then lies behind the time in which the fast ones use up their lead.
@@ -23,6 +27,9 @@ _WAVES_PER_LEAD = 16
 #: Forwards and backwards after which a prediction has to end: some seconds. The waves that count then are fewer.
 _MOST_COMPUTATIONS = 200_000
 _FEWEST_WAVES = 12
+
+#: Segments of a run that are looked at; what comes after them is as fast.
+_MOST_SEGMENTS = 10_000
 
 #: No link at all, as far as time goes.
 _INSTANT = LinkSpec(bandwidth_bytes_per_second=1e15, latency_seconds=0.0)
@@ -59,19 +66,10 @@ def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = No
     Raises:
         PlanError: the plan cannot be run so.
     """
-    simulated, costs = _simulated(plan), plan.costs
-    stragglers: Mapping[DeviceId, float] = {}
-    if played is not None:
-        used = {stage.device for stages in simulated.workers for stage in stages}
-        stragglers = {device: factor for device, factor in played.stragglers.items() if device in used}
-        if not played.with_links:
-            costs = Costs(costs.profile, costs.cluster.model_copy(update={"links": _INSTANT_LINKS}))
-    n = plan.minibatches_per_wave
-    computations_per_wave = 2 * n * sum(len(worker.stages) for worker in plan.workers)
-    affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
+    simulated, costs, stragglers = _as_played(_simulated(plan), plan.costs, played)
     how = SimulationOptions(
         staleness=options.staleness,
-        minibatches=n * min(steady_waves(options.staleness), affordable),
+        minibatches=_steady_minibatches(simulated, options.staleness),
         weights=options.weights,
         schedule=options.schedule,
         stragglers=stragglers,
@@ -83,6 +81,83 @@ def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = No
         samples_per_second=result.samples_per_second,
         cross_node_bytes_per_minibatch=result.cross_node_bytes_per_minibatch,
     )
+
+
+def run_forecast(
+    plan: SimulatedPlan,
+    costs: Costs,
+    options: SimulationOptions,
+    segments: Iterable[SegmentLength],
+    *,
+    played: Played | None = None,
+) -> RunForecast:
+    """Speed of one run: every segment simulated from barrier to barrier, as long as it is.
+
+    The measured figure of a run has the same definition: its samples by the time from when all stages are ready to the
+    end of the last one. It also contains what is not simulated: the optimizer's steps, reading data, evaluation and
+    writing checkpoints.
+
+    Segments of equal length are simulated once. One longer than the steady state takes to show is simulated up to there
+    and continued at its steady rate; so is whatever is left of a run of very many segments, or of segments of very many
+    different lengths.
+
+    Args:
+        plan: who computes what.
+        costs: the profile and the cluster.
+        options: how it is run; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
+        segments: of the run, in order; at least one minibatch in all.
+        played: how its devices are played; None: they are real.
+
+    Raises:
+        PlanError: the plan cannot be run so.
+    """
+    plan, costs, stragglers = _as_played(plan, costs, played)
+    counts = Counter(islice(segments, _MOST_SEGMENTS))
+    most = _steady_minibatches(plan, options.staleness)
+    budget = _MOST_COMPUTATIONS
+    simulated: dict[int, SimulationResult] = {}
+    # The longest one first: others can be derived from it.
+    for minibatches in sorted({min(length.minibatches, most) for length in counts}, reverse=True):
+        cost = 2 * minibatches * sum(len(stages) for stages in plan.workers)
+        if simulated and cost > budget:
+            continue
+        budget -= cost
+        how = replace(
+            options,
+            minibatches=minibatches,
+            stragglers=stragglers,
+            contention=played is None,
+            staggered=played is None,  # in step they would compete for links as real ones do not for long
+        )
+        simulated[minibatches] = simulate(plan, costs, how)
+    samples = sum(length.samples * times for length, times in counts.items())
+    samples_per_minibatch = len(plan.workers) * costs.profile.batch_size
+    seconds = 0.0
+    for length, times in counts.items():
+        nearest = min(simulated, key=lambda minibatches: abs(minibatches - length.minibatches))
+        result, beyond = simulated[nearest], length.minibatches - nearest
+        seconds += times * (result.seconds + beyond * samples_per_minibatch / result.samples_per_second)
+    return RunForecast(samples_per_second=samples / seconds, seconds=seconds)
+
+
+def _steady_minibatches(plan: SimulatedPlan, staleness: int | None) -> int:
+    """Of each virtual worker, after which the steady state shows, or that can be afforded."""
+    computations_per_wave = 2 * plan.minibatches_per_wave * sum(len(stages) for stages in plan.workers)
+    affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
+    return plan.minibatches_per_wave * min(steady_waves(staleness), affordable)
+
+
+def _as_played(
+    plan: SimulatedPlan, costs: Costs, played: Played | None
+) -> tuple[SimulatedPlan, Costs, dict[DeviceId, float]]:
+    """The plan, its costs with the links that are played, and the stragglers among its devices."""
+    if played is None:
+        return plan, costs, {}
+    used = {stage.device for stages in plan.workers for stage in stages}
+    stragglers = {device: factor for device, factor in played.stragglers.items() if device in used}
+    if not played.with_links:
+        costs = Costs(costs.profile, costs.cluster.model_copy(update={"links": _INSTANT_LINKS}))
+    return plan, costs, stragglers
 
 
 def _simulated(plan: JobPlan) -> SimulatedPlan:

@@ -27,12 +27,12 @@ from hetpipe.spec.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
 from hetpipe.spec.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job_problems import shown
+from hetpipe.spec.policies import DEFAULT_PLACEMENT, PlacementName
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.suggest import did_you_mean
 
 SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
 Combine = Literal["sum", "mean"]
-Placement = Literal["round_robin", "balanced", "ed_local"]
 Allocation = Literal["auto", "NP", "ED", "HD"]
 
 T = TypeVar("T")
@@ -220,9 +220,10 @@ class ParameterServersSection(Section):
 
     count: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Number of shards, one process each."""
-    placement: Placement = "round_robin"
-    """`round_robin` deals parameters in chain order, `balanced` the largest first to the shard with fewest bytes;
-    `ed_local` puts each on the node that computes it, for `stages: auto` where virtual workers agree on that node."""
+    placement: PlacementName = DEFAULT_PLACEMENT
+    """`balanced` puts equally many bytes on every shard and cuts large parameters where that needs it; `round_robin`
+    deals whole layers in turn, as the paper does; `ed_local` puts each layer on the node that computes it, for `stages:
+    auto` where virtual workers agree on that node."""
 
 
 class DeviceEmulation(Section):

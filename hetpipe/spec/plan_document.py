@@ -75,6 +75,15 @@ class Predicted(Section):
     """Every byte that leaves a node, per minibatch of the job."""
 
 
+class RunForecast(Section):
+    """What the simulator says of one run, of its own length: filling and draining between barriers count."""
+
+    samples_per_second: NotNegative
+    """Samples of the run by `seconds`."""
+    seconds: NotNegative
+    """Simulated, from the first forward of each segment to the publish that ends it, summed over the segments."""
+
+
 class Alternative(Section):
     """Another way to use the cluster, and why it was not chosen."""
 
@@ -121,6 +130,8 @@ class PlanDocument(Document):
     """Devices of the cluster without a stage; for people."""
     predicted: Predicted
     """What to expect of it."""
+    run: RunForecast | None = None
+    """What to expect of the run that it was made for; null: it was made for none, or it is not known how long."""
     alternatives: tuple[Alternative, ...] = ()
     """What else was looked at."""
 

@@ -1,4 +1,4 @@
-"""The weight policies and schedules a job can name, and which of them go together (`policies.md`)."""
+"""The weight policies, schedules and placements a job can name, and which of them go together (`policies.md`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ Schedule = Literal["1f1b", "fifo", "gpipe"]
 
 #: What carries frames between two stages.
 LinkKind = Literal["gloo", "grpc"]
+
+#: Which parameters lie on which shard; defined in `planner.placement`.
+PlacementName = Literal["balanced", "round_robin", "ed_local"]
+
+#: Of a job file, of `hetpipe plan`, and of a plan without either.
+DEFAULT_PLACEMENT: PlacementName = "balanced"
 
 WEIGHT_POLICIES: tuple[WeightPolicy, ...] = get_args(WeightPolicy)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

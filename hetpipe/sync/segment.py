@@ -123,6 +123,52 @@ def advance(progress: Progress, data: DataSpec, *, clock: Clock, samples: Sequen
     return after
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentLength:
+    """How much is computed between two barriers."""
+
+    minibatches: int
+    """Of the virtual worker that has the most; nobody has more than one less."""
+    samples: int
+    """Over all virtual workers."""
+
+
+def planned_lengths(
+    progress: Progress, data: DataSpec, *, members: int, minibatches_per_wave: int, checkpoint_every_waves: int | None
+) -> Iterator[SegmentLength]:
+    """The lengths of `planned_segments`, without dealing any sample.
+
+    >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
+    >>> [(length.minibatches, length.samples) for length in planned_lengths(
+    ...     first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=2)]
+    [(4, 16), (1, 4)]
+    """
+    while not is_finished(progress, data):
+        segment = plan_segment(
+            progress,
+            data,
+            members=members,
+            minibatches_per_wave=minibatches_per_wave,
+            checkpoint_every_waves=checkpoint_every_waves,
+        )
+        unread, remaining = _num_unused(progress, data), _remaining(progress, data)
+        blocks = -(-unread // data.batch_size)
+        dealt = blocks if remaining is None else min(blocks, remaining)
+        # Blocks are dealt round-robin, so those of the segment's waves are the first ones.
+        computed = min(dealt, (segment.end - segment.start) * minibatches_per_wave * members)
+        samples = min(computed * data.batch_size, unread)
+        yield SegmentLength(-(-computed // members), samples)
+        is_over = samples == unread
+        num_used = 0 if is_over else data.num_samples - unread + samples
+        progress = Progress(
+            segment.end,
+            progress.epoch + is_over,
+            ((1 << num_used) - 1).to_bytes(len(progress.used), "little"),  # which ones does not matter
+            progress.minibatches + computed,
+            progress.samples + samples,
+        )
+
+
 def planned_segments(
     progress: Progress,
     data: DataSpec,

@@ -76,7 +76,10 @@ def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatc
     for trained in runs:
         assert trained.returncode == 0, trained.stderr
         assert "the run is planned first: the model is measured, links are assumed" in trained.stdout
-        assert re.search(r"predicted [\d.]+ samples/s for full pipelines, measured [\d.]+ over", trained.stdout)
+        assert re.search(
+            r"predicted [\d.]+ samples/s for a run of this length \([\d.]+ with full pipelines\), measured [\d.]+ over",
+            trained.stdout,
+        )
     (measurement,) = (tmp_path / "cache" / "hetpipe" / "profiles").iterdir()
     profiles = [(tmp_path / name / "profile.json").read_text() for name in ("first", "second")]
     assert profiles[0] == profiles[1], "the second run measured nothing"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from hetpipe.agent.inspection import inspect_job
 from hetpipe.check import check_run
+from hetpipe.pipeline.checkpoint import CheckpointReader
 from hetpipe.pipeline.reference import ReferenceResult, ReferenceRun
 from hetpipe.planner.partition import plan_job
 from hetpipe.ps.manifest import newest_checkpoint
@@ -81,7 +81,7 @@ class Case:
         gradients: dict[str, Any] = {} if self.accumulate == 1 else {"accumulate": self.accumulate}
         if self.max_norm is not None:
             gradients.update(max_norm=self.max_norm, clip=self.clip)
-        servers = {"count": self.servers, "placement": "round_robin"} if self.has_shards else {}
+        servers = {"count": self.servers} if self.has_shards else {}
         return Job(
             name="case",
             model=f"tests.models:{self.model}",
@@ -171,10 +171,9 @@ def plan_of(job: Job) -> Plan:
 
 def trained(folder: Path) -> dict[str, Tensor]:
     """Weights and buffers of the newest checkpoint, by the model's names."""
-    found: dict[str, Tensor] = {}
-    for path in sorted(newest_checkpoint(folder).glob("*.safetensors")):
-        found.update({key.split("/", 1)[1]: value for key, value in load_file(path).items() if "optimizer/" not in key})
-    return found
+    reader = CheckpointReader(sorted(newest_checkpoint(folder).glob("*.safetensors")))
+    keys = [*reader.keys("weights/"), *reader.keys("buffers/")]
+    return {key.split("/", 1)[1]: reader.tensor(key) for key in keys}
 
 
 def assert_same_bits(found: dict[str, Tensor], expected: ReferenceResult) -> None:

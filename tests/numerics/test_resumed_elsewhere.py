@@ -42,6 +42,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deeper": ({}, {"stages": 4}),
     "another cut of each": ({"stages": [[1, 3], [3, 1]]}, {"stages": [[2, 2], [1, 1, 2]]}),
     "more shards": ({"servers": 1}, {"servers": 3, "stages": 1}),
+    "a parameter in other pieces": ({"model": "wide32", "servers": 2}, {"servers": 3, "stages": 1}),
     "fewer shards, another D": ({"servers": 3, "staleness": 0}, {"servers": 1, "staleness": 2}),
     "longer waves": ({"wave": 2}, {"wave": 3}),
     "shorter waves": ({"wave": 4}, {"wave": 1, "stages": 1}),

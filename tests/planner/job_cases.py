@@ -77,6 +77,7 @@ def jobs_of(case: Case, *, any_n: bool = False) -> Jobs:
         optimizer_slots=case.optimizer_slots,
         recompute=case.recompute,
         reserve_bytes=case.reserve_bytes,
+        placement="round_robin",  # as the brute force counts
     )
     return jobs_for(case.profile, case.cluster, options)
 

@@ -91,6 +91,12 @@ def test_pieces_of_a_layer_fall_on_its_parameters_in_order() -> None:
     assert slices(plan)[:4] == [("0.weight", 0, 0, 5), ("0.weight", 1, 5, 15), ("0.bias", 1, 0, 1), ("0.bias", 0, 1, 3)]
 
 
+def test_a_cut_of_a_layer_moves_down_to_an_element_of_the_parameter_that_it_falls_on() -> None:
+    """Who cuts a layer by its bytes does not know its parameters: planning again would give the same cut."""
+    plan = assign(document({"0": ((0, 0, 50), (1, 50, 72)), "1": 0}), MODEL, OFFERED, term=Term(1), job_id=JOB)
+    assert slices(plan)[:3] == [("0.weight", 0, 0, 12), ("0.weight", 1, 12, 15), ("0.bias", 1, 0, 3)]
+
+
 def test_parameters_are_placed_one_by_one_where_they_are_named() -> None:
     placement = {"0.weight": ((1, 0, 40), (0, 40, 60)), "0.bias": 0, "1.weight": 1, "1.none": 1}
     plan = assign(document(placement), MODEL, OFFERED, term=Term(1), job_id=JOB)
@@ -110,7 +116,10 @@ def test_parameters_are_placed_one_by_one_where_they_are_named() -> None:
         (document({"0": 0, "1": 0}, stage("n9/0", 0, 2)), "uses device n9/0, which no agent offers; offered are n0/0"),
         (document({"0": 0}), "says nothing of parameter 1.weight"),
         (document({"0": ((0, 0, 48),), "1": 0}), "places 48 of the 60 bytes of parameter 0.weight"),
-        (document({"0": ((0, 0, 50), (1, 50, 72)), "1": 0}), "cuts parameter 0.weight within an element"),
+        (
+            document({"0.weight": ((0, 0, 50), (1, 50, 60)), "0.bias": 0, "1": 0}),
+            "cuts parameter 0.weight within an element",
+        ),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(made: PlanDocument, words: str) -> None:

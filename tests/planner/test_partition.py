@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 
 import pytest
@@ -9,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpipe.errors import PlanError
+from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import equal_cost_cut, layer_cost, plan_job
-from hetpipe.spec.ids import JobId, Term
-from hetpipe.spec.plan import ModelReport, Plan
+from hetpipe.planner.placement import PLACEMENTS
+from hetpipe.planner.shard_bytes import place_bytes
+from hetpipe.spec.ids import JobId, LayerIndex, Term
+from hetpipe.spec.plan import DTYPE_BYTES, LayerReport, ModelReport, Plan, TensorSpec
+from hetpipe.spec.policies import PlacementName
+from hetpipe.spec.profile import LayerProfile, ParameterProfile, Profile
 from hetpipe.spec.wire import from_json, to_json
 from tests.coordinator.builders import agent_info, job, layer, model
 
@@ -108,5 +114,76 @@ def test_a_model_without_parameters_has_no_slices() -> None:
 
 
 def test_a_placement_that_only_the_planner_makes_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"set workers\.stages: auto, or use round_robin or balanced"):
+    with pytest.raises(PlanError, match=r"set workers\.stages: auto, or use balanced or round_robin"):
         plan_job(job("parameter_servers.placement=ed_local"), model(4), [agent_info(devices=4)], Term(1), JOB)
+
+
+def chained_weights_and_biases(num_layers: int = 6) -> tuple[LayerReport, ...]:
+    """Layers of a large weight, a bias of two-byte elements, and nothing."""
+    return tuple(
+        LayerReport(
+            LayerIndex(at),
+            f"layer{at}",
+            (
+                TensorSpec(f"{at}.weight", (300 + 97 * at, 512), "float32"),
+                TensorSpec(f"{at}.bias", (511,), "bfloat16"),
+                TensorSpec(f"{at}.none", (0,), "float32"),
+            ),
+            (),
+            5,
+        )
+        for at in range(num_layers)
+    )
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_run_places_as_the_planner_does(placement: PlacementName, num_shards: int) -> None:
+    """The slices of a run in bytes are the pieces that planner and simulator count with, for the same model."""
+    layers = chained_weights_and_biases()
+    of = job(f"parameter_servers.placement={placement}", f"parameter_servers.count={num_shards}")
+    plan = plan_job(of, ModelReport(layers, 40, None), [agent_info()], Term(1), JOB)
+    profile = Profile(
+        version=1,
+        model="m",
+        batch_size=4,
+        input_bytes=0,
+        layers=tuple(
+            LayerProfile(
+                name=layer.name,
+                parameter_bytes=sum(spec.num_bytes for spec in layer.parameters),
+                activation_bytes=0,
+                output_bytes=0,
+                forward_ms={"cpu": 1.0},
+                backward_ms={"cpu": 1.0},
+                parameters=tuple(
+                    ParameterProfile(name=spec.name, shape=spec.shape, dtype=spec.dtype) for spec in layer.parameters
+                ),
+            )
+            for layer in layers
+        ),
+    )
+    placed = place_bytes(profile, shards=["n0"] * num_shards, placement=placement)
+
+    in_bytes = [
+        (s.parameter.name, s.layer, s.shard, s.start * size, s.stop * size)
+        for s in plan.slices
+        for size in [DTYPE_BYTES[s.parameter.dtype]]
+    ]
+    assert in_bytes == [(p.name, p.layer, p.shard, p.start, p.stop) for p in placed.pieces]
+
+
+def test_a_job_and_the_planner_have_the_same_default_placement() -> None:
+    assert job().parameter_servers.placement == PlanOptions().placement == "balanced"
+
+
+@pytest.mark.parametrize("placement", [None, "round_robin"])
+def test_weights_and_biases_do_not_get_a_shard_each(placement: str | None) -> None:
+    """Dealt parameter by parameter, one of two shards would have more than 99 % of the elements."""
+    layers = tuple(replace(layer, parameters=layer.parameters[:2]) for layer in chained_weights_and_biases())
+    of = job() if placement is None else job(f"parameter_servers.placement={placement}")
+
+    plan = plan_job(of, ModelReport(layers, 40, None), [agent_info()], Term(1), JOB)
+
+    held = [sum(s.stop - s.start for s in plan.slices if s.shard == shard) for shard in range(2)]
+    assert max(held) <= 0.6 * sum(held)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.options import SCHEDULE_CHOICES
-from hetpipe.planner.shard_bytes import Piece, PlacedParameters
+from hetpipe.planner.placement import Piece
+from hetpipe.planner.shard_bytes import PlacedParameters
 from hetpipe.simulator.documents import weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import ClassVar
+
 import pytest
 
 from hetpipe.planner.allocation.equal_distribution import equal_distribution
@@ -13,9 +16,13 @@ from hetpipe.planner.partitioner import Partitioner
 from hetpipe.simulator import prediction
 from hetpipe.simulator.documents import schedule_in, simulated_plan
 from hetpipe.simulator.options import SimulationOptions
-from hetpipe.simulator.prediction import predicted, steady_waves
+from hetpipe.simulator.plan import SimulatedPlan
+from hetpipe.simulator.prediction import predicted, run_forecast, steady_waves
+from hetpipe.simulator.result import SimulationResult
 from hetpipe.simulator.simulate import simulate
+from hetpipe.spec.cluster import Links, LinkSpec
 from hetpipe.spec.policies import WeightPolicy
+from hetpipe.sync.segment import SegmentLength
 from tests.cli import plans
 
 
@@ -70,3 +77,86 @@ def test_a_large_plan_is_simulated_for_less_long(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(prediction, "_MOST_COMPUTATIONS", 1)
     assert predicted(plan, options).samples_per_second == pytest.approx(whole, rel=0.02)
     assert asked == [steady_waves(0), 12]
+
+
+class TestRunForecast:
+    """A run is foreseen for its own length."""
+
+    N: ClassVar = 3
+
+    @staticmethod
+    def parts(staleness: int | None = 4) -> tuple[SimulatedPlan, Costs, SimulationOptions]:
+        profile, cluster = plans.profile(6), plans.cluster(2)
+        options = PlanOptions(allocation="ED", staleness=staleness, minibatches_per_wave=TestRunForecast.N)
+        document = choose_plan(profile, cluster, options, predict=predicted)
+        costs = Costs(profile, cluster)
+        options_of_runs = SimulationOptions(staleness=staleness, minibatches=1, staggered=True)
+        return simulated_plan(document, costs), costs, options_of_runs
+
+    @pytest.mark.parametrize("minibatches", [1, 2, 7, 30])
+    def test_a_short_run_is_simulated_to_its_end(self, minibatches: int) -> None:
+        plan, costs, options = self.parts()
+        batch = costs.profile.batch_size * len(plan.workers)
+
+        found = run_forecast(plan, costs, options, [SegmentLength(minibatches, minibatches * batch)])
+
+        whole = simulate(plan, costs, replace(options, minibatches=minibatches))
+        assert found.seconds == whole.seconds
+        assert found.samples_per_second == pytest.approx(minibatches * batch / whole.seconds)
+
+    def test_every_segment_fills_and_drains(self) -> None:
+        plan, costs, options = self.parts()
+        batch = costs.profile.batch_size * len(plan.workers)
+        segments = [SegmentLength(6, 6 * batch), SegmentLength(6, 6 * batch), SegmentLength(2, 2 * batch - 1)]
+
+        found = run_forecast(plan, costs, options, segments)
+
+        six, two = (simulate(plan, costs, replace(options, minibatches=m)).seconds for m in (6, 2))
+        assert found.seconds == pytest.approx(2 * six + two)
+        assert found.samples_per_second == pytest.approx((14 * batch - 1) / (2 * six + two))
+
+    @pytest.mark.parametrize("staleness", [0, 4, None])
+    def test_a_long_run_costs_no_more_and_is_as_if_simulated_whole(self, staleness: int | None) -> None:
+        plan, costs, options = self.parts(staleness)
+        minibatches = self.N * steady_waves(staleness) * 3
+        length = SegmentLength(minibatches, minibatches * costs.profile.batch_size * len(plan.workers))
+
+        found = run_forecast(plan, costs, options, [length])
+
+        whole = simulate(plan, costs, replace(options, minibatches=minibatches))
+        assert found.seconds == pytest.approx(whole.seconds, rel=0.01)
+
+    def test_a_run_of_many_segments_is_simulated_within_a_budget(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plan, costs, options = self.parts()
+        batch = costs.profile.batch_size * len(plan.workers)
+        segments = [SegmentLength(m, m * batch) for m in range(20, 90)]
+        exact = sum(simulate(plan, costs, replace(options, minibatches=m)).seconds for m in range(20, 90))
+        simulated: list[int] = []
+
+        def counted(plan: SimulatedPlan, costs: Costs, how: SimulationOptions) -> SimulationResult:
+            simulated.append(how.minibatches)
+            return simulate(plan, costs, how)
+
+        monkeypatch.setattr(prediction, "simulate", counted)
+        monkeypatch.setattr(prediction, "_MOST_COMPUTATIONS", 3000)
+        found = run_forecast(plan, costs, options, segments)
+
+        assert len(simulated) < 10
+        assert found.seconds == pytest.approx(exact, rel=0.1)
+
+    def test_a_very_long_run_is_as_fast_as_full_pipelines_also_where_links_bind(self) -> None:
+        profile, cluster = plans.profile(6), plans.cluster(2)
+        slow = Links(intra_node=cluster.links.intra_node, inter_node=LinkSpec(bandwidth_bytes_per_second=1e8))
+        cluster = cluster.model_copy(update={"links": slow})
+        document = choose_plan(
+            profile, cluster, PlanOptions(allocation="ED", staleness=4, minibatches_per_wave=self.N), predict=predicted
+        )
+        costs = Costs(profile, cluster)
+        minibatches = 9000
+        length = SegmentLength(minibatches, minibatches * profile.batch_size * len(document.virtual_workers))
+
+        found = run_forecast(
+            simulated_plan(document, costs), costs, SimulationOptions(staleness=4, minibatches=1), [length]
+        )
+
+        assert found.samples_per_second == pytest.approx(document.predicted.samples_per_second, rel=0.01)

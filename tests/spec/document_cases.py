@@ -89,6 +89,7 @@ PLAN: dict[str, Any] = {
     "placement": {"a.weight": 1, "b.weight": [[0, 0, 100], [1, 100, 4096]]},
     "idle_devices": ["n1/1"],
     "predicted": {"samples_per_second": 4000.0, "cross_node_bytes_per_minibatch": 2048.0},
+    "run": {"samples_per_second": 80.0, "seconds": 2.5},
     "alternatives": [{"name": "NP", "samples_per_second": None, "reason": "n0: layer c misses 20 bytes"}],
 }
 

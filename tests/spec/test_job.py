@@ -38,7 +38,7 @@ workers: {count: 2, stages: [[2, 2], [3, 1]]}
 sync: {kind: wsp, D: 1, minibatches_per_wave: 3, combine: mean, deterministic: true}
 weights: wave
 schedule: 1f1b
-parameter_servers: {count: 2, placement: balanced}
+parameter_servers: {count: 2, placement: round_robin}
 cluster:
   devices: [{slowdown: 2}, {emulate_as: RTX_2060}]
 checkpoint: {every_waves: 5, keep: 2}
@@ -65,7 +65,7 @@ class TestGoodJobs:
         assert (job.workers.count, job.workers.stages) == (None, "auto")
         assert (job.sync.kind, job.sync.D, job.sync.combine, job.sync.deterministic) == ("wsp", 0, "sum", False)
         assert (job.weights, job.schedule) == ("wave", "auto")
-        assert (job.parameter_servers.count, job.parameter_servers.placement) == (1, "round_robin")
+        assert (job.parameter_servers.count, job.parameter_servers.placement) == (1, "balanced")
         assert (job.cluster.devices, job.checkpoint.every_waves, job.checkpoint.keep) == ((), None, 3)
 
     def test_every_key_from_a_file(self, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"parameter_servers": {"count": 0}}, "parameter_servers.count: must be at least 1, not 0"),
     (
         {"parameter_servers": {"placement": "even"}},
-        "parameter_servers.placement: must be round_robin, balanced or ed_local",
+        "parameter_servers.placement: must be balanced, round_robin or ed_local",
     ),
     ({"cluster": {"slowdown": 0.5}}, "cluster.slowdown: must be at least 1, not 0.5"),
     ({"cluster": {"slowdown": "2"}}, "cluster.slowdown: must be a number, not the text '2'; remove the quotes"),

@@ -137,9 +137,9 @@ class TestKindOfSynchronisation:
         assert (sync.kind, sync.D, sync.combine, sync.minibatches_per_wave) == ("none", None, None, 6)
 
     def test_without_shards_there_is_nothing_to_say_of_them(self) -> None:
-        source = with_changes(parameter_servers={"count": 2, "placement": "balanced"}, weights="flush")
+        source = with_changes(parameter_servers={"count": 2, "placement": "round_robin"}, weights="flush")
         assert load_job(source, ["sync=allreduce"]).parameter_servers.count == 1
-        assert load_job(load_job(source), ["sync=allreduce"]).parameter_servers.placement == "round_robin"
+        assert load_job(load_job(source), ["sync=allreduce"]).parameter_servers.placement == "balanced"
         with pytest.raises(JobError, match=r"parameter_servers\.count: is 2, but under `allreduce`"):
             load_job(source, ["sync=allreduce", "parameter_servers.count=2"])
 

@@ -260,8 +260,8 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
         ),
     ),
     (
-        {"sync": "none", "parameter_servers": {"placement": "balanced"}},
-        "parameter_servers.placement: is balanced, but under `none` the stages alone hold the weights",
+        {"sync": "none", "parameter_servers": {"placement": "round_robin"}},
+        "parameter_servers.placement: is round_robin, but under `none` the stages alone hold the weights",
     ),
     # Equal replicas.
     (
@@ -369,7 +369,7 @@ class TestAllAtOnce:
             schedule="gpipe",
             gradients={"accumulate": 3, "max_norm": 1},
             prediction={"include_decay": False},
-            parameter_servers={"count": 2, "placement": "balanced"},
+            parameter_servers={"count": 2, "placement": "round_robin"},
             cluster=3,
             checkpoint={"keep": 0, "often": True},
         )

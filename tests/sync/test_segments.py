@@ -30,6 +30,7 @@ from hetpipe.sync.segment import (
     first_progress,
     is_finished,
     plan_segment,
+    planned_lengths,
     planned_segments,
 )
 
@@ -218,6 +219,32 @@ class TestWholeRuns:
         for epoch, counts in epochs.items():
             assert set(counts.values()) == {1}
             assert epoch == max(epochs) or len(counts) == num_samples
+
+    @given(
+        num_samples=st.integers(1, 50),
+        batch_size=st.integers(1, 6),
+        count=st.integers(1, 4),
+        n=st.integers(1, 5),
+        every=st.none() | st.integers(1, 4),
+        bound=st.integers(1, 25),
+        in_epochs=st.booleans(),
+    )
+    def test_lengths_are_those_of_the_segments(
+        self, *, num_samples: int, batch_size: int, count: int, n: int, every: int | None, bound: int, in_epochs: bool
+    ) -> None:
+        epochs, total = (1 + bound % 3, None) if in_epochs else (None, bound * count)
+        data = spec(num_samples, batch_size, epochs=epochs, total=total)
+        segments = planned_segments(
+            first_progress(data), data, members=members(count), minibatches_per_wave=n, checkpoint_every_waves=every
+        )
+        found = planned_lengths(
+            first_progress(data), data, members=count, minibatches_per_wave=n, checkpoint_every_waves=every
+        )
+
+        assert [(length.minibatches, length.samples) for length in found] == [
+            (max(map(len, blocks.values())), sum(len(block) for dealt in blocks.values() for block in dealt))
+            for _, blocks in segments
+        ]
 
     @staticmethod
     def by_epoch(segments: Sequence[tuple[Segment, Mapping[VirtualWorkerIndex, Blocks]]]) -> dict[int, Counter[int]]:
