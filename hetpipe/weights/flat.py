@@ -153,7 +153,9 @@ def finite(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" or torch.get_num_threads() == 1:
         low, high = torch.aminmax(tensor)
         return bool(torch.isfinite(low) & torch.isfinite(high))
-    ends = [end for part in tensor.flatten().split(_SERIAL_ELEMENTS) for end in torch.aminmax(part)]
+    flat = tensor.flatten()
+    parts = (flat[first : first + _SERIAL_ELEMENTS] for first in range(0, flat.numel(), _SERIAL_ELEMENTS))
+    ends = [end for part in parts for end in torch.aminmax(part)]
     return bool(torch.isfinite(torch.stack(ends)).all())
 
 
