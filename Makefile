@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,6 +13,7 @@ help:
 	@echo "make exhaustive   the rest of the matrix of runs that equal the reference bit for bit"
 	@echo "make unit    the fast tests only (under a minute)"
 	@echo "make bench   the speed figures, side by side in one run"
+	@echo "make bench-smoke   each benchmark, small: whether it still works (some minutes)"
 	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (a minute)"
 	@echo "make explore    200,000 states of three virtual workers and two shards (a minute)"
 	@echo "make chaos   kill -9 and pause of every process at every failpoint, real processes, TLS (a quarter of an hour)"
@@ -68,6 +69,9 @@ protos: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
+
+bench-smoke: $(STAMP)
+	@$(BIN)/python -m benchmarks --smoke
 
 simulate: $(STAMP)
 	@$(BIN)/python -m tests.simulation

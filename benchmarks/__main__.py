@@ -25,8 +25,10 @@ from benchmarks import (
     simulator,
     wire,
 )
+from benchmarks.sizes import SMOKE, is_smoke, sized
+from hetpipe.clock import SYSTEM_CLOCK
 
-ROUNDS = 5
+ROUNDS = sized(5, 1)
 
 
 def _say(title: str, figures: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -114,14 +116,22 @@ PARTS = {
 
 def main(
     parts: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PARTS)}; all without one.")] = None,
+    *,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Only see that it works: seconds, and no figures.")] = False,
 ) -> None:
     """Measure every figure of docs/benchmarks.md, or some parts, and print medians and ratios."""
+    if smoke and not is_smoke():
+        # Anew, so that every module of this process and of those that it starts has the sizes of a smoke run.
+        os.environ[SMOKE] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *(parts or ())])  # noqa: S606 - itself
     unknown = sorted(set(parts or ()) - set(PARTS))
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
     sys.stdout.write(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, medians of {ROUNDS}\n")
     for name in parts or PARTS:
+        started = SYSTEM_CLOCK.monotonic()
         PARTS[name]()
+        sys.stderr.write(f"{name}: {SYSTEM_CLOCK.monotonic() - started:.1f} s\n")
 
 
 if __name__ == "__main__":

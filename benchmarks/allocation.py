@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.sizes import sized
 from hetpipe.planner.allocation.auto import auto
 from hetpipe.planner.allocation.equal_distribution import equal_distribution
 from hetpipe.planner.allocation.hybrid_distribution import hybrid_distribution
@@ -20,10 +21,10 @@ from hetpipe.planner.partitioner import Partitioner
 from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node
 from hetpipe.spec.profile import LayerProfile, Profile
 
-NUM_LAYERS = 100
+NUM_LAYERS = sized(100, 20)
 DEVICES_PER_NODE = 4
 #: Nodes of one type each, in turn; doubled from run to run.
-SIZES = (4, 8, 16, 32, 64, 128, 256)
+SIZES = sized((4, 8, 16, 32, 64, 128, 256), (4,))
 
 #: The paper's types: speed relative to the slowest, GiB.
 _TYPES: Mapping[str, tuple[float, int]] = {"V": (2.5, 12), "R": (2.2, 24), "G": (1.3, 6), "Q": (1.0, 8)}

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.sizes import sized
 from benchmarks.stages import use_one_thread
 from hetpipe.certs.authority import Authority, key_to_pem, new_key
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
@@ -35,11 +36,13 @@ from hetpipe.spec.requests import Requester
 
 ROOT = Path(__file__).resolve().parents[1]
 
+_FRAME_KIB = sized((64, 1024, 4096, 16384, 65536), (64, 1024))
+
 #: Bytes of one frame.
-SIZES = {f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB": kib * 1024 for kib in (64, 1024, 4096, 16384, 65536)}
+SIZES = {f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB": kib * 1024 for kib in _FRAME_KIB}
 
 #: Bytes of one measurement, but at most so many frames.
-TOTAL_BYTES = 256 * 1024 * 1024
+TOTAL_BYTES = sized(256, 4) * 1024 * 1024
 MOST_FRAMES = 1024
 
 RAW = "raw TCP"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from benchmarks.sizes import sized
+
 NUM_LAYERS = 8
-WIDTH = 512
-TOKENS = 64
+WIDTH = sized(512, 32)
+TOKENS = sized(64, 4)
 MICROBATCH = 8
 LEARNING_RATE = 1e-4
 

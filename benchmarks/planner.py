@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.planner.costs import Costs, MemoryModel
 from hetpipe.planner.partitioner import Partitioner
@@ -26,9 +27,9 @@ Layout = Literal["one type per node", "all types on every node"]
 MODELS: tuple[Model, ...] = ("convolutions", "transformer", "random")
 LAYOUTS: tuple[Layout, ...] = ("one type per node", "all types on every node")
 KINDS = "VRGQ"
-MOST_LAYERS = 1000
+MOST_LAYERS = sized(1000, 100)
 MOST_EXACT_DEVICES = 16
-MANY_DEVICES = 64
+MANY_DEVICES = sized(64, 32)
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -57,12 +58,15 @@ def measure(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
     settings = [Setting(model, layout, MOST_LAYERS, MANY_DEVICES) for model in MODELS for layout in LAYOUTS]
     yield title, {f"{s.model}, {s.layout}": _figures(s, 1) for s in settings}
     for layout in LAYOUTS:
-        layers = [Setting("convolutions", layout, size, MOST_EXACT_DEVICES) for size in (125, 250, 500, 1000, 2000)]
+        layers = [
+            Setting("convolutions", layout, size, MOST_EXACT_DEVICES)
+            for size in sized((125, 250, 500, 1000, 2000), (50, 100))
+        ]
         yield (
             f"partitioner, twice the layers, {layout}",
             {f"{s.num_layers} layers": _figures(s, rounds) for s in layers},
         )
-        devices = [Setting("convolutions", layout, MOST_LAYERS, size) for size in (4, 8, 16, 32)]
+        devices = [Setting("convolutions", layout, MOST_LAYERS, size) for size in sized((4, 8, 16, 32), (4, 8))]
         title = f"partitioner, twice the devices, {layout}"
         yield title, {f"{s.num_devices} devices": _figures(s, rounds) for s in devices}
     yield "partitioner within an allocation search (milliseconds per call)", _small_calls(rounds)

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.model import LEARNING_RATE, MICROBATCH
+from benchmarks.sizes import sized
 from benchmarks.stages import Setting, StageFigures, hetpipe_stage, two_processes
 from hetpipe.planner.costs import MemoryModel, minibatches_per_tick, ticks
 from hetpipe.spec.job import OptimizerSpec
@@ -25,9 +26,9 @@ from hetpipe.spec.policies import Schedule, WeightPolicy
 OPTIMIZER = OptimizerSpec.model_validate({"name": "SGD", "lr": LEARNING_RATE, "momentum": 0.9})
 MINIBATCHES_PER_WAVE = 4
 #: The first and the last wave are not measured: the pipeline fills and drains.
-NUM_WAVES = 7
+NUM_WAVES = sized(7, 3)
 #: N of the memory table, and waves of its runs: in the second wave every version is in use.
-SIZES = (2, 4, 8, 16)
+SIZES = sized((2, 4, 8, 16), (2,))
 NUM_WAVES_OF_SIZES = 2
 
 _MIB = 1 << 20

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from benchmarks import unequal
 from benchmarks.protocol import train
+from benchmarks.sizes import sized
 from hetpipe.planner.costs import Costs
 from hetpipe.simulator.documents import simulated_plan
 from hetpipe.simulator.options import SimulationOptions
@@ -28,7 +29,7 @@ from hetpipe.spec.profile import Profile
 
 DocumentT = TypeVar("DocumentT", bound=Document)
 
-NUM_WAVES = 24
+NUM_WAVES = sized(24, 8)
 MINIBATCHES_PER_WAVE = 4
 
 
@@ -74,10 +75,11 @@ class Case:
         }
 
 
-CASES = (
+ALL_CASES = (
     *(Case(allocation, staleness) for allocation in ("NP", "ED", "HD") for staleness in (0, 4)),
     *(Case("ED", staleness, straggler="n2/1") for staleness in (0, 4)),
 )
+CASES = sized(ALL_CASES, ALL_CASES[3:4])
 
 
 @dataclass(frozen=True, slots=True)

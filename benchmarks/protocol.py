@@ -19,14 +19,15 @@ from typing import Any
 import torch
 import yaml
 
+from benchmarks.sizes import sized
 from benchmarks.sleeper import STAGE_SECONDS, Sleeper, keep_time, loss
 from hetpipe.clock import SYSTEM_CLOCK
 
 ROOT = Path(__file__).resolve().parents[1]
-NUM_WORKERS = 4
-NUM_STAGES = 4
+NUM_WORKERS = sized(4, 2)
+NUM_STAGES = sized(4, 2)
 #: Minibatches at either end that do not count: the pipeline fills and drains.
-MARGIN = 40
+MARGIN = sized(40, 4)
 
 #: What a process is, by the module its command line names.
 ROLES = {
@@ -42,7 +43,7 @@ JOB: dict[str, Any] = {
     "loss": "benchmarks.sleeper:loss",
     "data": {"train": "benchmarks.sleeper:data"},
     "batch_size": 1,
-    "minibatches": 400,
+    "minibatches": sized(400, 64),
     "optimizer": {"name": "SGD", "lr": 0.001},
     "workers": {"count": NUM_WORKERS, "stages": NUM_STAGES},
     "sync": {"kind": "wsp", "D": 1, "minibatches_per_wave": 16},
@@ -74,7 +75,7 @@ def _plain_stage(start: Any, seconds: float, rates: Any) -> None:
     rates.put(minibatches / (SYSTEM_CLOCK.monotonic() - began))
 
 
-def plain_rate(seconds: float = 8.0) -> float:
+def plain_rate(seconds: float = sized(8.0, 0.5)) -> float:
     """Mean minibatches per second of as many emulated stages in bare PyTorch loops, each on its own.
 
     What this machine can do without any protocol: sleeps end late, and a processor that slept is slow at first.

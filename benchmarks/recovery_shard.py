@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.sizes import sized
 from hetpipe.cli.service import Service, ServiceSpec
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError
@@ -52,7 +53,7 @@ from hetpipe.weights.flat import FlatBuffer, FlatLayout
 from services.parameter_server.__main__ import CALL_THREADS
 from services.runtime import announce_ready
 
-TOTAL_BYTES = 256 * 1024 * 1024
+TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 #: Waves in the log when the shard is killed: as many as make the next snapshot fall due.
 NUM_WAVES = 2
 _READY_SECONDS = 60.0

@@ -6,6 +6,7 @@ import random
 import time
 from typing import Any
 
+from benchmarks.sizes import sized
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.shard_bytes import place_bytes
 from hetpipe.simulator.options import SimulationOptions
@@ -17,10 +18,10 @@ from hetpipe.spec.profile import LayerProfile, Profile
 
 NUM_STAGES = 4
 NUM_LAYERS = 16
-NUM_WAVES = 100
+NUM_WAVES = sized(100, 10)
 MINIBATCHES_PER_WAVE = 4
 #: Doubled from run to run.
-SIZES = (16, 32, 64, 128, 256)
+SIZES = sized((16, 32, 64, 128, 256), (16,))
 
 _KINDS = ("fast", "slow")
 _MIB = 1 << 20

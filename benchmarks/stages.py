@@ -39,6 +39,7 @@ from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
 from hetpipe.schedule.catalogue import order_for
 from hetpipe.schedule.versions import VersionTable
+from hetpipe.spec.checkpoint import stage_file
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import OptimizerSpec
 from hetpipe.spec.policies import Schedule, WeightPolicy
@@ -222,7 +223,9 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         timeline=_Stamps(figures),
         report=_ignore,
         clock=SYSTEM_CLOCK,
-        part_writer=PartWriter(lambda _clock: checkpoints[0], JobId("bench"), ""),
+        part_writer=PartWriter(
+            lambda _clock: checkpoints[0], JobId("bench"), stage_file(VirtualWorkerIndex(0), StageIndex(rank))
+        ),
         guard=nullcontext(),
         stall_seconds=120.0,
         last_checkpoint_seconds=0.0,

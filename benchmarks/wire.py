@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 import grpc
 import torch
 
+from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import NullHistory
 from hetpipe.ps.chunks import ChunkReceiver, RunMap, chunks
@@ -49,7 +50,7 @@ from hetpipe.sync.segment import first_progress
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
-TOTAL_BYTES = 256 * 1024 * 1024
+TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 DISCARD = "benchmarks.Discard"
 SOCKET_READ_BYTES = 4 * 1024 * 1024
 #: Waves that the emulated virtual workers may commit; more than any run needs.

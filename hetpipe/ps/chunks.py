@@ -2,8 +2,8 @@
 
 The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
 same slices in buffers of their own layout; a `RunMap` says which run of the stream lies where in the buffer. Chunks
-come in order and without gaps. A chunk is a head of 24 bytes and the bytes; the head is `hpC2`, four zeros, the offset
-in the stream (8 bytes, little-endian) and the checksum (`ps.checksum`) of offset and bytes. `hpC2` names this form of
+come in order and without gaps. A chunk is a head of 24 bytes and the bytes; the head is `hpC3`, four zeros, the offset
+in the stream (8 bytes, little-endian) and the checksum (`ps.checksum`) of offset and bytes. `hpC3` names this form of
 chunks; those of other versions of hetpipe are refused by name.
 """
 
@@ -25,7 +25,7 @@ from hetpipe.weights.flat import ALIGNMENT_BYTES, FlatBuffer, aligned
 #: copying overlaps with sending (benchmarks/wire.py: 1 MiB moves about as fast as 4 MiB).
 CHUNK_BYTES = BLOCK_BYTES
 
-_MAGIC = b"hpC2"
+_MAGIC = b"hpC3"
 #: Magic, four zeros, offset, checksum. Behind it the payload is aligned as the chunk is.
 _HEAD = struct.Struct(f"<4sIQ{SUM_BYTES}s")
 

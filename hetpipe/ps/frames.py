@@ -19,7 +19,7 @@ from hetpipe.errors import StateLost
 from hetpipe.ps.checksum import BLOCK_BYTES, SUM_BYTES, Bytes, checksum, checksums, num_checksums
 
 #: The last character is the version of the format; what another version wrote is refused.
-_MAGIC = b"hpF2"
+_MAGIC = b"hpF3"
 #: Magic, bytes of the header, bytes of the payload, sequence number, settled.
 _HEAD = struct.Struct("<4sIQQQ")
 #: CRC of head, checksums and header.

@@ -18,6 +18,9 @@ from hetpipe.spec.plan import DTYPE_BYTES
 
 ALIGNMENT_BYTES = 64
 
+#: Elements that torch goes over on one thread, however many it has (its grain size).
+_SERIAL_ELEMENTS = 32_768
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -139,11 +142,21 @@ class FlatBuffer:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether no element of `tensor` is NaN or infinite; minimum and maximum carry both, in one pass."""
+    """Whether no element of `tensor` is NaN or infinite; minimum and maximum carry both, in one pass.
+
+    In host memory on the calling thread alone: where torch has several threads it would spread the pass over them, and
+    where the cores are busy computing they wait for each other for far longer than the pass takes (measured on 1 MiB
+    with 2 threads on 2 busy cores: 3 to 7 ms of processor time, instead of 0.1).
+    """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    if tensor.device.type != "cpu" or torch.get_num_threads() == 1:
+        low, high = torch.aminmax(tensor)
+        return bool(torch.isfinite(low) & torch.isfinite(high))
+    flat = tensor.flatten()
+    parts = (flat[first : first + _SERIAL_ELEMENTS] for first in range(0, flat.numel(), _SERIAL_ELEMENTS))
+    ends = [end for part in parts for end in torch.aminmax(part)]
+    return bool(torch.isfinite(torch.stack(ends)).all())
 
 
 class BufferPool:

@@ -211,7 +211,7 @@ def _varint(number: int) -> bytes:
 
 def chunk(offset: int, payload: bytes) -> bytes:
     """As `ps.chunks` has it."""
-    return b"hpC2" + struct.pack("<IQ", 0, offset) + checksum(payload, place=offset) + payload
+    return b"hpC3" + struct.pack("<IQ", 0, offset) + checksum(payload, place=offset) + payload
 
 
 def push_cases(call: str, header: Message, num_bytes: int) -> Iterator[BadInput]:

@@ -25,6 +25,10 @@ def content(num_bytes: int, seed: int = 0) -> bytearray:
 
 
 class TestTheSum:
+    def test_it_is_xxh3_as_published(self) -> None:
+        """The test vector of the algorithm's specification: the hash of nothing, with seed 0."""
+        assert checksum(b"", place=0).hex() == "2d06800538d394c2"
+
     @pytest.mark.parametrize("num_bytes", LENGTHS)
     def test_it_is_the_documented_one(self, num_bytes: int) -> None:
         data = bytes(content(num_bytes))

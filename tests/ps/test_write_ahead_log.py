@@ -110,7 +110,7 @@ class TestLog:
         assert contents(read(tmp_path)) == [(b"", payload)]
 
     def test_a_log_of_the_version_before_is_refused_by_name(self, tmp_path: Path) -> None:
-        head = struct.pack("<4sIQQQI", b"hpF1", len(WHOSE), 0, 0, 0, 0)
+        head = struct.pack("<4sIQQQI", b"hpF2", len(WHOSE), 0, 0, 0, 0)
         old = head + zlib.crc32(WHOSE, zlib.crc32(head)).to_bytes(4, "little") + WHOSE
         log_path(tmp_path, 0).write_bytes(old)
         with pytest.raises(StateLost, match="another version of hetpipe wrote it"):

@@ -211,3 +211,24 @@ class TestPool:
             made |= {id(buffer) for buffer in held}
             assert (pool.alive, pool.peak) == (len(held), peak)
         assert len(made) <= peak
+
+
+@pytest.mark.parametrize("bad", [None, 0, 32_767, 32_768, 100_000, 262_143])
+def test_the_finite_check_stays_on_the_calling_thread(monkeypatch: pytest.MonkeyPatch, bad: int | None) -> None:
+    """Threads of torch that wait for each other on busy cores cost a shard more than the whole push."""
+    sizes: list[int] = []
+    aminmax = torch.aminmax
+
+    def counted(part: torch.Tensor) -> object:
+        sizes.append(part.numel())
+        return aminmax(part)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "aminmax", counted)
+    tensor = torch.ones(1 << 18)
+    if bad is not None:
+        tensor[bad] = float("nan") if bad % 2 else float("-inf")
+
+    assert finite(tensor) == (bad is None)
+    assert sum(sizes) == tensor.numel()
+    assert max(sizes) <= 32_768

@@ -1,0 +1,38 @@
+"""No benchmark rots: each is a part of the one table, and continuous integration runs the whole table, small."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import PARTS
+
+ROOT = Path(__file__).parents[2]
+
+#: What measures by itself; the others are what these measure with.
+_HELPERS = {"__init__", "__main__", "alone", "model", "sizes", "sleeper", "stages", "unequal"}
+
+
+def test_every_benchmark_is_a_part_of_the_table() -> None:
+    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert modules - _HELPERS == {name.replace("-", "_") for name in PARTS}
+
+
+def test_continuous_integration_runs_all_of_them() -> None:
+    assert re.search(r"^make bench-smoke$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    assert "bench-smoke: $(STAMP)\n\t@$(BIN)/python -m benchmarks --smoke\n" in makefile
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["simulator", "recovery-shard"])
+def test_short_ones_run_here_as_well(name: str) -> None:
+    command = [sys.executable, "-m", "benchmarks", name, "--smoke"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{name}: " in done.stderr
