@@ -59,7 +59,7 @@ def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, pre
     costs = Costs(profile, cluster)
     jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
     plan = ALLOCATIONS[options.allocation](jobs)
-    if math.isinf(plan.rate.samples_per_second):
+    if math.isinf(plan.rate.compute_samples_per_second):
         raise PlanError("every layer takes 0 ms in the profile, so nothing can be planned by it; profile again")
     predicted = predict(plan, options)
     return _document(plan, options, predicted, tuple(_alternatives(jobs, predicted, predict)))

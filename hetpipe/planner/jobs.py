@@ -22,6 +22,7 @@ from hetpipe.planner.min_max_shortage import explain
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partitioner import Partitioner
 from hetpipe.planner.pipelines import Pipelines
+from hetpipe.planner.round_trip import round_trip
 from hetpipe.planner.shard_bytes import PlacedParameters, place_bytes, shard_nodes
 from hetpipe.spec.cluster import node_of
 from hetpipe.spec.ids import DeviceId
@@ -177,6 +178,14 @@ class Jobs:
             costs=self.costs,
             minibatches_per_wave=minibatches_per_wave,
             network_cards=self.network_cards,
+            trip=round_trip(
+                [worker.stages for worker in workers],
+                costs=self.costs,
+                placed=placed,
+                memory=self.memory(minibatches_per_wave),
+                staleness=self.options.staleness,
+                network_cards=self.network_cards,
+            ),
         )
         return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate)
 
