@@ -127,7 +127,9 @@ def wishes_of(request: PlanRequest, job: Job | None) -> Wishes:
         allocation=_choice("--allocation", request.allocation, ALLOCATIONS, base.allocation),
         workers=workers if request.workers is None else workers_of(request.workers),
         minibatches_per_wave=_minibatches_of(request.minibatches_per_wave, base.minibatches_per_wave),
-        placement=_choice("--placement", request.placement, PLACEMENTS, base.placement),
+        placement=base.placement
+        if request.placement is None
+        else _choice("--placement", request.placement, PLACEMENTS, base.placement or "round_robin"),
         staleness=base.staleness if request.staleness is None else staleness_of(request.staleness),
         schedule=_choice("--schedule", request.schedule, SCHEDULES, base.schedule),
         recompute=_choice("--recompute", request.recompute, RECOMPUTE, base.recompute),

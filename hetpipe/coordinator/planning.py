@@ -12,12 +12,13 @@ from hetpipe.coordinator.described import Described, describe
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.assignment import Offered, assign
-from hetpipe.planner.choose import Predict, choose_plan
+from hetpipe.planner.choose import choose_plan
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.emulation import PlayedStage, emulations
 from hetpipe.planner.optimizer_slots import slots_of
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import plan_job
+from hetpipe.planner.ranking import Predict
 from hetpipe.simulator.prediction import Played, predicted
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.events import Submission

@@ -44,9 +44,12 @@ class PlanOptions:
     """The devices of each virtual worker; needed by `explicit`, and only there."""
     minibatches_per_wave: int | None = None
     """N; None: the best."""
-    placement: PlacementName = "round_robin"
+    placement: PlacementName | None = None
+    """None: the fastest."""
     staleness: int | None = 0
-    """D; None: no bound."""
+    """D; None: no bound. Of no meaning beside `max_staleness`."""
+    max_staleness: int | None = None
+    """The largest D; the smallest with which the job is as fast as with this one is chosen. None: D is given."""
     weights: WeightPolicy = "wave"
     schedule: ScheduleChoice = "auto"
     accumulate: int = 1

@@ -48,13 +48,16 @@ class Played:
     """Whether links are played, too; those that are not take no time."""
 
 
-def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = None) -> Predicted:
+def predicted(
+    plan: JobPlan, options: PlanOptions, *, played: Played | None = None, waves: int | None = None
+) -> Predicted:
     """Speed and traffic of `plan` in the steady state.
 
     Args:
         plan: what the planner found.
         options: what it was asked for.
         played: how its devices are played; None: they are real.
+        waves: of each virtual worker; None: as many as reach the steady state.
 
     Raises:
         PlanError: the plan cannot be run so.
@@ -71,7 +74,7 @@ def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = No
     affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
     how = SimulationOptions(
         staleness=options.staleness,
-        minibatches=n * min(steady_waves(options.staleness), affordable),
+        minibatches=n * min(steady_waves(options.staleness) if waves is None else waves, affordable),
         weights=options.weights,
         schedule=options.schedule,
         stragglers=stragglers,
