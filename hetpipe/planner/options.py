@@ -75,6 +75,8 @@ class PlanOptions:
             PlanError: saying which it can.
         """
         schedule_for(self.weights, self.schedule)
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise PlanError(f"the largest D is {self.max_staleness}; give at least 0")
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
         """What stages keep with N minibatches per wave."""

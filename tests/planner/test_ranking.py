@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,8 +13,14 @@ from hetpipe.planner.options import AllocationName, PlanOptions
 from hetpipe.planner.ranking import ALIKE, PLACEMENTS
 from hetpipe.planner.shard_bytes import PlacementName
 from hetpipe.simulator.prediction import predicted
+from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.policies import WeightPolicy
 from tests.planner import models
+from tests.planner.job_cases import chain, cluster_of, jobs_for
+
+#: Under these the time of the whole pipeline counts, too.
+FEW_IN_FLIGHT: tuple[WeightPolicy, ...] = ("wave", "flush")
 
 PROFILES = {
     "vgg": models.vgg19(),
@@ -77,6 +84,41 @@ def test_larger_waves_are_found_where_the_round_trip_binds() -> None:
     assert rates[0] * 1.5 < rates[1] < rates[2]
     assert free.predicted.samples_per_second * ALIKE >= rates[2]
     assert free.minibatches_per_wave > 1
+
+
+def test_of_bounds_that_are_as_fast_the_smallest_is_taken() -> None:
+    """`max_staleness` of 8 is worth a smaller one as soon as that does as well; with a given N it is not 0."""
+    profile, cluster = PROFILES["vgg"], models.cluster("VV", "VV")
+    options = PlanOptions(allocation="NP", minibatches_per_wave=2, max_staleness=8, placement="round_robin")
+    found = choose_plan(profile, cluster, options, predict=predicted)
+    by_bound = {
+        bound: choose_plan(
+            profile, cluster, replace(options, staleness=bound, max_staleness=None), predict=predicted
+        ).predicted.samples_per_second
+        for bound in (0, 1, 2, 4, 8)
+    }
+
+    assert found.staleness is not None
+    assert by_bound[found.staleness] == found.predicted.samples_per_second
+    assert by_bound[found.staleness] * ALIKE >= max(by_bound.values())
+    smaller = [rate for bound, rate in by_bound.items() if bound < found.staleness]
+    assert found.staleness > 0
+    assert all(rate * ALIKE < max(by_bound.values()) for rate in smaller)
+
+
+def test_devices_that_are_named_get_the_best_cut() -> None:
+    """With fewer minibatches than stages the min-max cut is not the fastest."""
+    profile = chain([9.0, 1.0, 1.0, 1.0], {"V": 1.0, "Q": 1.5}, output=0)
+    workers = (tuple(map(DeviceId, ("n0/0", "n0/1"))),)
+    for weights in FEW_IN_FLIGHT:
+        options = PlanOptions(
+            allocation="explicit", workers=workers, minibatches_per_wave=1, weights=weights, staleness=None
+        )
+        jobs = jobs_for(profile, cluster_of(["VQ"], gib={"V": 12, "Q": 12}), options)
+        least = jobs.pipelines.min_max(workers[0], 1)
+        assert least is not None
+        found = choose_plan(profile, jobs.costs.cluster, options, predict=predicted)
+        assert found.virtual_workers[0].samples_per_second > 1.05 * 32e12 * least.minibatches_per_tick
 
 
 def test_a_placement_that_is_asked_for_is_kept() -> None:
