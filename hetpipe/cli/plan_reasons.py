@@ -171,7 +171,7 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     if facts.options.minibatches_per_wave is not None:
         sentences = [f"N = {n} was asked for."]
     else:
-        sentences = [f"N = {n} is the smallest with the best rate; larger waves keep weights back for longer."]
+        sentences = [f"N = {n} is the smallest within 2 % of the fastest; larger waves keep weights back for longer."]
     most_stages = max(len(worker.stages) for worker in plan.virtual_workers)
     step = facts.options.accumulate
     if n - step >= least_minibatches_per_wave(forecast.memory.weights, most_stages):
