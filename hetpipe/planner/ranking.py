@@ -46,8 +46,9 @@ _COMPUTATIONS, _MOST_SIMULATED = 200_000, 40
 #: transfers, which the simulation hides behind computation, so it may be a good deal below it.
 _HOPELESS = 1.3
 
-#: Candidates that are simulated for as long as a prediction takes.
-_FINALISTS = 3
+#: Candidates that are simulated for as long as a prediction takes, of plans whose predictions take few computations; so
+#: many waves are such a prediction at least.
+_FINALISTS, _WHOLE_WAVES = 3, 64
 
 #: So few groupings are all candidates.
 _ALL_GROUPINGS = 60
@@ -276,7 +277,10 @@ class Ranking:
             best = max(best, rate)
             ranked.append((rate, one))
         ranked.sort(key=lambda entry: -entry[0])
-        return [self._whole(one) for _, one in ranked[:_FINALISTS]]
+        if not ranked:
+            return []
+        affordable = _COMPUTATIONS // (_WHOLE_WAVES * computations_per_wave(ranked[0][1].plan))
+        return [self._whole(one) for _, one in ranked[: max(1, min(affordable, _FINALISTS))]]
 
     def _whole(self, one: _Candidate) -> Ranked:
         return Ranked(one.plan, one.jobs.options, self._predict(one.plan, one.jobs.options))
