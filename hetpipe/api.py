@@ -113,7 +113,7 @@ def minibatch(job: JobSource, vw: int, p: int) -> tuple[Tensor | tuple[Tensor, .
 
 def _block(job: Job, num_samples: int, vw: int, p: int) -> Block:
     """The sample indices of a minibatch."""
-    count, n = job.num_workers, job.sync.minibatches_per_wave
+    count, n = job.num_workers, job.minibatches_per_wave
     if not 0 <= vw < count:
         raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")
     if p < 1:

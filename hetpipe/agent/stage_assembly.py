@@ -205,6 +205,6 @@ def versions_of(job: Job, identity: StageIdentity) -> VersionTable:
         job.weights,
         stage=identity.stage,
         num_stages=identity.num_stages,
-        minibatches_per_wave=job.sync.minibatches_per_wave,
+        minibatches_per_wave=job.minibatches_per_wave,
         accumulate=job.gradients.accumulate,
     )

@@ -117,10 +117,14 @@ def plan(  # noqa: PLR0913 - one for each option
         str | None, typer.Option(metavar="N|auto", help="Minibatches per wave.  [default: the job's, else auto]")
     ] = None,
     placement: Annotated[
-        str | None, typer.Option(metavar="NAME", help="balanced, round_robin or ed_local.  [default: balanced]")
+        str | None,
+        typer.Option(metavar="NAME", help="balanced, round_robin, ed_local, or auto: the fastest.  [default: auto]"),
     ] = None,
     staleness: Annotated[
-        str | None, typer.Option("--D", metavar="N", help="Staleness bound, or inf.  [default: 0]")
+        str | None, typer.Option("--D", metavar="N|auto", help="Staleness bound, inf, or auto.  [default: 0]")
+    ] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option("--max-D", min=0, metavar="N", help="The largest D that --D auto may choose.")
     ] = None,
     weights: Annotated[str | None, typer.Option(metavar="POLICY", help="Weight policy.  [default: wave]")] = None,
     schedule: Annotated[
@@ -159,6 +163,7 @@ def plan(  # noqa: PLR0913 - one for each option
         minibatches_per_wave=minibatches_per_wave,
         placement=placement,
         staleness=staleness,
+        max_staleness=max_staleness,
         weights=weights,
         schedule=schedule,
         optimizer_slots=optimizer_slots,

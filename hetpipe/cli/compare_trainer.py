@@ -131,7 +131,7 @@ def minibatches_at_barriers(job: Job, num_samples: int) -> dict[int, int]:
         first_progress(data),
         data,
         members=[VirtualWorkerIndex(index) for index in range(job.num_workers)],
-        minibatches_per_wave=job.sync.minibatches_per_wave,
+        minibatches_per_wave=job.minibatches_per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
     ):
         total += sum(len(dealt) for dealt in blocks.values())

@@ -305,7 +305,7 @@ def _setting(job: Job) -> str:
     length = minibatches if job.epochs is None else count(job.epochs, "epoch")
     arguments = ", ".join(f"{name} {value}" for name, value in job.optimizer.arguments.items())
     return (
-        f"{workers}, {job.sync.minibatches_per_wave} minibatches of {count(job.batch_size, 'sample')} per "
+        f"{workers}, {job.minibatches_per_wave} minibatches of {count(job.batch_size, 'sample')} per "
         f"wave, {job.optimizer.name} ({arguments}), {length}, sync {job.sync.kind}"
     )
 

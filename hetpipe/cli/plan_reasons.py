@@ -14,6 +14,7 @@ from hetpipe.cli.quantities import bytes_text, time_text
 from hetpipe.cli.text import count, rate
 from hetpipe.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
 from hetpipe.planner.job_rate import JobRate, bytes_leaving, job_rate
+from hetpipe.planner.round_trip import round_trip
 from hetpipe.planner.waves import SEARCHED_PER_STAGE
 from hetpipe.simulator.plan import SimulatedStage
 from hetpipe.spec.cluster import LinkSpec, node_of
@@ -64,7 +65,7 @@ class _Forecast:
 
     @property
     def network_binds(self) -> bool:
-        return self.rate.network_samples_per_second < self.rate.compute_samples_per_second
+        return self.rate.network_binds
 
     @property
     def longest(self) -> int:
@@ -87,8 +88,16 @@ def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
         for stages in facts.simulated.workers
     ]
     cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
+    trip = round_trip(
+        facts.simulated.workers,
+        costs=costs,
+        placed=facts.simulated.placed,
+        memory=memory,
+        staleness=facts.plan.staleness,
+        network_cards=cards,
+    )
     whole = job_rate(
-        rates[slowest], leaving, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards
+        rates[slowest], leaving, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards, trip=trip
     )
     return _Forecast(memory, slowest, times[slowest], whole)
 
@@ -99,6 +108,14 @@ def _bound(facts: PlanFacts, forecast: _Forecast) -> str:
             f"The network card of {forecast.rate.busiest_node} binds: it lets "
             f"{rate(forecast.rate.network_samples_per_second)} samples/s through, where the stages alone would do "
             f"{rate(forecast.rate.compute_samples_per_second)}."
+        )
+    if forecast.rate.round_trip_binds:
+        bound = facts.plan.staleness
+        return (
+            f"The round trip of weights binds (push, sum, publish, pull), with D = {bound} and N = "
+            f"{facts.plan.minibatches_per_wave}: it lets {rate(forecast.rate.round_trip_samples_per_second)} samples/s "
+            f"through, where the stages alone would do {rate(forecast.rate.compute_samples_per_second)}; "
+            "a larger D or N lets more."
         )
     if forecast.waits_for_flight:
         return _flight_binds(forecast)
@@ -154,7 +171,7 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     if facts.options.minibatches_per_wave is not None:
         sentences = [f"N = {n} was asked for."]
     else:
-        sentences = [f"N = {n} is the smallest with the best rate; larger waves keep weights back for longer."]
+        sentences = [f"N = {n} is the smallest within 2 % of the fastest; larger waves keep weights back for longer."]
     most_stages = max(len(worker.stages) for worker in plan.virtual_workers)
     step = facts.options.accumulate
     if n - step >= least_minibatches_per_wave(forecast.memory.weights, most_stages):

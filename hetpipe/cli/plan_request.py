@@ -47,6 +47,7 @@ class PlanRequest:
     minibatches_per_wave: str | None = None
     placement: str | None = None
     staleness: str | None = None
+    max_staleness: int | None = None
     weights: str | None = None
     schedule: str | None = None
     optimizer_slots: int | None = None
@@ -82,6 +83,10 @@ def check_request(request: PlanRequest, *, as_json: bool) -> None:
             raise UserError(f"--{given} is given without --{absent[0]}; give both, or name a job file")
     if request.why and as_json:
         raise UserError("--json has every alternative with its reason already; leave out --why")
+    if (request.staleness == AUTO) != (request.max_staleness is not None):
+        raise UserError(
+            "--D auto and --max-D belong together; give for example --D auto --max-D 8, or one number with --D"
+        )
     _check_belongs("--workers", request.workers, "explicit", request.allocation)
     _check_belongs("--max-batch", request.max_batch, "parallel", request.allocation)
     if request.allocation == "explicit" and request.workers is None:
@@ -126,8 +131,9 @@ def wishes_of(request: PlanRequest, job: Job | None) -> Wishes:
         allocation=_choice("--allocation", request.allocation, ALLOCATIONS, base.allocation),
         workers=workers if request.workers is None else workers_of(request.workers),
         minibatches_per_wave=_minibatches_of(request.minibatches_per_wave, base.minibatches_per_wave),
-        placement=_choice("--placement", request.placement, PLACEMENTS, base.placement),
-        staleness=base.staleness if request.staleness is None else staleness_of(request.staleness),
+        placement=_placement_of(request.placement, base.placement),
+        staleness=base.staleness if request.staleness in (None, AUTO) else staleness_of(str(request.staleness)),
+        max_staleness=request.max_staleness if request.staleness == AUTO else base.max_staleness,
         schedule=_choice("--schedule", request.schedule, SCHEDULES, base.schedule),
         recompute=_choice("--recompute", request.recompute, RECOMPUTE, base.recompute),
         reserve_bytes=request.reserve_bytes or 0,
@@ -167,6 +173,12 @@ def workers_of(text: str) -> tuple[tuple[DeviceId, ...], ...]:
 
 def _entries(names: object) -> list[object]:
     return names if isinstance(names, list) else [None]
+
+
+def _placement_of(text: str | None, default: PlacementName | None) -> PlacementName | None:
+    if text is None or text == AUTO:
+        return default if text is None else None
+    return _choice("--placement", text, PLACEMENTS, "balanced")
 
 
 def _minibatches_of(text: str | None, default: int | None) -> int | None:

@@ -188,14 +188,22 @@ def _remarks(plan: PlanDocument) -> Iterator[str]:
     allocations = [one for one in faster if one not in baselines]
     if allocations:
         best = max(allocations, key=_rate_of)
-        searched = ", though not by the closed form that the search goes by" if plan.allocation == "auto" else ""
         yield (
-            f"By the simulation {best.name} would be faster, {rate(_rate_of(best))} samples/s{searched}: plan it with "
+            f"By the simulation {best.name} would be faster, {rate(_rate_of(best))} samples/s: plan it with "
             f"--allocation {best.name}."
         )
-    if baselines:
-        name = "all-reduce" if baselines[0].name == ALL_REDUCE else f"one {baselines[0].name.removeprefix(SINGLE)}"
-        yield f"{name} is faster than this plan: where the whole model fits on a device, that is the better way."
+    for one in baselines[:1]:
+        if one.name == ALL_REDUCE:
+            yield (
+                f"All-reduce would be faster, {rate(_rate_of(one))} samples/s {one.reason.rpartition('; ')[2]}: set "
+                "`sync: {kind: allreduce, minibatches_per_wave: 1}`, `weights: flush` and `workers: {count: …, stages: "
+                "1}` with as many virtual workers as these devices."
+            )
+        else:
+            yield (
+                f"One {one.name.removeprefix(SINGLE)} is faster than this plan: where the whole model fits on a "
+                "device, that is the better way."
+            )
 
 
 def _rate_of(alternative: Alternative) -> float:
@@ -280,7 +288,10 @@ def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:
         return [("shards", "none; the stages alone hold the weights")]
     return [
         ("staleness", "D = ∞, no bound" if plan.staleness is None else f"D = {plan.staleness}"),
-        ("shards", f"{len(plan.shards)} on {_listed(list(dict.fromkeys(plan.shards)))}, {facts.options.placement}"),
+        (
+            "shards",
+            f"{len(plan.shards)} on {_listed(list(dict.fromkeys(plan.shards)))}, {plan.placement_policy or 'by hand'}",
+        ),
     ]
 
 

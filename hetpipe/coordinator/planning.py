@@ -13,12 +13,13 @@ from hetpipe.coordinator.described import Described, describe
 from hetpipe.coordinator.inspections import Inspected
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.assignment import Offered, assign
-from hetpipe.planner.choose import Predict, choose_plan
+from hetpipe.planner.choose import choose_plan
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.emulation import PlayedStage, emulations
 from hetpipe.planner.optimizer_slots import slots_of
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partition import plan_job
+from hetpipe.planner.ranking import Predict
 from hetpipe.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.prediction import Played, predicted, run_forecast
@@ -128,7 +129,7 @@ def plan_run(
             for vw in document.virtual_workers
         ]
         played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
-    planned = job.with_plan(counts, document.minibatches_per_wave)
+    planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
     return PlannedRun(planned, plan, described, document, played, model)
 
 
@@ -186,13 +187,14 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
             f"how much memory {job.optimizer.name} keeps per parameter is not known; use another optimizer, or say "
             "workers.stages yourself"
         )
-    devices = job.workers.devices
+    devices, sync, placement = job.workers.devices, job.sync, job.parameter_servers.placement
     return PlanOptions(
         allocation="explicit" if devices is not None else job.workers.allocation,
         workers=None if devices is None else tuple(tuple(DeviceId(d) for d in group) for group in devices),
-        minibatches_per_wave=job.sync.minibatches_per_wave,
-        placement=job.parameter_servers.placement,
-        staleness=job.sync.D,
+        minibatches_per_wave=None if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave,
+        placement=None if placement == "auto" else placement,
+        staleness=0 if sync.D == "auto" else sync.D,
+        max_staleness=sync.max_D if sync.D == "auto" else None,
         weights=job.weights,
         schedule=job.schedule,
         accumulate=job.gradients.accumulate,
@@ -268,7 +270,7 @@ def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[PlayedStage]
         InfeasiblePlan: naming the stage, the device and the bytes.
     """
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
-    memory = options.memory(job.sync.minibatches_per_wave)
+    memory = options.memory(job.minibatches_per_wave)
     for index, stage in enumerate(stages):
         needed = costs.stage_bytes(stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
         kind = costs.cluster.devices[stage.device]

@@ -212,7 +212,7 @@ class Repartitions:
             seconds=(),
             healthy=(),
             others=(),
-            staleness=self._job.sync.D,
+            staleness=self._job.staleness,
             least_gain=0.0,
             emulations=assignment.emulations[vw] if assignment.emulations else (),
             gone=gone,

@@ -333,7 +333,7 @@ def _by_place(basis: Basis, stages: Sequence[StagePlan], scale: Callable[[int, i
 def _memory(job: Job, reserve_bytes: int) -> MemoryModel:
     """What stages keep; an optimizer of which nothing is known counts as one without state."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0, reserve_bytes=reserve_bytes)
-    return options.memory(job.sync.minibatches_per_wave)
+    return options.memory(job.minibatches_per_wave)
 
 
 def layers_of(plan: Plan) -> list[LayerReport]:

@@ -105,7 +105,7 @@ class Training:
     def run(self, *, now: float) -> None:
         """Training begins, or is taken over: from here on its time counts."""
         prepared = self._prepared
-        staleness = self._assignment.job.sync.D
+        staleness = self._assignment.job.staleness
         is_adopted = self._returning is not None
         self._board = ProgressBoard(
             prepared.plan, prepared.data, prepared.start, staleness, now=now, is_adopted=is_adopted
@@ -166,7 +166,7 @@ class Training:
                 reports=self._board.reports,
                 evaluation=self._evaluations.latest,
                 running_seconds=running_seconds,
-                staleness=self._assignment.job.sync.D,
+                staleness=self._assignment.job.staleness,
                 deaths={worker.vw: worker.deaths for worker in self._lives},
                 rewinds=rewinds,
                 conditions=tuple(conditions),

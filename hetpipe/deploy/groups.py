@@ -90,7 +90,7 @@ def job_of_plan(job: Job, plan: PlanDocument) -> Job:
             "only; say balanced or round_robin"
         )
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in plan.virtual_workers]
-    return job.with_plan(counts, plan.minibatches_per_wave)
+    return job.with_plan(counts, plan.minibatches_per_wave, plan.staleness)
 
 
 def _vw(index: int) -> str:

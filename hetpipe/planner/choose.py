@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from hetpipe.errors import PlanError
 from hetpipe.planner.allocation.auto import auto
@@ -21,13 +20,11 @@ from hetpipe.planner.job_rate import samples_per_second
 from hetpipe.planner.jobs import JobPlan, Jobs
 from hetpipe.planner.options import AllocationName, PlanOptions, schedule_for
 from hetpipe.planner.partitioner import Partitioner
+from hetpipe.planner.ranking import Predict, Ranked, Ranking
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.fit import check_fits
 from hetpipe.spec.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
 from hetpipe.spec.profile import Profile
-
-#: What a whole job will do: the simulator. Takes a plan and the options it was made with.
-Predict = Callable[[JobPlan, PlanOptions], Predicted]
 
 ALLOCATIONS: Mapping[AllocationName, Allocation] = {
     "NP": node_partition,
@@ -58,14 +55,14 @@ def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, pre
     check_fits(profile, cluster)
     costs = Costs(profile, cluster)
     jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
-    plan = ALLOCATIONS[options.allocation](jobs)
-    if math.isinf(plan.rate.samples_per_second):
+    if not any(compute[-1] for compute in costs.compute.values()):
         raise PlanError("every layer takes 0 ms in the profile, so nothing can be planned by it; profile again")
-    predicted = predict(plan, options)
-    return _document(plan, options, predicted, tuple(_alternatives(jobs, predicted, predict)))
+    ranking = Ranking(jobs, predict)
+    chosen = ranking.of(options.allocation, ALLOCATIONS[options.allocation])
+    return _document(chosen, tuple(_alternatives(ranking, jobs, chosen.predicted)))
 
 
-def closed_form(plan: JobPlan, options: PlanOptions) -> Predicted:  # noqa: ARG001 - a `Predict`
+def closed_form(plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:  # noqa: ARG001 - a `Predict`
     """The prediction without a simulator: the job rate that the searches use."""
     return Predicted(
         samples_per_second=plan.rate.samples_per_second,
@@ -73,17 +70,17 @@ def closed_form(plan: JobPlan, options: PlanOptions) -> Predicted:  # noqa: ARG0
     )
 
 
-def _alternatives(jobs: Jobs, chosen: Predicted, predict: Predict) -> Iterator[Alternative]:
+def _alternatives(ranking: Ranking, jobs: Jobs, chosen: Predicted) -> Iterator[Alternative]:
     for name in _COMPARED:
         if name == jobs.options.allocation:
             continue
         try:
-            plan = ALLOCATIONS[name](jobs)
+            found = ranking.of(name, ALLOCATIONS[name])
         except PlanError as error:
             yield Alternative(name=name, samples_per_second=None, reason=str(error))
             continue
-        rate = predict(plan, jobs.options).samples_per_second
-        yield Alternative(name=name, samples_per_second=rate, reason=f"{_compared(rate, chosen)}; {_limit(plan)}")
+        reason = f"{_compared(found.rate, chosen)}; {_limit(found.plan)}"
+        yield Alternative(name=name, samples_per_second=found.rate, reason=reason)
     slots = jobs.options.optimizer_slots
     for baseline in (all_reduce(jobs.costs, slots), *single_devices(jobs.costs, slots)):
         rate_or_none, reason = baseline.samples_per_second, baseline.reason
@@ -108,6 +105,8 @@ def _limit(plan: JobPlan) -> str:
     """What holds a plan back, in words."""
     if plan.rate.network_binds:
         return f"the network card of {plan.rate.busiest_node} lets no more through"
+    if plan.rate.round_trip_binds:
+        return "it waits for the round trip of weights"
     slowest = min(range(len(plan.workers)), key=lambda index: plan.workers[index].minibatches_per_tick)
     kinds = Counter(stage.kind for stage in plan.workers[slowest].stages)
     mix = " + ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
@@ -116,9 +115,8 @@ def _limit(plan: JobPlan) -> str:
     return f"of its {len(plan.workers)} virtual workers number {slowest}, {mix}, is the slowest"
 
 
-def _document(
-    plan: JobPlan, options: PlanOptions, predicted: Predicted, alternatives: tuple[Alternative, ...]
-) -> PlanDocument:
+def _document(chosen: Ranked, alternatives: tuple[Alternative, ...]) -> PlanDocument:
+    plan, options = chosen.plan, chosen.options
     costs = plan.costs
     jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
     groups = [[stage.device for stage in worker.stages] for worker in plan.workers]
@@ -136,8 +134,9 @@ def _document(
         has_shards=options.with_shards,
         shards=plan.placed.shards,
         placement=plan.placed.as_document(),
+        placement_policy=jobs.placement,
         idle_devices=tuple(device for device in jobs.devices if device not in used),
-        predicted=predicted,
+        predicted=chosen.predicted,
         alternatives=alternatives,
     )
 

@@ -18,6 +18,9 @@ from hetpipe.spec.profile import Profile
 
 TICKS_PER_MS = 10**9
 
+#: What a shard adds to its weights, in bytes of updates per second: three passes over memory by one core.
+APPLY_BYTES_PER_SECOND = 4e9
+
 
 def ticks(milliseconds: float) -> int:
     """Milliseconds, rounded to whole ticks."""

@@ -1,7 +1,8 @@
 """How fast is a whole job, and how much does it send between nodes? The objective of every search over allocations.
 
-Two things can hold a job back. Bounded staleness holds every virtual worker to the slowest one in the long run, so
-together they do V times its rate. And a node's network card carries activations, gradients, pushes and pulls.
+Three things can hold a job back. Bounded staleness holds every virtual worker to the slowest one in the long run, so
+together they do V times its rate. A node's network card carries activations, gradients, pushes and pulls. And with a
+bound D a wave waits for the round trip of the weights of earlier ones (`round_trip`).
 
 Whatever leaves a node has a mirror image that arrives there: the gradient of an activation has its size, a pull the
 size of a push. So one figure per node stands for both directions.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from hetpipe.planner.costs import TICKS_PER_MS, Costs
 from hetpipe.planner.placement import Span
+from hetpipe.planner.round_trip import NO_ROUND_TRIP, RoundTrip
 from hetpipe.planner.shard_bytes import PlacedParameters
 from hetpipe.spec.cluster import node_of
 
@@ -26,11 +28,13 @@ class JobRate:
     """What a job does in the long run, by closed form."""
 
     samples_per_second: float
-    """The smaller of the next two."""
+    """The smallest of the next three."""
     compute_samples_per_second: float
     """V times the slowest virtual worker."""
     network_samples_per_second: float
     """What the busiest network card lets through; infinite where nothing crosses nodes."""
+    round_trip_samples_per_second: float
+    """What waiting for published weights lets through; infinite where nothing is waited for."""
     busiest_node: str | None
     """The node of that card."""
     cross_node_bytes_per_minibatch: float
@@ -39,7 +43,14 @@ class JobRate:
     @property
     def network_binds(self) -> bool:
         """Whether it is a network card that holds the job back."""
-        return self.network_samples_per_second < self.compute_samples_per_second
+        return self.network_samples_per_second < min(
+            self.compute_samples_per_second, self.round_trip_samples_per_second
+        )
+
+    @property
+    def round_trip_binds(self) -> bool:
+        """Whether it is the wait for published weights."""
+        return self.round_trip_samples_per_second < self.compute_samples_per_second and not self.network_binds
 
 
 def samples_per_second(minibatches_per_tick: float, batch_size: int) -> float:
@@ -96,6 +107,7 @@ def job_rate(
     costs: Costs,
     minibatches_per_wave: int,
     network_cards: Mapping[str, float],
+    trip: RoundTrip = NO_ROUND_TRIP,
 ) -> JobRate:
     """The rate of a job.
 
@@ -105,6 +117,7 @@ def job_rate(
         costs: for the batch size.
         minibatches_per_wave: N.
         network_cards: node → bytes per second each way.
+        trip: what the round trip of weights allows each virtual worker.
     """
     batch_size = costs.profile.batch_size
     total: dict[str, int] = {}
@@ -114,10 +127,12 @@ def job_rate(
     minibatches = len(leaving) * minibatches_per_wave
     network, busiest = network_minibatches_per_second(total, minibatches=minibatches, network_cards=network_cards)
     compute = len(leaving) * samples_per_second(slowest_minibatches_per_tick, batch_size)
+    waiting = len(leaving) * samples_per_second(trip.minibatches_per_tick, batch_size)
     return JobRate(
-        samples_per_second=min(compute, batch_size * network),
+        samples_per_second=min(compute, batch_size * network, waiting),
         compute_samples_per_second=compute,
         network_samples_per_second=batch_size * network,
+        round_trip_samples_per_second=waiting,
         busiest_node=busiest,
         cross_node_bytes_per_minibatch=sum(total.values()) / minibatches,
     )

@@ -7,8 +7,9 @@ binds, otherwise as `planner.combinations` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn
 
@@ -22,9 +23,11 @@ from hetpipe.planner.min_max_shortage import explain
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partitioner import Partitioner
 from hetpipe.planner.pipelines import Pipelines
+from hetpipe.planner.round_trip import round_trip
 from hetpipe.planner.shard_bytes import PlacedParameters, place_bytes, shard_nodes
 from hetpipe.spec.cluster import node_of
 from hetpipe.spec.ids import DeviceId
+from hetpipe.spec.policies import DEFAULT_PLACEMENT, PlacementName
 
 #: One group of devices per virtual worker.
 Groups = Sequence[Sequence[DeviceId]]
@@ -96,14 +99,80 @@ class Jobs:
         self._partitioner = partitioner
         self.pipelines = Pipelines(costs, self.memory, options.recompute, partitioner)
         self.network_cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
+        self._relatives: dict[tuple[PlanOptions, tuple[DeviceId, ...]], Jobs] = {}
         self._node_rank = {node.name: rank for rank, node in enumerate(costs.cluster.nodes)}
         #: The parameters on these shards, where that does not depend on pipelines.
         self.place_on = lru_cache(maxsize=64)(self._place_by_shards)
+
+    def under(self, placement: PlacementName, staleness: int | None) -> Jobs:
+        """The same with another placement and D; pipelines, which do not depend on these, are shared."""
+        options = replace(self.options, placement=placement, staleness=staleness)
+        return self._like(options, self.devices)
+
+    def on(self, devices: Mapping[DeviceId, str]) -> Jobs:
+        """The same for fewer devices."""
+        return self._like(self.options, devices)
+
+    def _like(self, options: PlanOptions, devices: Mapping[DeviceId, str]) -> Jobs:
+        found = self._relatives.get((options, tuple(devices)))
+        if found is None:
+            found = copy(self)
+            found.options, found.devices = options, dict(devices)
+            found.place_on = lru_cache(maxsize=64)(found._place_by_shards)  # noqa: SLF001 - of the same class
+            self._relatives[options, tuple(devices)] = found
+        return found
+
+    def ladder(self, groups: Groups) -> Iterator[JobPlan]:
+        """The best plan of these groups for each N worth trying, ascending, each N at most half as large again.
+
+        The last one is the largest for which memory suffices, or one four times as large as an N with which neither
+        staleness nor a network card holds the stages back: a larger N cannot gain.
+
+        Raises:
+            PlanError: the given N does not go, the placement is not possible, or there are several virtual workers
+                without parameter servers.
+        """
+        choices, step = self.choices(groups), self.options.accumulate
+        if self.options.minibatches_per_wave is not None:
+            plans = (self.best_with(n, groups) for n in choices)
+            yield from (plan for plan in plans if plan is not None)
+            return
+        n, fitting, enough = choices[0] if choices else waves.MOST_MINIBATCHES + 1, 0, None
+        while n <= waves.MOST_MINIBATCHES and (plan := self.best_with(n, groups)) is not None:
+            yield plan
+            fitting = n
+            waits = plan.rate.network_binds or plan.rate.round_trip_binds
+            if enough is None and not waits and n >= choices[-1] // 4:
+                enough = n
+            if enough is not None and n >= 4 * enough:
+                return
+            n += max(n // 2 // step * step, step)
+        most = self._largest(groups, fitting, min(n, waves.MOST_MINIBATCHES)) // step * step
+        if fitting < most and (plan := self.best_with(most, groups)) is not None:
+            yield plan
+
+    def _fit(self, groups: Groups, minibatches_per_wave: int) -> bool:
+        return all(self.pipelines.fits(group, minibatches_per_wave) for group in groups)
+
+    def _largest(self, groups: Groups, low: int, beyond: int) -> int:
+        """The largest N from `low`, which fits (or is 0), to below `beyond` that fits."""
+        while beyond - low > 1:
+            middle = (low + beyond) // 2
+            if self._fit(groups, middle):
+                low = middle
+            else:
+                beyond = middle
+        return low
 
     @property
     def most_workers(self) -> int | None:
         """No grouping has more virtual workers; None: there may be any number."""
         return None if self.options.with_shards else 1
+
+    @property
+    def placement(self) -> PlacementName:
+        """That of the options, or the one that a search by closed form takes where none is asked for."""
+        return self.options.placement or DEFAULT_PLACEMENT
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
         """What stages keep with N minibatches per wave."""
@@ -130,15 +199,7 @@ class Jobs:
         Raises:
             PlanError: no N fits, or the placement is not possible, or `choices` refuses the groups.
         """
-        return self._best_waves(groups, self.best_with)
-
-    def best_min_max(self, groups: Groups) -> JobPlan:
-        """The same where each virtual worker must have its min-max partition.
-
-        Raises:
-            PlanError: no N fits, or the placement is not possible, or `choices` refuses the groups.
-        """
-        return self._best_waves(groups, self._min_max_with)
+        return self._best_waves(groups)
 
     def best_with(self, minibatches_per_wave: int, groups: Groups) -> JobPlan | None:
         """The plan with the highest rate for this N; of equals the one with the smallest largest stage time.
@@ -177,6 +238,14 @@ class Jobs:
             costs=self.costs,
             minibatches_per_wave=minibatches_per_wave,
             network_cards=self.network_cards,
+            trip=round_trip(
+                [worker.stages for worker in workers],
+                costs=self.costs,
+                placed=placed,
+                memory=self.memory(minibatches_per_wave),
+                staleness=self.options.staleness,
+                network_cards=self.network_cards,
+            ),
         )
         return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate)
 
@@ -190,7 +259,7 @@ class Jobs:
             PlanError: the placement is not possible for these pipelines.
         """
         shards = self.shards_on({node_of(stage.device) for worker in workers for stage in worker.stages})
-        if shards and self.options.placement == "ed_local":
+        if shards and self.placement == "ed_local":
             return place_bytes(
                 self.costs.profile,
                 shards=shards,
@@ -209,7 +278,7 @@ class Jobs:
         """Max_m of a virtual worker on these devices: the largest N ≤ 4K for which a partition fits."""
         return waves.max_minibatches_per_wave(lambda n: self.pipelines.fits(devices, n), len(devices))
 
-    def _best_waves(self, groups: Groups, plan_with: Callable[[int, Groups], JobPlan | None]) -> JobPlan:
+    def _best_waves(self, groups: Groups) -> JobPlan:
         most_stages = max(len(group) for group in groups)
         choices = self.choices(groups)
         if not choices:
@@ -220,13 +289,14 @@ class Jobs:
             )
         best: JobPlan | None = None
         for n in choices:
-            found = plan_with(n, groups)
+            found = self.best_with(n, groups)
             if found is None:
                 break  # a larger N needs no less memory
             if best is None or is_better(found, best):
                 best = found
-            if n >= most_stages and not found.rate.network_binds and self.options.weights != "flush":
-                break  # with N ≥ K only the network gains from a larger N
+            waits = found.rate.network_binds or found.rate.round_trip_binds
+            if n >= most_stages and not waits and self.options.weights != "flush":
+                break  # with N ≥ K only the network and the round trip of weights gain from a larger N
         return best or self._refuse(choices[0], groups)
 
     def _refuse(self, minibatches_per_wave: int, groups: Groups) -> NoReturn:
@@ -238,14 +308,10 @@ class Jobs:
                 )
         raise AssertionError("a plan that fits was refused")
 
-    def _min_max_with(self, minibatches_per_wave: int, groups: Groups) -> JobPlan | None:
-        workers = _all_there(self.pipelines.min_max(group, minibatches_per_wave) for group in groups)
-        return None if workers is None else self.judge(workers, minibatches_per_wave)
-
     def _place_by_shards(self, shards: tuple[str, ...]) -> PlacedParameters:
         if not shards:
             return PlacedParameters((), (), self.costs.num_layers)
-        return place_bytes(self.costs.profile, shards=shards, placement=self.options.placement)
+        return place_bytes(self.costs.profile, shards=shards, placement=self.placement)
 
     def _fast_enough(
         self, group: Sequence[DeviceId], minibatches_per_wave: int, rate: float, fastest: Pipeline
@@ -265,7 +331,7 @@ class Jobs:
         if not len(groups) < sum(self.pipelines.num_several(group) for group in groups) <= IMPROVED:
             return start
         several = [self.pipelines.several(group, n) for group in groups]
-        if self.options.placement == "ed_local":
+        if self.placement == "ed_local":
             # They must share one partition, so they change together.
             others: Iterable[tuple[Pipeline, ...]] = zip(*several, strict=False)
         else:

@@ -10,7 +10,6 @@ from hetpipe.planner.costs import MemoryModel
 from hetpipe.planner.reach_tables import Recompute
 from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.policies import (
-    DEFAULT_PLACEMENT,
     SCHEDULES,
     PlacementName,
     Schedule,
@@ -50,9 +49,12 @@ class PlanOptions:
     """The devices of each virtual worker; needed by `explicit`, and only there."""
     minibatches_per_wave: int | None = None
     """N; None: the best."""
-    placement: PlacementName = DEFAULT_PLACEMENT
+    placement: PlacementName | None = None
+    """None: the fastest."""
     staleness: int | None = 0
-    """D; None: no bound."""
+    """D; None: no bound. Of no meaning beside `max_staleness`."""
+    max_staleness: int | None = None
+    """The largest D; the smallest with which the job is as fast as with this one is chosen. None: D is given."""
     weights: WeightPolicy = "wave"
     schedule: ScheduleChoice = "auto"
     accumulate: int = 1
@@ -78,6 +80,8 @@ class PlanOptions:
             PlanError: saying which it can.
         """
         schedule_for(self.weights, self.schedule)
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise PlanError(f"the largest D is {self.max_staleness}; give at least 0")
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
         """What stages keep with N minibatches per wave."""

@@ -24,6 +24,7 @@ from hetpipe.spec.plan import (
     TensorSpec,
     VirtualWorkerPlan,
 )
+from hetpipe.spec.policies import DEFAULT_PLACEMENT
 from hetpipe.spec.run import AgentInfo
 from hetpipe.spec.suggest import join_names
 
@@ -92,7 +93,7 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
             raise PlanError(_wrong_counts(vw, counts, len(layers)))
         virtual_workers.append(VirtualWorkerPlan(vw, _stages(counts, [next(free) for _ in counts])))
     num_shards = job.parameter_servers.count
-    placement = PLACEMENTS.get(job.parameter_servers.placement)
+    placement = PLACEMENTS.get(DEFAULT_PLACEMENT if (name := job.parameter_servers.placement) == "auto" else name)
     if placement is None:
         raise PlanError(
             f"parameter_servers.placement: {job.parameter_servers.placement} puts parameters on the node that computes "

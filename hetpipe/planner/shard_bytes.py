@@ -70,12 +70,21 @@ class PlacedParameters:
             per_layer[piece.layer] += num_bytes
             per_node[shards[piece.shard]][piece.layer] += num_bytes
         self._all = [0, *accumulate(per_layer)]
+        self._num_layers = num_layers
         self._on = {node: [0, *accumulate(sizes)] for node, sizes in per_node.items()}
 
     @cached_property
     def bytes_on(self) -> dict[str, int]:
         """Node → bytes on its shards."""
         return {node: sums[-1] for node, sums in self._on.items()}
+
+    @cached_property
+    def by_shard(self) -> list[list[int]]:
+        """For each shard, the parameter bytes on it of the layers before each cut."""
+        sizes = [[0] * self._num_layers for _ in self.shards]
+        for piece in self.pieces:
+            sizes[piece.shard][piece.layer] += piece.stop - piece.start
+        return [[0, *accumulate(layers)] for layers in sizes]
 
     def bytes_of(self, first: int, last: int) -> int:
         """Parameter bytes of layers [first, last)."""

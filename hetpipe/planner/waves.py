@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from hetpipe.errors import PlanError
 from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
 
+#: No search for N goes beyond: some policies keep no more for a larger one, so memory never ends it.
+MOST_MINIBATCHES = 1024
+
 #: The search stops at this many minibatches per stage.
 SEARCHED_PER_STAGE = 4
 

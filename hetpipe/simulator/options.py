@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetpipe.errors import PlanError
+from hetpipe.planner.costs import APPLY_BYTES_PER_SECOND
 from hetpipe.planner.options import ScheduleChoice, schedule_for
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
 from hetpipe.spec.suggest import did_you_mean
-
-#: What a shard adds to its weights, in bytes of updates per second: three passes over memory by one core.
-DEFAULT_APPLY_BYTES_PER_SECOND = 4e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class SimulationOptions:
     real ones, which never start at the same instant, fall into."""
     contention: bool = True
     """Whether transfers share network cards and PCIe roots; if not, each takes the time it takes alone."""
-    apply_bytes_per_second: float = DEFAULT_APPLY_BYTES_PER_SECOND
+    apply_bytes_per_second: float = APPLY_BYTES_PER_SECOND
     """How fast a shard adds updates."""
 
 

@@ -55,13 +55,16 @@ class Played:
     """Whether links are played, too; those that are not take no time."""
 
 
-def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = None) -> Predicted:
+def predicted(
+    plan: JobPlan, options: PlanOptions, *, played: Played | None = None, waves: int | None = None
+) -> Predicted:
     """Speed and traffic of `plan` in the steady state.
 
     Args:
         plan: what the planner found.
         options: what it was asked for.
         played: how its devices are played; None: they are real.
+        waves: of each virtual worker; None: as many as reach the steady state.
 
     Raises:
         PlanError: the plan cannot be run so.
@@ -69,7 +72,7 @@ def predicted(plan: JobPlan, options: PlanOptions, *, played: Played | None = No
     simulated, costs, stragglers = _as_played(_simulated(plan), plan.costs, played)
     how = SimulationOptions(
         staleness=options.staleness,
-        minibatches=_steady_minibatches(simulated, options.staleness),
+        minibatches=_steady_minibatches(simulated, options.staleness, waves),
         weights=options.weights,
         schedule=options.schedule,
         stragglers=stragglers,
@@ -140,11 +143,11 @@ def run_forecast(
     return RunForecast(samples_per_second=samples / seconds, seconds=seconds)
 
 
-def _steady_minibatches(plan: SimulatedPlan, staleness: int | None) -> int:
-    """Of each virtual worker, after which the steady state shows, or that can be afforded."""
+def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int | None = None) -> int:
+    """Of each virtual worker: of `waves`, or after which the steady state shows; no more than can be afforded."""
     computations_per_wave = 2 * plan.minibatches_per_wave * sum(len(stages) for stages in plan.workers)
     affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
-    return plan.minibatches_per_wave * min(steady_waves(staleness), affordable)
+    return plan.minibatches_per_wave * min(steady_waves(staleness) if waves is None else waves, affordable)
 
 
 def _as_played(

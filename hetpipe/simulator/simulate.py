@@ -29,7 +29,7 @@ from hetpipe.simulator.resources import Flow
 from hetpipe.simulator.result import ActivityKind, SimulatedActivity, SimulationResult
 from hetpipe.simulator.rules import Rules
 from hetpipe.simulator.stage import Stage, StagePlace, Worker
-from hetpipe.simulator.traffic import FlowSpec, Traffic, bytes_on_shards, cross_node_bytes_per_minibatch, flows_of
+from hetpipe.simulator.traffic import FlowSpec, Traffic, cross_node_bytes_per_minibatch, flows_of
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
 
@@ -85,9 +85,7 @@ class _Simulation:
             self._rules,
             num_stages=[len(stages) for stages in plan.workers],
             # Every virtual worker pushes a whole model, so each of its waves takes a shard as long.
-            apply_ticks=[
-                ticks(1000 * num_bytes / options.apply_bytes_per_second) for num_bytes in bytes_on_shards(plan.placed)
-            ],
+            apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
             on_publish=self._published,
         )
         self._stagger_ticks = self._slowest_ticks() if options.staggered else 0

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
 
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.job_rate import bytes_leaving
-from hetpipe.planner.shard_bytes import PlacedParameters
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.spec.cluster import node_of
 
@@ -46,7 +44,7 @@ class FlowSpec:
 
 def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
     """Every flow of the job, in the order of virtual workers and stages; to and from shards none that is empty."""
-    on_shards = _on_shards(plan.placed, costs.num_layers)
+    on_shards = plan.placed.by_shard
     for vw, stages in enumerate(plan.workers):
         for index, stage in enumerate(stages):
             node = node_of(stage.device)
@@ -72,19 +70,3 @@ def cross_node_bytes_per_minibatch(plan: SimulatedPlan, costs: Costs) -> float:
         bytes_leaving(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n) for stages in plan.workers
     ]
     return sum(sum(nodes.values()) for nodes in leaving) / (n * len(plan.workers))
-
-
-def bytes_on_shards(placed: PlacedParameters) -> list[int]:
-    """Parameter bytes on each shard."""
-    sizes = [0] * len(placed.shards)
-    for piece in placed.pieces:
-        sizes[piece.shard] += piece.stop - piece.start
-    return sizes
-
-
-def _on_shards(placed: PlacedParameters, num_layers: int) -> list[list[int]]:
-    """For each shard, the parameter bytes on it of the layers before each cut."""
-    sizes = [[0] * num_layers for _ in placed.shards]
-    for piece in placed.pieces:
-        sizes[piece.shard][piece.layer] += piece.stop - piece.start
-    return [[0, *accumulate(layers)] for layers in sizes]

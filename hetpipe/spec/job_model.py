@@ -28,6 +28,7 @@ from hetpipe.spec.job_patience import PatienceSection
 from hetpipe.spec.job_problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.spec.job_rules import contradictions
 from hetpipe.spec.job_sections import (
+    DEFAULT_MINIBATCHES_PER_WAVE,
     CheckpointSection,
     ClusterSection,
     DataSection,
@@ -122,6 +123,8 @@ class Job(Section):
         except ValidationError as error:
             problems = problems_of(error, type(self))
             raise JobError([str(Problem(_as_written(p.path, given), p.message)) for p in problems]) from None
+        if self.is_planned and self.sync.minibatches_per_wave == "auto":
+            self.__dict__["sync"] = self.sync.model_copy(update={"minibatches_per_wave": DEFAULT_MINIBATCHES_PER_WAVE})
 
     @classmethod
     def model_validate(cls, obj: Any, **_: Any) -> Self:
@@ -223,9 +226,39 @@ class Job(Section):
         stages = self.workers.stages
         return len(stages[vw]) if isinstance(stages, tuple) else int(stages)
 
-    def with_plan(self, layer_counts: Sequence[Sequence[int]], minibatches_per_wave: int) -> Job:
-        """This job with a plan in the place of `stages: auto`."""
+    @property
+    def minibatches_per_wave(self) -> int:
+        """N.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        if self.sync.minibatches_per_wave == "auto":
+            raise JobError("sync.minibatches_per_wave: is `auto`, so it is not known before the run is planned")
+        return self.sync.minibatches_per_wave
+
+    @property
+    def staleness(self) -> int | None:
+        """D; None: no bound.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        if self.sync.D == "auto":
+            raise JobError("sync.D: is `auto`, so it is not known before the run is planned")
+        return self.sync.D
+
+    def with_plan(self, layer_counts: Sequence[Sequence[int]], minibatches_per_wave: int, staleness: int | None) -> Job:
+        """This job with a plan in the place of `stages: auto`.
+
+        Args:
+            layer_counts: of each stage of each virtual worker.
+            minibatches_per_wave: N.
+            staleness: the D that was chosen, for a job that leaves it open.
+        """
         values = self.model_dump()
+        if self.sync.D == "auto":
+            values["sync"] |= {"D": staleness, "max_D": None}
         stages = tuple(tuple(counts) for counts in layer_counts)
         values["workers"] = {"stages": stages}
         values["sync"]["minibatches_per_wave"] = minibatches_per_wave
@@ -234,8 +267,8 @@ class Job(Section):
     def sync_spec(self) -> SyncSpec:
         """The synchronisation rule, as the shards and the stages take it."""
         return SyncSpec(
-            minibatches_per_wave=self.sync.minibatches_per_wave,
-            staleness=self.sync.D,
+            minibatches_per_wave=self.minibatches_per_wave,
+            staleness=self.staleness,
             combine=self.sync.combine or "sum",
             deterministic=self.sync.deterministic and self.has_shards,
             weights=self.weights,

@@ -146,6 +146,8 @@ def _settle_sync(values: dict[str, Any], given: Mapping[tuple[str, ...], object]
         values["sync"] = {"kind": values["sync"]}
     if kind in ("bsp", "asp", *WITHOUT_SHARDS):
         _put(values, ("sync", "D"), None)
+    if kind in ("bsp", "asp", *WITHOUT_SHARDS) or (staleness is not None and staleness != "auto"):
+        _put(values, ("sync", "max_D"), None)
     if kind in tuple(WITHOUT_SHARDS):
         _put(values, ("sync", "combine"), None)
         values.pop("parameter_servers", None)

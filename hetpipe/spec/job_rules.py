@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetpipe.spec.job_problems import Problem
-from hetpipe.spec.job_sections import ClusterSection, ParameterServersSection, SyncSection, WorkersSection
+from hetpipe.spec.job_sections import (
+    DEFAULT_MINIBATCHES_PER_WAVE,
+    ClusterSection,
+    ParameterServersSection,
+    SyncSection,
+    WorkersSection,
+)
 from hetpipe.spec.job_training import GradientsSection, OptimizerSpec, PredictionSection
 from hetpipe.spec.policies import (
     CLIPS_GLOBALLY,
@@ -45,6 +51,15 @@ def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[
         )
 
 
+def _waves(sync: SyncSection) -> int:
+    return DEFAULT_MINIBATCHES_PER_WAVE if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave
+
+
+def _bound_is_planned(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
+    if sync.D == "auto" and workers.stages != "auto":
+        yield Problem(("sync", "D"), "is auto, which is for `workers.stages: auto`; give a number, for example 0")
+
+
 def _equal_replicas(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
     if sync.kind != "allreduce":
         return
@@ -74,9 +89,9 @@ def _enough_minibatches(workers: WorkersSection, sync: SyncSection, weights: Wei
     if stages == "auto":
         return
     num_stages = max(len(counts) for counts in stages) if isinstance(stages, tuple) else stages
-    least, given = least_minibatches_per_wave(weights, num_stages), sync.minibatches_per_wave
+    least, given = least_minibatches_per_wave(weights, num_stages), _waves(sync)
     if given < least:
-        by_default = "" if "minibatches_per_wave" in sync.model_fields_set else " by default"
+        by_default = " by default" if sync.minibatches_per_wave == "auto" else ""
         yield Problem(
             ("weights",),
             f"is {weights}, which needs as many minibatches per wave as `workers.stages` has stages, {num_stages}, but "
@@ -118,9 +133,12 @@ def _order_of_the_policy(weights: WeightPolicy, schedule: str) -> Iterator[Probl
 _MAX_NAMED_DIVISOR = 64
 
 
-def _whole_accumulations(sync: SyncSection, weights: WeightPolicy, gradients: GradientsSection) -> Iterator[Problem]:
-    accumulate, n = gradients.accumulate, sync.minibatches_per_wave
-    if accumulate == 1:
+def _whole_accumulations(
+    workers: WorkersSection, sync: SyncSection, weights: WeightPolicy, gradients: GradientsSection
+) -> Iterator[Problem]:
+    accumulate, n = gradients.accumulate, _waves(sync)
+    is_open = workers.stages == "auto" and sync.minibatches_per_wave == "auto"
+    if accumulate == 1 or (is_open and weights not in ONE_UPDATE_PER_WAVE):
         return
     if weights in ONE_UPDATE_PER_WAVE:
         yield Problem(
@@ -177,6 +195,7 @@ def _kind(message: str) -> Problem:
 
 _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _one_virtual_worker,
+    _bound_is_planned,
     _equal_replicas,
     _averages_under_allreduce,
     _enough_minibatches,

@@ -27,12 +27,13 @@ from hetpipe.spec.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
 from hetpipe.spec.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job_problems import shown
-from hetpipe.spec.policies import DEFAULT_PLACEMENT, PlacementName
+from hetpipe.spec.policies import PlacementName
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.suggest import did_you_mean
 
 SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
 Combine = Literal["sum", "mean"]
+Placement = Literal["auto", PlacementName]
 Allocation = Literal["auto", "NP", "ED", "HD"]
 
 T = TypeVar("T")
@@ -163,6 +164,14 @@ class WorkersSection(Section):
         return devices
 
 
+def _number_branch(value: object) -> str:
+    return "<word>" if isinstance(value, str) else "<number>"
+
+
+#: N of a job whose cut is given and that does not say it.
+DEFAULT_MINIBATCHES_PER_WAVE = 4
+
+
 class SyncSection(Section):
     """How far virtual workers may drift apart (`wsp.md` §2, §3)."""
 
@@ -170,11 +179,24 @@ class SyncSection(Section):
     """`wsp`: bounded by D · `bsp`: D = 0 · `asp`: D = ∞, no bound · `none`: one virtual worker, no shards ·
     `allreduce`: equal virtual workers average their gradients, no shards. `sync: none` is short for
     `sync: {kind: none}`, and so on."""
-    D: int | None = Field(default=None, ge=0, validate_default=True, examples=[1])
+    max_D: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[8])  # noqa: N815 - as the paper has it
+    """With `D: auto`, the largest D that may be chosen."""
+    D: (
+        Annotated[
+            Annotated[Annotated[int, Field(ge=0)], Tag("<number>")] | Annotated[Literal["auto"], Tag("<word>")],
+            Discriminator(_number_branch),
+        ]
+        | None
+    ) = Field(default=None, validate_default=True, examples=[1])
     """Staleness bound in waves, by default 0: no virtual worker gets more than D + 1 waves ahead. None under `asp`,
-    `none` and `allreduce`."""
-    minibatches_per_wave: PositiveInt = 4
-    """N: minibatches whose updates travel together; also the most that are in a pipeline at once."""
+    `none` and `allreduce`. With `stages: auto` also `auto`: the smallest up to `max_D` that is within 2 % of the
+    fastest."""
+    minibatches_per_wave: Annotated[
+        Annotated[PositiveInt, Tag("<number>")] | Annotated[Literal["auto"], Tag("<word>")],
+        Discriminator(_number_branch),
+    ] = Field(default="auto", examples=[4])
+    """N: minibatches whose updates travel together; also the most that are in a pipeline at once. `auto` with `stages:
+    auto`: the smallest within 2 % of the fastest; otherwise 4."""
     combine: Combine | None = Field(default=None, validate_default=True)
     """`sum`, the default, adds every virtual worker's updates as they are, `mean` divides them by V first. None under
     `none` and `allreduce`."""
@@ -188,8 +210,12 @@ class SyncSection(Section):
 
     @field_validator("D")
     @classmethod
-    def _bound_fits_kind(cls, staleness: int | None, info: ValidationInfo) -> int | None:
+    def _bound_fits_kind(
+        cls, staleness: int | Literal["auto"] | None, info: ValidationInfo
+    ) -> int | Literal["auto"] | None:
         kind = info.data.get("kind")
+        if (staleness == "auto") != (info.data.get("max_D") is not None):
+            raise ValueError("`D: auto` and `max_D` belong together; give for example `D: auto, max_D: 8`")
         unbounded = kind in ("asp", *WITHOUT_SHARDS)
         if unbounded and staleness is not None:
             raise ValueError(f"is {staleness}, but `{kind}` has no staleness bound; remove D or use kind: wsp")
@@ -220,10 +246,10 @@ class ParameterServersSection(Section):
 
     count: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Number of shards, one process each."""
-    placement: PlacementName = DEFAULT_PLACEMENT
-    """`balanced` puts equally many bytes on every shard and cuts large parameters where that needs it; `round_robin`
-    deals whole layers in turn, as the paper does; `ed_local` puts each layer on the node that computes it, for `stages:
-    auto` where virtual workers agree on that node."""
+    placement: Placement = "auto"
+    """`auto`: the fastest with `stages: auto`, else `balanced` · `balanced` puts equally many bytes on every shard and
+    cuts large parameters where that needs it; `round_robin` deals whole layers in turn, as the paper does; `ed_local`
+    puts each layer on the node that computes it, for `stages: auto` where virtual workers agree on that node."""
 
 
 class DeviceEmulation(Section):

@@ -126,6 +126,8 @@ class PlanDocument(Document):
     placement: dict[str, ParameterPlacement]
     """Parameter → shard, or its pieces as (shard, first byte, end byte). Where the profile names no parameters, a
     layer's name stands for all of its parameters together."""
+    placement_policy: str = ""
+    """Which placement that is: `round_robin`, `balanced`, `ed_local`; empty: one by hand. For people."""
     idle_devices: tuple[DeviceId, ...] = ()
     """Devices of the cluster without a stage; for people."""
     predicted: Predicted

@@ -11,7 +11,9 @@ from hetpipe.planner.options import PlanOptions
 from tests.cli import plans
 
 
-def two_stages(*, bandwidth: float = 7e9, minibatches_per_wave: int = 2, cut: int = 8) -> PlanFacts:
+def two_stages(
+    *, bandwidth: float = 7e9, minibatches_per_wave: int = 2, cut: int = 8, staleness: int | None = None
+) -> PlanFacts:
     """One virtual worker over two nodes."""
     base = plans.cluster(1)
     inter = base.links.inter_node.model_copy(update={"bandwidth_bytes_per_second": bandwidth})
@@ -20,6 +22,7 @@ def two_stages(*, bandwidth: float = 7e9, minibatches_per_wave: int = 2, cut: in
     document = plans.plan(
         [[("n0/0", cut), ("n1/0", 12)]], costs=costs, minibatches_per_wave=minibatches_per_wave, alternatives=()
     )
+    document = document.model_copy(update={"staleness": staleness})
     return PlanFacts(document, costs, PlanOptions(minibatches_per_wave=minibatches_per_wave))
 
 
@@ -38,6 +41,14 @@ def test_the_parts_of_a_stage_add_up() -> None:
 def test_compute_binds() -> None:
     bound = reasons_of(two_stages(cut=8)).bound
     assert bound.startswith("Stage 0 of virtual worker 0 on n0/0 (TITAN_V) binds, by its compute: ")
+
+
+def test_the_round_trip_of_weights_binds() -> None:
+    bound = reasons_of(two_stages(minibatches_per_wave=2, staleness=0)).bound
+    assert bound.startswith(
+        "The round trip of weights binds (push, sum, publish, pull), with D = 0 and N = 2: it lets "
+    )
+    assert "a larger D or N lets more." in bound
 
 
 def test_a_network_card_binds() -> None:
@@ -69,7 +80,7 @@ def test_memory_keeps_n_down() -> None:
     }
     costs = Costs(facts.costs.profile, facts.costs.cluster.model_copy(update={"device_types": tight}))
     reasons = reasons_of(replace(facts, costs=costs, options=PlanOptions()))
-    assert reasons.waves[0].startswith("N = 2 is the smallest with the best rate")
+    assert reasons.waves[0].startswith("N = 2 is the smallest within 2 % of the fastest")
     assert reasons.waves[-1].startswith("With these cuts N = 3 does not fit: stage 0 of virtual worker 0 would miss ")
     assert reasons.waves[-1].endswith(" on n0/0.")
 

@@ -140,10 +140,8 @@ def test_what_is_faster_than_the_plan_is_said_plainly() -> None:
     better = tuple(Alternative(name=name, samples_per_second=1e6, reason="so") for name in ("allreduce", "HD"))
     plan = facts.plan.model_copy(update={"alternatives": better})
     text = " ".join(screen(replace(facts, plan=plan), 120))
-    assert "all-reduce is faster than this plan" in text
+    assert "All-reduce would be faster" in text
     assert "By the simulation HD would be faster, 1000000 samples/s: plan it with --allocation HD." in text
-    searched = plan.model_copy(update={"allocation": "auto"})
-    assert "samples/s, though not by the closed form" in " ".join(screen(replace(facts, plan=searched), 120))
     assert "faster" not in " ".join(screen(facts, 120))
 
 

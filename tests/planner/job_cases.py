@@ -61,15 +61,16 @@ PAPER_CLUSTER = cluster_of(["VVVV", "RRRR", "GGGG", "QQQQ"])
 
 
 def jobs_for(profile: Profile, cluster: Cluster, options: PlanOptions | None = None) -> Jobs:
-    """The judge of groupings."""
-    options = options or PlanOptions()
+    """The judge of groupings; without options, of what no round trip of weights holds back."""
+    options = options or PlanOptions(staleness=None)
     costs = Costs(profile, cluster)
     return Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
 
 
 def jobs_of(case: Case, *, any_n: bool = False) -> Jobs:
-    """The same for a random case, with its N or any."""
+    """The same for a random case, with its N or any, and no bound on staleness: that is another formula's."""
     options = PlanOptions(
+        staleness=None,
         weights=case.weights,
         schedule=case.schedule,
         accumulate=case.accumulate,

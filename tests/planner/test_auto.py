@@ -112,7 +112,7 @@ def test_nothing_fits() -> None:
 class TestManyDevices:
     """Where not every allocation can be tried."""
 
-    jobs = jobs_for(chain([3.0, 5.0, 2.0, 4.0] * 4), PAPER_CLUSTER, PlanOptions(minibatches_per_wave=4))
+    jobs = jobs_for(chain([3.0, 5.0, 2.0, 4.0] * 4), PAPER_CLUSTER, PlanOptions(minibatches_per_wave=4, staleness=None))
 
     def test_the_paper_s_cluster_has_too_many_groupings(self) -> None:
         assert exhaustive(self.jobs, self.jobs.devices) is None

@@ -16,7 +16,7 @@ from hetpipe.spec.plan_document import PlanDocument
 from tests.planner.job_cases import MIB, PAPER_CLUSTER, chain, cluster_of
 
 PROFILE = chain([3.0, 5.0, 2.0, 4.0] * 4)
-FAST = PlanOptions(allocation="HD", minibatches_per_wave=4, optimizer_slots=1)
+FAST = PlanOptions(allocation="HD", minibatches_per_wave=4, optimizer_slots=1, staleness=None)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def test_two_nodes_by_hand() -> None:
     jobs = jobs_for(
         chain([3.0] * 4, {"V": 1.0}, parameters=4 * MIB, output=0, batch_size=10),
         cluster_of(["VV", "VV"], gib={"V": 1}, network=1e9),
-        PlanOptions(minibatches_per_wave=2),
+        PlanOptions(minibatches_per_wave=2, staleness=None),
     )
 
     rate = node_partition(jobs).rate

@@ -87,6 +87,7 @@ PLAN: dict[str, Any] = {
     "has_shards": True,
     "shards": ["n0", "n1"],
     "placement": {"a.weight": 1, "b.weight": [[0, 0, 100], [1, 100, 4096]]},
+    "placement_policy": "",
     "idle_devices": ["n1/1"],
     "predicted": {"samples_per_second": 4000.0, "cross_node_bytes_per_minibatch": 2048.0},
     "run": {"samples_per_second": 80.0, "seconds": 2.5},

@@ -65,7 +65,7 @@ class TestGoodJobs:
         assert (job.workers.count, job.workers.stages) == (None, "auto")
         assert (job.sync.kind, job.sync.D, job.sync.combine, job.sync.deterministic) == ("wsp", 0, "sum", False)
         assert (job.weights, job.schedule) == ("wave", "auto")
-        assert (job.parameter_servers.count, job.parameter_servers.placement) == (1, "balanced")
+        assert (job.parameter_servers.count, job.parameter_servers.placement) == (1, "auto")
         assert (job.cluster.devices, job.checkpoint.every_waves, job.checkpoint.keep) == ((), None, 3)
 
     def test_every_key_from_a_file(self, tmp_path: Path) -> None:
@@ -90,10 +90,26 @@ class TestGoodJobs:
         assert load_job(job.model_dump(mode="json")) == job
 
     def test_asp_has_no_bound(self) -> None:
-        assert Job(**MINIMAL, sync={"kind": "asp"}).sync_spec().staleness is None
+        assert Job(**MINIMAL, sync={"kind": "asp"}).staleness is None
+
+    def test_what_is_left_to_the_planner_stays_open_until_there_is_a_plan(self) -> None:
+        job = Job(**MINIMAL, sync={"D": "auto", "max_D": 8})
+        assert (job.sync.D, job.sync.minibatches_per_wave) == ("auto", "auto")
+        assert load_job(job.model_dump(mode="json")) == job
+        planned = job.with_plan([[2]], minibatches_per_wave=6, staleness=2)
+        assert (planned.staleness, planned.minibatches_per_wave) == (2, 6)
+        assert load_job(job, ["sync.D=1"]).staleness == 1
+
+    def test_waves_of_a_given_cut_are_of_four(self) -> None:
+        assert Job(**MINIMAL, workers={"stages": 2}).sync.minibatches_per_wave == 4
+
+    def test_auto_needs_a_limit_and_a_planner(self) -> None:
+        for sync, workers in (({"D": "auto"}, {}), ({"max_D": 2}, {}), ({"D": "auto", "max_D": 2}, {"stages": 2})):
+            with pytest.raises(JobError, match=r"sync\.D: .*auto"):
+                Job(**MINIMAL, sync=sync, workers=workers)
 
     def test_bsp_is_bound_zero(self) -> None:
-        assert Job(**MINIMAL, sync={"kind": "bsp"}).sync_spec().staleness == 0
+        assert Job(**MINIMAL, sync={"kind": "bsp"}).staleness == 0
         assert Job(**MINIMAL, sync={"kind": "bsp", "D": 0}).sync.D == 0
 
     def test_keys_without_a_value_are_not_given(self, tmp_path: Path) -> None:
@@ -247,7 +263,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"parameter_servers": {"count": 0}}, "parameter_servers.count: must be at least 1, not 0"),
     (
         {"parameter_servers": {"placement": "even"}},
-        "parameter_servers.placement: must be balanced, round_robin or ed_local",
+        "parameter_servers.placement: must be auto, balanced, round_robin or ed_local",
     ),
     ({"cluster": {"slowdown": 0.5}}, "cluster.slowdown: must be at least 1, not 0.5"),
     ({"cluster": {"slowdown": "2"}}, "cluster.slowdown: must be a number, not the text '2'; remove the quotes"),

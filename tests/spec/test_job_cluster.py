@@ -76,7 +76,7 @@ def test_a_plan_takes_the_place_of_auto() -> None:
     assert not job.is_planned
     with pytest.raises(JobError, match="not known before the run is planned"):
         _ = job.num_devices
-    planned = job.with_plan([[1, 1], [2]], minibatches_per_wave=8)
+    planned = job.with_plan([[1, 1], [2]], minibatches_per_wave=8, staleness=0)
     assert planned.is_planned
     assert (planned.num_workers, planned.num_devices, planned.layer_counts(0)) == (2, 3, (1, 1))  # type: ignore[arg-type]
     assert planned.sync.minibatches_per_wave == 8

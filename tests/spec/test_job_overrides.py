@@ -139,7 +139,7 @@ class TestKindOfSynchronisation:
     def test_without_shards_there_is_nothing_to_say_of_them(self) -> None:
         source = with_changes(parameter_servers={"count": 2, "placement": "round_robin"}, weights="flush")
         assert load_job(source, ["sync=allreduce"]).parameter_servers.count == 1
-        assert load_job(load_job(source), ["sync=allreduce"]).parameter_servers.placement == "balanced"
+        assert load_job(load_job(source), ["sync=allreduce"]).parameter_servers.placement == "auto"
         with pytest.raises(JobError, match=r"parameter_servers\.count: is 2, but under `allreduce`"):
             load_job(source, ["sync=allreduce", "parameter_servers.count=2"])
 

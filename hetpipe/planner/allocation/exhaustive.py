@@ -109,7 +109,7 @@ class _Bounds:
         used = [{node_of(device) for device in group} for group in groups]
         leaving = dict.fromkeys(set().union(*used), 0)
         anywhere = 2 * minibatches_per_wave * self._thinnest_cut * sum(len(nodes) - 1 for nodes in used)
-        if jobs.options.placement != "ed_local":
+        if jobs.placement != "ed_local":
             held = jobs.place_on(jobs.shards_on(leaving)).bytes_on
             for nodes in used:
                 for node in leaving.keys() - nodes:

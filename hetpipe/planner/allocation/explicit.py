@@ -1,4 +1,4 @@
-"""explicit: the user names the devices of every virtual worker; each gets its min-max partition over all of them."""
+"""explicit: the user names the devices of every virtual worker; what is best for these is left to the planner."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def explicit(jobs: Jobs) -> JobPlan:
             raise PlanError(f"--workers names the device {device}, unknown; {did_you_mean(device, jobs.devices)}")
         if times > 1:
             raise PlanError(f"--workers names the device {device} {times} times; a device has one stage at most")
-    return jobs.best_min_max(workers)
+    return jobs.best(workers)

@@ -1,0 +1,306 @@
+"""How often can weights make the round trip? The bound that staleness puts on a job's rate.
+
+A minibatch that waits for a published clock waits for waves of every virtual worker: for their way through the
+pipeline, their push to the shards, the shards' sums, the publication, and its own pull. With D the bound, N the
+minibatches per wave, Λ the latency of the pipeline (forward and backward through all stages, transfers included) and
+T_sync = push + apply + pull, minibatches per second of each virtual worker are at most
+
+* (D + 1)·N / (Λ + T_sync) where updates are made per minibatch: minibatch kN needs the waves up to number k − 2 − D,
+  whose last minibatch is (k − 1 − D)·N;
+* (D + 1)·N / (T_wave + T_sync) and N / T_wave under `flush`, T_wave the time from the first forward of a wave to its
+  last backward: the first minibatch of a wave needs all waves but the D before it, and the pipeline drains;
+* (D + 2)·N / (T_wave + T_sync) under `double_buffer`: the same with the wave before left out, too.
+
+Only the gate's own functions say which wave needs which; the three cases follow from them. Every figure here is a
+lower bound of the time that the simulator takes, so a rate is never below the simulated one:
+
+* a transfer takes its time alone, and a resource (a side of a network card, a PCIe root) that several transfers pass
+  takes the sum of them before the last one is through;
+* a shard adds the update of one virtual worker after the other, in their order;
+* a stage pushes one wave after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal, Protocol
+
+from hetpipe.planner.costs import APPLY_BYTES_PER_SECOND, Costs, MemoryModel, ticks
+from hetpipe.planner.placement import Span
+from hetpipe.planner.shard_bytes import PlacedParameters
+from hetpipe.spec.cluster import LinkSpec, node_of
+from hetpipe.sync.gate import required_clock, switch_minibatch, wave_of
+
+#: One direction of what several transfers share: a node's network card, or its PCIe root.
+_Resource = tuple[str, Literal["card", "root"], Literal["out", "in"]]
+
+
+class ComputedSpan(Span, Protocol):
+    """Consecutive layers on a device of a known type."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    @property
+    def recompute(self) -> bool: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """What the round trip of weights allows each virtual worker, in minibatches per tick. Infinite: no bound."""
+
+    waves: float
+    """By the waves in flight between two publications that need each other."""
+    exchange: float
+    """By what one wave after the other takes: a push of each stage, all pushes through what they share, and the sums
+    of the fullest shard."""
+    drained: float
+    """By waves that begin with an empty pipeline (`flush`), whatever D is; of the slowest virtual worker."""
+
+    @property
+    def minibatches_per_tick(self) -> float:
+        """The least of them."""
+        return min(self.waves, self.exchange, self.drained)
+
+
+NO_ROUND_TRIP = RoundTrip(math.inf, math.inf, math.inf)
+
+
+def round_trip(
+    workers: Sequence[Sequence[ComputedSpan]],
+    *,
+    costs: Costs,
+    placed: PlacedParameters,
+    memory: MemoryModel,
+    staleness: int | None,
+    network_cards: Mapping[str, float],
+) -> RoundTrip:
+    """The bound for each virtual worker of a job.
+
+    Args:
+        workers: the stages of each.
+        costs: times and links.
+        placed: the parameters on shards; without shards nothing is pushed or waited for.
+        memory: the policy, its schedule and N.
+        staleness: D; None: nothing is waited for.
+        network_cards: node → bytes per second each way.
+    """
+    n = memory.minibatches_per_wave
+    num_waves, span = _waves_of_a_round(memory, staleness or 0)
+    pipes = [_Pipe(stages, costs, memory) for stages in workers]
+    drained = math.inf
+    if memory.weights == "flush":
+        drained = _over(n, max(pipe.through(n, {0: 0}, {0: 0}) for pipe in pipes))
+    if not placed.shards or staleness is None:
+        return RoundTrip(math.inf, math.inf, drained)
+    apply_ticks = max(ticks(1000 * sums[-1] / APPLY_BYTES_PER_SECOND) for sums in placed.by_shard)
+    exchanges = _Exchanges(pipes, costs, placed, network_cards)
+    each = max(exchanges.longest_push, len(workers) * apply_ticks)
+    return RoundTrip(_over(num_waves * n, exchanges.longest(span, apply_ticks)), _over(n, each), drained)
+
+
+def _over(minibatches: int, num_ticks: int) -> float:
+    return minibatches / num_ticks if num_ticks else math.inf
+
+
+def _waves_of_a_round(memory: MemoryModel, staleness: int) -> tuple[int, int]:
+    """Waves between a publication and the one that cannot come before its round trip; minibatches that it is about.
+
+    A minibatch that needs clock c is followed by the others of its wave w, and then clock w + 1 can be published.
+
+    >>> _waves_of_a_round(MemoryModel(weights="wave", minibatches_per_wave=4), 1)
+    (2, 1)
+    >>> _waves_of_a_round(MemoryModel(weights="flush", minibatches_per_wave=4), 1)
+    (2, 4)
+    >>> _waves_of_a_round(MemoryModel(weights="double_buffer", minibatches_per_wave=4), 1)
+    (3, 4)
+    """
+    n, weights = memory.minibatches_per_wave, memory.weights
+    p = switch_minibatch(staleness + 3, minibatches_per_wave=n, weights=weights)
+    wave = wave_of(p, minibatches_per_wave=n)
+    required = required_clock(p, minibatches_per_wave=n, staleness=staleness, weights=weights)
+    return wave + 1 - required, (wave + 1) * n - p + 1
+
+
+class _Pipe:
+    """The way of minibatches through one virtual worker, in ticks."""
+
+    def __init__(self, stages: Sequence[ComputedSpan], costs: Costs, memory: MemoryModel) -> None:
+        self.stages = stages
+        self._memory = memory
+        self._forward, self._backward = list[int](), list[int]()
+        for stage in stages:
+            sums = costs.forward[stage.kind]
+            forward = sums[stage.last] - sums[stage.first]
+            both = costs.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute)
+            self._forward.append(forward)
+            self._backward.append(both - forward)
+        hops = [
+            costs.transfers(costs.cluster.link(node_of(here.device), node_of(there.device)))[here.last]
+            for here, there in pairwise(stages)
+        ]
+        #: From the start of the first stage's forward to that of each stage; the same of backwards, from their ends.
+        self._ahead = [0, *accumulate(map(int.__add__, self._forward, hops))]
+        self._back = [0, *accumulate(map(int.__add__, self._backward, hops))]
+
+    def through(self, span: int, enter: Mapping[int, int], leave: Mapping[int, int]) -> int:
+        """The least time that `span` minibatches, one after the other, take through the pipeline.
+
+        Args:
+            span: minibatches.
+            enter: stage → what must have passed before its first forward.
+            leave: stage → what comes after its last backward. The time is over when the last of these is.
+        """
+        stages = range(len(self.stages))
+        ahead, back = self._ahead, self._back
+        begin = [
+            max((before + ahead[at] - ahead[stage] for stage, before in enter.items() if stage <= at), default=None)
+            for at in stages
+        ]
+        end = [
+            max((after + back[at] - back[stage] for stage, after in leave.items() if stage <= at), default=None)
+            for at in stages
+        ]
+        found = max(
+            before + self._at(stage, span) + after
+            for stage, before, after in zip(stages, begin, end, strict=True)
+            if before is not None and after is not None
+        )
+        if self._memory.schedule != "gpipe":
+            return found
+        # All forwards, then all backwards: each direction takes as long as its slowest stage.
+        last, spare = len(self.stages) - 1, span - 1
+        down = max(b + spare * self._forward[i] - ahead[i] for i, b in enumerate(begin) if b is not None)
+        up = max(e + spare * self._backward[i] - back[i] for i, e in enumerate(end) if e is not None)
+        return max(found, down + ahead[last] + self._forward[last] + self._backward[last] + back[last] + up)
+
+    def _at(self, stage: int, span: int) -> int:
+        """The least time from the first forward to the last backward of `span` minibatches at a stage."""
+        behind = self._ahead[-1] - self._ahead[stage] + self._back[-1] - self._back[stage]
+        turn = behind + self._forward[-1] + self._backward[-1]
+        held = self._memory.in_flight(stage, len(self.stages))
+        turns = (span - 1) // held
+        windowed = (turns + 1) * turn + (span - 1 - turns * held) * self._backward[stage]
+        return max(span * (self._forward[stage] + self._backward[stage]), windowed)
+
+
+@dataclass(slots=True)
+class _Load:
+    """Transfers that share a resource."""
+
+    work_ticks: int = 0
+    latency_ticks: int | None = None
+    """The least of them."""
+
+    def add(self, work_ticks: int, latency_ticks: int) -> None:
+        """One more."""
+        self.work_ticks += work_ticks
+        known = self.latency_ticks
+        self.latency_ticks = latency_ticks if known is None else min(known, latency_ticks)
+
+    @property
+    def ticks(self) -> int:
+        """Until the last one is through, if all begin at once."""
+        return self.work_ticks + (self.latency_ticks or 0)
+
+
+class _Side:
+    """All pushes of one wave of every virtual worker, or all pulls of one clock."""
+
+    def __init__(self) -> None:
+        #: (virtual worker, stage) → the time of its own transfers, which go side by side.
+        self.alone: dict[tuple[int, int], int] = {}
+        #: What they share with those of others, and whose they are.
+        self.loads: dict[_Resource, _Load] = {}
+        self.users: dict[_Resource, list[tuple[int, int]]] = {}
+
+    def add(self, vw: int, stage: int, transfers: Sequence[tuple[int, int, Sequence[tuple[_Resource, int]]]]) -> None:
+        """The transfers of one stage: ticks alone, latency, and what each passes with its ticks of work there."""
+        own: dict[_Resource, _Load] = {}
+        for _, latency, passes in transfers:
+            for resource, work in passes:
+                own.setdefault(resource, _Load()).add(work, latency)
+                self.loads.setdefault(resource, _Load()).add(work, latency)
+        for resource in own:
+            self.users.setdefault(resource, []).append((vw, stage))
+        self.alone[vw, stage] = max(
+            max((alone for alone, _, _ in transfers), default=0), max((load.ticks for load in own.values()), default=0)
+        )
+
+    def of(self, vw: int) -> dict[int, int]:
+        """Stage → the time of its own transfers."""
+        return {stage: found for (worker, stage), found in self.alone.items() if worker == vw}
+
+
+class _Exchanges:
+    """Pushes and pulls of a job between the stages and the shards."""
+
+    def __init__(
+        self, pipes: Sequence[_Pipe], costs: Costs, placed: PlacedParameters, network_cards: Mapping[str, float]
+    ) -> None:
+        self._pipes = pipes
+        self._costs = costs
+        self._cards = network_cards
+        self._pushes, self._pulls = _Side(), _Side()
+        for vw, pipe in enumerate(pipes):
+            for index, stage in enumerate(pipe.stages):
+                node = node_of(stage.device)
+                moved = [
+                    (shard, num_bytes)
+                    for shard, sums in zip(placed.shards, placed.by_shard, strict=True)
+                    if (num_bytes := sums[stage.last] - sums[stage.first])
+                ]
+                self._pushes.add(vw, index, [self._transfer(node, shard, size, "out") for shard, size in moved])
+                self._pulls.add(vw, index, [self._transfer(shard, node, size, "in") for shard, size in moved])
+
+    @property
+    def longest_push(self) -> int:
+        """Ticks for each wave of every virtual worker: a stage pushes one after the other."""
+        pushes = self._pushes
+        return max(0, *pushes.alone.values(), *(load.work_ticks for load in pushes.loads.values()))
+
+    def longest(self, span: int, apply_ticks: int) -> int:
+        """Ticks of the round trip that takes longest, from one publication to another."""
+        num_workers = len(self._pipes)
+        pulls = [self._pulls.of(vw) for vw in range(num_workers)]
+        pushes = [self._pushes.of(vw) for vw in range(num_workers)]
+        found = [
+            pipe.through(span, pulls[vw], pushes[vw]) + (num_workers - vw) * apply_ticks
+            for vw, pipe in enumerate(self._pipes)
+        ]
+        # Whoever's pull is the last one through a resource has all the rest before it; whoever's push, all behind it.
+        rest = {
+            (vw, stage): pipe.through(span, {stage: 0}, pushes[vw]) + (num_workers - vw) * apply_ticks
+            for vw, pipe in enumerate(self._pipes)
+            for stage in pulls[vw]
+        }
+        begun = {
+            (vw, stage): pipe.through(span, pulls[vw], {stage: 0})
+            for vw, pipe in enumerate(self._pipes)
+            for stage in pushes[vw]
+        }
+        for resource, load in self._pulls.loads.items():
+            found.append(load.ticks + min(rest[user] for user in self._pulls.users[resource]))
+        for resource, load in self._pushes.loads.items():
+            found.append(min(begun[user] for user in self._pushes.users[resource]) + load.ticks + apply_ticks)
+        return max(found)
+
+    def _transfer(
+        self, source: str, target: str, num_bytes: int, way: Literal["out", "in"]
+    ) -> tuple[int, int, list[tuple[_Resource, int]]]:
+        link: LinkSpec = self._costs.cluster.link(source, target)
+        alone, latency = ticks(link.transfer_ms(num_bytes)), ticks(1000 * link.latency_seconds)
+        if source == target:
+            work = ticks(1000 * num_bytes / link.effective_bytes_per_second)
+            return alone, latency, [((source, "root", way), work)]
+        return (
+            alone,
+            latency,
+            [
+                ((source, "card", "out"), ticks(1000 * num_bytes / self._cards[source])),
+                ((target, "card", "in"), ticks(1000 * num_bytes / self._cards[target])),
+            ],
+        )
