@@ -38,7 +38,7 @@ _WILDCARDS = {"", "0.0.0.0", "::"}  # noqa: S104 - recognised, not bound to
 
 def new_parser(program: str, description: str) -> argparse.ArgumentParser:
     """A parser with the options that all services have."""
-    parser = argparse.ArgumentParser(prog=f"python -m services.{program}", description=description)
+    parser = argparse.ArgumentParser(prog=f"hetpipe serve {program}", description=description)
     parser.add_argument("--log", metavar="FILE", help="append the log (JSON lines) to FILE instead of standard error")
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="lowest level (%(default)s)"
