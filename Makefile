@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports bench simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports wheel-test bench simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,7 @@ help:
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make exhaustive   the rest of the matrix of runs that equal the reference bit for bit"
 	@echo "make unit    the fast tests only (under a minute)"
+	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (a minute)"
 	@echo "make bench   the speed figures, side by side in one run"
 	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (a minute)"
 	@echo "make explore    200,000 states of three virtual workers and two shards (a minute)"
@@ -65,6 +66,9 @@ imports: $(STAMP)
 
 protos: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/protos --check
+
+wheel-test: $(STAMP)
+	@$(BIN)/python -m tests.supply.wheel
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks

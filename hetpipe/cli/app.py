@@ -180,7 +180,7 @@ def demo(ctx: typer.Context, *, settings: Set = None, as_json: Json = False) -> 
     """Train a classifier of real handwritten digits. On this machine, as an emulated cluster of unequal devices."""
 
     def command(output: Output, shell: Shell) -> ExitStatus:
-        job, root = find_demo(shell.current)
+        job, root = find_demo()
         output.say(*INTRODUCTION, "")
         options = running.RunOptions(job=job, settings=tuple(settings or ()), import_path=root)
         ended = running.train(options, output, shell)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from hetpipe import bundled
 from hetpipe.cli import demo, running
 from hetpipe.cli.app import app, run
 from hetpipe.cli.run_folder import RunFolder
@@ -348,15 +349,12 @@ def test_version() -> None:
     assert invoke("version").stdout.startswith("hetpipe 0.")
 
 
-def test_the_demo_needs_its_files_and_its_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    job, root = demo.find_demo(tmp_path)
+def test_an_installation_without_the_demos_files_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job, root = demo.find_demo()
     assert job == root / "examples" / "digits" / "job.yaml"
-    monkeypatch.setattr(demo, "find_spec", lambda _: None)
-    without_sklearn = invoke("demo", "--json")
-    assert without_sklearn.exit_code == 2
-    assert "pip install 'hetpipe[examples]'" in last_line(without_sklearn)["errors"][0]
-    monkeypatch.setattr(demo, "_JOB", Path("nowhere") / "job.yaml")
-    assert "hetpipe's source tree" in invoke("demo").stderr
+    monkeypatch.setattr(bundled, "_COPIES", tmp_path)
+    monkeypatch.setattr(bundled, "_PACKAGE", tmp_path)
+    assert "install it from a wheel, or from a whole copy of the source" in invoke("demo").stderr
 
 
 def test_what_nobody_thought_of_is_one_sentence_too() -> None:
