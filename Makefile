@@ -26,8 +26,13 @@ help:
 	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
+# Make cannot do it: a shell is told where its commands are by itself alone.
+SAY_ACTIVATE = case ":$$PATH:" in *":$(CURDIR)/$(BIN):"*) ;; *) \
+  echo "for the command hetpipe in this shell say: source $(BIN)/activate" ;; esac
+
 setup: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/ensure-redis
+	@$(SAY_ACTIVATE)
 
 # Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way.
 PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -44,6 +49,7 @@ $(STAMP): pyproject.toml requirements.lock requirements-torch.lock
 
 demo: $(STAMP)
 	@$(BIN)/hetpipe demo
+	@$(SAY_ACTIVATE)
 
 test: setup lint types imports protos
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive"

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hetpipe import __version__
 from hetpipe.cli import looking, running
 from hetpipe.cli.app_compare import compare
 from hetpipe.cli.app_deploy import down, logs, ps, up
@@ -29,13 +30,28 @@ from hetpipe.observe.log import configure_logging
 
 app = typer.Typer(
     name="hetpipe",
-    help="Train one PyTorch model on the unequal devices you already have.",
     epilog="Begin with: hetpipe doctor, hetpipe demo, hetpipe init.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
+    if asked:
+        typer.echo(f"hetpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version of hetpipe, and end."),
+    ] = False,
+) -> None:
+    """Train one PyTorch model on the unequal devices you already have."""
 
 
 NewRunDir = Annotated[

@@ -61,6 +61,10 @@ def test_commands_parse(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch)
             assert set(targets) <= set(defined)
         case ("python", "-m", module):
             assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
+        case ("source", ".venv/bin/activate") | ("cd", _) | ("git", "clone", _):
+            """Words of the shell and of git."""
+        case ("pip", "install", name):
+            assert name == "hetpipe"
         case (script, *_) if script.startswith("scripts/"):
             assert (ROOT / script).is_file()
         case _:

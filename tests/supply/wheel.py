@@ -37,8 +37,8 @@ COMMANDS = (
     "cd my-job",
     "hetpipe train job.yaml --set epochs=2",
     "hetpipe profile job.yaml --out profile.json",
-    "hetpipe cluster show --out cluster.yaml",
-    "hetpipe plan --profile profile.json --cluster cluster.yaml --batch-size 32 --why",
+    "hetpipe cluster show > cluster.yaml",
+    "hetpipe plan --profile profile.json --cluster cluster.yaml --why",
     "hetpipe render schedule",
     "hetpipe render compose job.yaml --cpu-devices 2 --insecure",
     "hetpipe render k8s job.yaml --agents cpu=1x4 --out overlay --insecure",
@@ -96,18 +96,21 @@ def walk(programs: Path, folder: Path, commands: Iterable[str] = COMMANDS) -> No
     home = folder.parent / "home"
     home.mkdir()
     for command in commands:
-        word, *arguments = command.split()
+        typed, _, file = command.partition(" > ")
+        word, *arguments = typed.split()
         if word == "cd":
             folder = folder / arguments[0]
             continue
         began = time.monotonic()
         environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": ""}
-        _run([str(programs / word), *arguments], folder, seconds=_COMMAND_SECONDS, **environment)
+        said = _run([str(programs / word), *arguments], folder, seconds=_COMMAND_SECONDS, **environment)
+        if file:
+            (folder / file).write_text(said, encoding="utf-8")
         sys.stdout.write(f"{time.monotonic() - began:6.1f} s  {command}\n")
         sys.stdout.flush()
 
 
-def _run(command: Sequence[str], folder: Path, *, seconds: float, **environment: str) -> None:
+def _run(command: Sequence[str], folder: Path, *, seconds: float, **environment: str) -> str:
     done = subprocess.run(
         command,
         cwd=folder,
@@ -121,6 +124,7 @@ def _run(command: Sequence[str], folder: Path, *, seconds: float, **environment:
     if done.returncode:
         said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
         raise WheelError(f"{said}\n{' '.join(command)}: exit status {done.returncode}")
+    return done.stdout
 
 
 def _check(wheel: Path) -> None:
