@@ -18,7 +18,7 @@ from hetpipe.cli.app_planning import clusters, plan, profile, simulate
 from hetpipe.cli.app_render import renders
 from hetpipe.cli.app_repair import repairs
 from hetpipe.cli.app_secure import certificates, health
-from hetpipe.cli.app_serve import services
+from hetpipe.cli.app_serve import UNPARSED, services
 from hetpipe.cli.app_stop import stop
 from hetpipe.cli.app_workers import workers
 from hetpipe.cli.demo import INTRODUCTION, find_demo
@@ -225,8 +225,9 @@ app.add_typer(renders, name="render")
 app.add_typer(repairs, name="repair")
 app.add_typer(services, name="serve")
 app.add_typer(workers, name="workers")
-for command_elsewhere in (stop, profile, plan, simulate, compare, health, top, up, down, ps, logs):
+for command_elsewhere in (stop, profile, plan, simulate, compare, top, up, down, ps, logs):
     app.command()(command_elsewhere)
+app.command(context_settings=UNPARSED, add_help_option=False)(health)
 
 
 @app.command()

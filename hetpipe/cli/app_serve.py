@@ -19,7 +19,7 @@ services = typer.Typer(
 )
 
 #: Everything behind the name is left to the parser of the service, `--help` too.
-_UNPARSED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+UNPARSED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 Options = Annotated[list[str] | None, typer.Argument(metavar="[OPTION]...")]
 
@@ -31,7 +31,7 @@ _HELP = {
 
 
 def _add(service: str) -> None:
-    @services.command(service, help=_HELP[service], context_settings=_UNPARSED, add_help_option=False)
+    @services.command(service, help=_HELP[service], context_settings=UNPARSED, add_help_option=False)
     def run(options: Options = None) -> None:
         raise typer.Exit(serve(service, options or []))
 

@@ -25,6 +25,11 @@ def _run(arguments: Sequence[str]) -> int:
         case ["serve", service, *options] if service in SERVICES:
             # Services live long, and import nothing of the command line.
             return serve(service, options)
+        case ["health", *options]:
+            # Probes ask for ever: half a second of a processor each time is too much.
+            from hetpipe.cli.health_command import main as health
+
+            return health(options)
     from hetpipe.cli.app import run
 
     return run(arguments)

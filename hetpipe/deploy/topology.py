@@ -107,7 +107,7 @@ class Health:
 
     command: tuple[str, ...]
     interval_seconds: int = 30
-    """Each look is a process of its own that takes half a second of a CPU, so it is not often."""
+    """Each look is a process of its own that takes a tenth of a second of a CPU, so it is not often."""
     timeout_seconds: int = 20
     retries: int = 5
     start_seconds: int = 60

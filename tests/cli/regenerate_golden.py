@@ -24,7 +24,7 @@ def commands() -> list[str]:
 
 def kept() -> list[str]:
     """Those whose help is kept: services have parsers of their own, which every Python lays out in its own way."""
-    return [name for name in commands() if not name.startswith("serve ")]
+    return [name for name in commands() if name != "health" and not name.startswith("serve ")]
 
 
 def help_of(command: str | None) -> str:

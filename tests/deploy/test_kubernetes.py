@@ -256,6 +256,9 @@ class TestPods:
         for component in ("coordinator", "parameter-server", "redis"):
             for workload in by_component(workloads, component):
                 assert {"readinessProbe", "livenessProbe"} <= set(workload.containers[0])
+        for workload in (w for component in SERVICES for w in by_component(workloads, component)):
+            alive = workload.containers[0]["livenessProbe"]["grpc"]
+            assert alive["service"] == "live", "who is busy, or waits for others, is not killed for it"
         for _, workload, container in boxes(workloads):
             for probe in (container.get("readinessProbe", {}), container.get("livenessProbe", {})):
                 if "grpc" in probe:

@@ -19,8 +19,8 @@ from hetpipe.roots import add_root_options, roots_of
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.server.runtime import (
     Shutdown,
+    alive,
     announce_ready,
-    healthy,
     new_parser,
     open_tls,
     own_name,
@@ -114,12 +114,16 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         )
     )
     shutdown.on_ask(agent.stop)
-    with metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)):
+    with (
+        metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)),
+        # It waits for its coordinator as long as it takes, and whoever ended it meanwhile would gain nothing.
+        alive(options.host, options.health_port) as now_serves,
+    ):
         if not started(agent.start, shutdown):
             return
-        with healthy(options.host, options.health_port):
-            announce_ready("agent", options.host)
-            agent.run()
+        now_serves()
+        announce_ready("agent", options.host)
+        agent.run()
 
 
 def _seconds(text: str) -> float:

@@ -142,11 +142,17 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         )
     else:
         shards = ShardServer(history, tls=tls, state=state, roots=roots)
-    shards.recover()
     num_threads = CALL_THREADS + MAX_FOLLOWERS
     limits = Limits(bytes_in_total=int(_UPLOAD_SHARE * machine_memory_bytes()))
     config = server_config(options, tls, num_threads=num_threads, max_concurrent_calls=2 * num_threads)
     server = Server(replace(config, limits=limits))
+    # Reading back what was acknowledged may take minutes: not ready, and alive.
+    server.stand_by()
+    try:
+        shards.recover()
+    except BaseException:
+        server.stop()
+        raise
     add_shard_service(server, shards)
     server.on_stop(shards.stop)
     _, port = split_address(server.start())
