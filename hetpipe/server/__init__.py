@@ -7,9 +7,8 @@ work. `services/` of the repository calls the same functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 
-#: What `hetpipe serve` can run: name → module, whose `main` takes the options and returns the exit status.
+#: What `hetpipe serve` can run: name → the module whose `main` takes the options and returns the exit status.
 SERVICES: Mapping[str, str] = {
     "coordinator": "hetpipe.server.coordinator.main",
     "parameter-server": "hetpipe.server.shard.main",
@@ -22,5 +21,12 @@ def serve(service: str, options: Sequence[str]) -> int:
 
     Each imports what it needs and nothing of the others: a coordinator has no torch.
     """
-    status: int = import_module(SERVICES[service]).main(options)
-    return status
+    match service:
+        case "coordinator":
+            from hetpipe.server.coordinator.main import main
+        case "parameter-server":
+            from hetpipe.server.shard.main import main
+        case _:
+            assert service == "agent", service
+            from hetpipe.server.agent.main import main
+    return main(options)
