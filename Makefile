@@ -12,7 +12,7 @@ help:
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make exhaustive   the rest of the matrix of runs that equal the reference bit for bit"
 	@echo "make unit    the fast tests only (under a minute)"
-	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (a minute)"
+	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (some minutes, most of them pip's)"
 	@echo "make bench   the speed figures, side by side in one run"
 	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (a minute)"
 	@echo "make explore    200,000 states of three virtual workers and two shards (a minute)"

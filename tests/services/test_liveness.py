@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from hetpipe.agent.agent import Agent
 from hetpipe.cli.health_command import Question, ask
 from hetpipe.errors import PeerUnreachable
+from hetpipe.ps.server import ShardServer
 from hetpipe.rpc.probes import LIVE
 from hetpipe.server import runtime
 from hetpipe.server.agent import main as agent
@@ -34,7 +36,7 @@ class Unasked:
 
 @pytest.mark.parametrize(
     ("service", "owner", "waits_in"),
-    [(shard, shard.ShardServer, "recover"), (agent, agent.Agent, "start")],
+    [(shard, ShardServer, "recover"), (agent, Agent, "start")],
     ids=["a shard that reads back what it has acknowledged", "an agent without a coordinator"],
 )
 def test_who_cannot_serve_yet_is_alive(
