@@ -40,7 +40,7 @@ COMMANDS = (
     "hetpipe cluster show > cluster.yaml",
     "hetpipe plan --profile profile.json --cluster cluster.yaml --why",
     "hetpipe render schedule",
-    "hetpipe render compose job.yaml --cpu-devices 2 --insecure",
+    "hetpipe render compose job.yaml --cpu-devices 4 --insecure",
     "hetpipe render k8s job.yaml --agents cpu=1x4 --out overlay --insecure",
     "hetpipe render manifests manifests",
 )
