@@ -27,9 +27,11 @@ RUN python3 locked requirements.lock build run > run.lock \
 FROM build AS application
 RUN python3 locked requirements.lock build > build.lock \
  && pip install --require-hashes --requirement build.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE docker-compose.yml ./
+COPY deploy/compose deploy/compose
+COPY k8s k8s
+COPY examples examples
 COPY hetpipe hetpipe
-COPY services services
 RUN pip install --prefix=/opt/layer --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE} AS runtime

@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports wheel-test bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,7 @@ help:
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make exhaustive   the rest of the matrix of runs that equal the reference bit for bit"
 	@echo "make unit    the fast tests only (under a minute)"
+	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (some minutes, most of them pip's)"
 	@echo "make bench   the speed figures, side by side in one run"
 	@echo "make bench-smoke   each benchmark, small: whether it still works (some minutes)"
 	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (a minute)"
@@ -26,8 +27,13 @@ help:
 	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
+# Make cannot do it: a shell is told where its commands are by itself alone.
+SAY_ACTIVATE = case ":$$PATH:" in *":$(CURDIR)/$(BIN):"*) ;; *) \
+  echo "for the command hetpipe in this shell say: source $(BIN)/activate" ;; esac
+
 setup: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/ensure-redis
+	@$(SAY_ACTIVATE)
 
 # Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way.
 PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -44,6 +50,7 @@ $(STAMP): pyproject.toml requirements.lock requirements-torch.lock
 
 demo: $(STAMP)
 	@$(BIN)/hetpipe demo
+	@$(SAY_ACTIVATE)
 
 test: setup lint types imports protos
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive"
@@ -66,6 +73,9 @@ imports: $(STAMP)
 
 protos: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/protos --check
+
+wheel-test: $(STAMP)
+	@$(BIN)/python -m tests.supply.wheel
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks

@@ -29,12 +29,12 @@ NUM_STAGES = sized(4, 2)
 #: Minibatches at either end that do not count: the pipeline fills and drains.
 MARGIN = sized(40, 4)
 
-#: What a process is, by the module its command line names.
+#: What a process is, by the words of its command line.
 ROLES = {
     "hetpipe.agent.stage_process": "stage",
-    "services.parameter_server": "parameter server",
-    "services.coordinator": "coordinator",
-    "services.agent": "agent",
+    "serve\0parameter-server": "parameter server",
+    "serve\0coordinator": "coordinator",
+    "serve\0agent": "agent",
 }
 
 JOB: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """From kill -9 of a shard of 256 MB to serving again, and what its write-ahead log costs.
 
-The shard is a process with all that `services.parameter_server` imports and does, but for its registration: a
+The shard is a process with all that `hetpipe serve parameter-server` imports and does, but for its registration: a
 coordinator would have it forget a job that it has not heard of. It is started again on its port; *serving* means that a
 pull of the newest clock is answered. Part of that is the start of a Python process with torch, so that is measured
 beside it.
@@ -32,6 +32,8 @@ from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.server.runtime import announce_ready
+from hetpipe.server.shard.main import CALL_THREADS
 from hetpipe.spec.ids import (
     Clock,
     Incarnation,
@@ -50,8 +52,6 @@ from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
 from hetpipe.sync.segment import first_progress
 from hetpipe.weights.allocator import settle_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
-from services.parameter_server.__main__ import CALL_THREADS
-from services.runtime import announce_ready
 
 TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 #: Waves in the log when the shard is killed: as many as make the next snapshot fall due.

@@ -28,7 +28,7 @@ from hetpipe.sync.segment import first_progress, planned_segments
 
 __all__ = ["LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "minibatch", "train"]
 
-#: How `train` shows what it does: `lines` on standard error, a `live` table there (needs the extra `cli`), `none`, or
+#: How `train` shows what it does: `lines` on standard error, a `live` table there (with rich), `none`, or
 #: a function that is called with every event, in the thread of `train`.
 Progress = Literal["lines", "live", "none"] | Callable[[JobEvent], None]
 

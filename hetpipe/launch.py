@@ -14,15 +14,7 @@ from hetpipe.phases import begin_phases
 _REPORT_FD = "--report-fd"
 
 #: What can be run.
-PROGRAMS = frozenset(
-    {
-        "hetpipe.agent.inspect_process",
-        "hetpipe.agent.stage_process",
-        "services.agent",
-        "services.coordinator",
-        "services.parameter_server",
-    }
-)
+PROGRAMS = frozenset({"hetpipe", "hetpipe.agent.inspect_process", "hetpipe.agent.stage_process"})
 
 
 def main(arguments: Sequence[str]) -> None:

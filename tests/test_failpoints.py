@@ -25,10 +25,10 @@ from hetpipe.agent.children import Children
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import InjectedFault, PeerUnreachable, UserError
 from hetpipe.failpoints import ONCE_VARIABLE, OPTION, POINTS, VARIABLE, Action, arm, disarm, parse, passing, reach
+from hetpipe.server.runtime import new_parser, run_service
 from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.run import DeviceConfig, StageConfig
 from hetpipe.spec.wire import to_json
-from services.runtime import new_parser, run_service
 from tests.numerics.compare import plan_of
 from tests.numerics.test_witnesses import case
 from tests.polling import wait_until
@@ -246,7 +246,7 @@ class TestPermission:
     def test_a_service_knows_itself_by_its_options(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(VARIABLE, "push.after_stage=error;role=parameter_server;index=1")
         # It cannot be told to end here, which is no part of this test.
-        monkeypatch.setattr("services.runtime.Shutdown", lambda exit_with_parent: None)
+        monkeypatch.setattr("hetpipe.server.runtime.Shutdown", lambda exit_with_parent: None)
         found: list[list[int]] = []
         for index in (0, 1):
             options = new_parser("parameter_server", "").parse_args(["--log", str(tmp_path / "log"), OPTION])
@@ -314,7 +314,7 @@ _PREFIXED = "snapshot"
 def placed() -> dict[str, Counter[str]]:
     """Name → how often each role has it."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for path in sorted([*ROOT.glob("hetpipe/**/*.py"), *ROOT.glob("services/**/*.py")]):
+    for path in sorted(ROOT.glob("hetpipe/**/*.py")):
         module, source = path.relative_to(ROOT).as_posix(), path.read_text()
         if "failpoints" not in source or module == "hetpipe/failpoints.py":
             continue

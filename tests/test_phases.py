@@ -51,7 +51,7 @@ def test_who_was_not_started_to_tell_says_nothing(capfd: pytest.CaptureFixture[s
 
 
 def test_a_program_tells_from_its_first_import_on() -> None:
-    command = [*LAUNCH, "services.coordinator", "--help"]
+    command = [*LAUNCH, "hetpipe", "serve", "coordinator", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
     first, *rest = done.stdout.splitlines()
     assert json.loads(first) == {"kind": "phase", "phase": "importing torch and hetpipe", "seconds": 0.0}
@@ -61,7 +61,9 @@ def test_a_program_tells_from_its_first_import_on() -> None:
 def test_nothing_else_is_run() -> None:
     done = subprocess.run([*LAUNCH, "this"], capture_output=True, text=True, timeout=60.0, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("this is no program of hetpipe; name one of these: hetpipe.agent.inspect_process, ")
+    assert done.stderr.startswith(
+        "this is no program of hetpipe; name one of these: hetpipe, hetpipe.agent.inspect_process, "
+    )
 
 
 def test_one_reporter_per_process(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Handwritten digits: a small classifier, and scikit-learn's bundled images cut into a training and an evaluation part.
+"""Handwritten digits: a small classifier, and hetpipe's bundled images cut into a training and an evaluation part.
 
 Everything that a job file names is called without arguments. Shape suffixes: B images, P pixels (64, an image of
 8 × 8), C classes (10).
@@ -6,10 +6,11 @@ Everything that a job file names is called without arguments. Shape suffixes: B 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+
+from hetpipe.datasets import load_digits
 
 NUM_PIXELS = 64
 NUM_CLASSES = 10
@@ -38,14 +39,14 @@ def build() -> nn.Sequential:
 
 def train_data() -> TensorDataset:
     """1442 pairs of an image (float32 [P]) and its digit (int64 scalar)."""
-    images_BP, labels_B = _digits()
+    images_BP, labels_B = _normalised_digits()
     chosen_B = ~is_for_evaluation(labels_B)
     return TensorDataset(images_BP[chosen_B], labels_B[chosen_B])
 
 
 def eval_data() -> TensorDataset:
     """The 355 pairs that training never sees."""
-    images_BP, labels_B = _digits()
+    images_BP, labels_B = _normalised_digits()
     chosen_B = is_for_evaluation(labels_B)
     return TensorDataset(images_BP[chosen_B], labels_B[chosen_B])
 
@@ -57,10 +58,6 @@ def is_for_evaluation(labels_B: Tensor) -> Tensor:
     return rank_within_class_B % EVAL_EVERY == 0
 
 
-def _digits() -> tuple[Tensor, Tensor]:
-    # Imported late, so that processes that need only the model start faster.
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images_BP = (torch.tensor(digits.data, dtype=torch.float32) - PIXEL_MEAN) / PIXEL_SCALE
-    return images_BP, torch.tensor(digits.target, dtype=torch.int64)
+def _normalised_digits() -> tuple[Tensor, Tensor]:
+    images_BP, labels_B = load_digits()
+    return (images_BP - PIXEL_MEAN) / PIXEL_SCALE, labels_B

@@ -1,4 +1,4 @@
-"""Scikit-learn's bundled digits, each drawn anew several times at another place, angle and size.
+"""Hetpipe's bundled digits, each drawn anew several times at another place, angle and size.
 
 The images of 8 × 8 become 16 × 16. How a sample is moved is drawn from a fixed seed, so every process and every run has
 the same samples. The originals are divided as in `examples/digits`: nothing that is evaluated on was ever trained on,

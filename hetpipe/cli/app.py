@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hetpipe import __version__
 from hetpipe.cli import looking, running
 from hetpipe.cli.app_compare import compare
 from hetpipe.cli.app_deploy import down, logs, ps, up
@@ -17,6 +18,7 @@ from hetpipe.cli.app_planning import clusters, plan, profile, simulate
 from hetpipe.cli.app_render import renders
 from hetpipe.cli.app_repair import repairs
 from hetpipe.cli.app_secure import certificates, health
+from hetpipe.cli.app_serve import UNPARSED, services
 from hetpipe.cli.app_stop import stop
 from hetpipe.cli.app_workers import workers
 from hetpipe.cli.demo import INTRODUCTION, find_demo
@@ -28,13 +30,28 @@ from hetpipe.observe.log import configure_logging
 
 app = typer.Typer(
     name="hetpipe",
-    help="Train one PyTorch model on the unequal devices you already have.",
     epilog="Begin with: hetpipe doctor, hetpipe demo, hetpipe init.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
+    if asked:
+        typer.echo(f"hetpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version of hetpipe, and end."),
+    ] = False,
+) -> None:
+    """Train one PyTorch model on the unequal devices you already have."""
 
 
 NewRunDir = Annotated[
@@ -179,7 +196,7 @@ def demo(ctx: typer.Context, *, settings: Set = None, as_json: Json = False) -> 
     """Train a classifier of real handwritten digits. On this machine, as an emulated cluster of unequal devices."""
 
     def command(output: Output, shell: Shell) -> ExitStatus:
-        job, root = find_demo(shell.current)
+        job, root = find_demo()
         output.say(*INTRODUCTION, "")
         options = running.RunOptions(job=job, settings=tuple(settings or ()), import_path=root)
         ended = running.train(options, output, shell)
@@ -206,9 +223,11 @@ app.add_typer(certificates, name="certs")
 app.add_typer(clusters, name="cluster")
 app.add_typer(renders, name="render")
 app.add_typer(repairs, name="repair")
+app.add_typer(services, name="serve")
 app.add_typer(workers, name="workers")
-for command_elsewhere in (stop, profile, plan, simulate, compare, health, top, up, down, ps, logs):
+for command_elsewhere in (stop, profile, plan, simulate, compare, top, up, down, ps, logs):
     app.command()(command_elsewhere)
+app.command(context_settings=UNPARSED, add_help_option=False)(health)
 
 
 @app.command()

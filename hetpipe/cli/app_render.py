@@ -110,6 +110,17 @@ def compose(  # noqa: PLR0913 - one for each option
     execute(ctx, lambda output, shell: render_deploy.compose(options, out, output, shell), as_json=as_json)
 
 
+@renders.command("manifests")
+def manifests(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write, new or empty.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Write the Compose file and the Kubernetes manifests that come with hetpipe. As they are; for you to change."""
+    execute(ctx, lambda output, shell: render_deploy.manifests(out, output, shell), as_json=as_json)
+
+
 @renders.command("k8s")
 def kubernetes(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
@@ -127,7 +138,14 @@ def kubernetes(  # noqa: PLR0913 - one for each option
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write, new or empty.")],
     settings: Set = None,
     image: deploy.Image = None,
-    k8s: Annotated[Path, typer.Option("--k8s", metavar="DIR", help="The folder of hetpipe's manifests.")] = Path("k8s"),
+    k8s: Annotated[
+        Path | None,
+        typer.Option(
+            "--k8s",
+            metavar="DIR",
+            help="Refer to the manifests in DIR, a changed copy of hetpipe's k8s.  [default: write them along]",
+        ),
+    ] = None,
     code: Annotated[
         list[Path] | None,
         typer.Option("--code", metavar="FILE", help="Take this file along, too; of the job's own folder. Repeatable."),

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli.execution import Json, TlsFolder, execute
+from hetpipe.cli.execution import Json, execute
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.shell import Shell
 from hetpipe.errors import UserError
-from hetpipe.spec.identity import Role
 
 certificates = typer.Typer(
     help="Certificates for a cluster that others can reach: a private authority, one certificate per process.",
@@ -62,28 +61,11 @@ def issue(
     execute(ctx, command, as_json=as_json)
 
 
-def health(
-    ctx: typer.Context,
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the service listens.")],
-    *,
-    service: Annotated[str, typer.Option(metavar="NAME", help="One service of it.  [default: all of it]")] = "",
-    role: Annotated[
-        str, typer.Option(metavar="ROLE", help="With --tls: who must answer, coordinator or parameter-server.")
-    ] = Role.COORDINATOR.value,
-    timeout: Annotated[float, typer.Option(metavar="S", min=0.01, help="Longest wait, in seconds.")] = 3.0,
-    tls: TlsFolder = None,
-    as_json: Json = False,
-) -> None:
+def health(arguments: Annotated[list[str] | None, typer.Argument(metavar="HOST:PORT [OPTION]...")] = None) -> None:
     """Ask a service whether it serves. Exits with 0 only if it does; for probes and scripts."""
+    from hetpipe.cli import health_command
 
-    def command(output: Output, shell: Shell) -> ExitStatus:
-        from hetpipe.cli import health_command
-
-        if role not in {Role.COORDINATOR, Role.PARAMETER_SERVER}:
-            raise UserError(f"--role {role!r} is not a role with a server; write coordinator or parameter-server")
-        return health_command.health(address, output, shell, service=service, role=role, timeout_seconds=timeout)
-
-    execute(ctx, command, as_json=as_json, tls=tls)
+    raise typer.Exit(health_command.main(arguments or []))
 
 
 def _check_installed() -> None:

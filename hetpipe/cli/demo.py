@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
-import hetpipe
-from hetpipe.errors import UserError
+from hetpipe.bundled import bundled_root
 
 _JOB = Path("examples") / "digits" / "job.yaml"
 
@@ -20,19 +18,11 @@ INTRODUCTION = (
 )
 
 
-def find_demo(current: Path) -> tuple[Path, Path]:
+def find_demo() -> tuple[Path, Path]:
     """The demo's job file and the folder its modules are imported from.
 
     Raises:
-        UserError: the examples or scikit-learn are not there.
+        UserError: see `bundled_root`.
     """
-    roots = (current, Path(hetpipe.__file__).resolve().parent.parent)
-    root = next((root for root in roots if (root / _JOB).is_file()), None)
-    if root is None:
-        raise UserError(
-            f"the demo trains {_JOB} of hetpipe's source tree, which is neither in {roots[0]} nor in {roots[1]}; run "
-            "it from a copy of the source, or start a job of your own with `hetpipe init`"
-        )
-    if find_spec("sklearn") is None:
-        raise UserError("the demo needs scikit-learn for its images; install it with: pip install 'hetpipe[examples]'")
+    root = bundled_root()
     return root / _JOB, root

@@ -63,7 +63,6 @@ def examine(current: Path) -> list[Check]:
         ("loopback", _loopback),
         ("gloo", _gloo),
         ("redis-server", _redis),
-        ("scikit-learn", _sklearn),
         ("folder", lambda: _folder(current)),
     )
     return [_examined(name, check) for name, check in checks]
@@ -201,14 +200,6 @@ def _redis() -> Check:
         fix = "nothing, unless a coordinator is to keep its state in Redis; then install redis-server"
         return Check("redis-server", Health.WARN, "not found", fix)
     return Check("redis-server", Health.OK, path)
-
-
-def _sklearn() -> Check:
-    try:
-        return Check("scikit-learn", Health.OK, importlib.metadata.version("scikit-learn"))
-    except importlib.metadata.PackageNotFoundError:
-        fix = "nothing, unless you want the demo; then: pip install 'hetpipe[examples]'"
-        return Check("scikit-learn", Health.WARN, "not installed", fix)
 
 
 def _folder(current: Path) -> Check:

@@ -1,44 +1,173 @@
-"""`hetpipe health`: does a service answer, and say that it serves? For people, and for probes of containers."""
+"""`hetpipe health`: does a service answer, and say that it serves? For people, and for probes of containers.
+
+Containers ask every few seconds for ever, so this imports gRPC and next to nothing else: no typer, no torch, no
+protobuf. It has a parser of its own, which `hetpipe.cli.main` calls without the rest of the command line. Only an
+error, which somebody is going to read, is worth what it takes to explain it.
+"""
 
 from __future__ import annotations
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
-from hetpipe.rpc.connection import Connection, Target
-from hetpipe.rpc.tls import Tls
+import grpc
+
+from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
+from hetpipe.cli.outcome import ExitStatus, Output, sentences_of, status_of
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.errors import HetpipeError, UserError
+from hetpipe.rpc.channel import open_channel
 from hetpipe.spec.identity import Role, server_name
 
+#: As `hetpipe.rpc.tls` names it, which imports far more.
+_TLS_VARIABLE = "HETPIPE_TLS"
 
-def health(
-    address: str, output: Output, shell: Shell, *, service: str, role: str, timeout_seconds: float
-) -> ExitStatus:
-    """Ask once; only SERVING is good."""
-    tls = None if shell.tls is None else Tls(shell.tls)
-    target = Target(address=address, role=role, tls=tls, server_name=server_name(Role(role)))
-    status = ask_health(target, shell, service=service, timeout_seconds=timeout_seconds)
-    output.answer({"address": address, "service": service, "status": status}, f"{address}: {status}")
-    return ExitStatus.OK if status == "SERVING" else ExitStatus.FAILED
+_METHOD = "/grpc.health.v1.Health/Check"
+
+#: `grpc.health.v1.HealthCheckResponse.ServingStatus`, by number.
+_STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+
+_SERVED = (Role.COORDINATOR, Role.PARAMETER_SERVER)
 
 
-def ask_health(target: Target, shell: Shell, *, service: str, timeout_seconds: float) -> str:
-    """The status a server tells of itself, or of one of its services: `SERVING`, `NOT_SERVING`, ….
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Whom to ask about what."""
+
+    address: str
+    """`HOST:PORT`."""
+    service: str = ""
+    """One service of it; empty: all of it."""
+    role: Role = Role.COORDINATOR
+    """Who must answer, under TLS."""
+    tls: Path | None = None
+    """Folder of certificates; None: plaintext."""
+    timeout_seconds: float = 3.0
+
+
+def ask(question: Question) -> str:
+    """The status a server tells of itself, or of one of its services: one of `SERVING`, `NOT_SERVING`, ….
 
     Raises:
-        HetpipeError: it does not answer, or refuses to.
+        HetpipeError: it does not answer, or refuses to; the certificates or the address cannot be used.
     """
-    connection = Connection(target, clock=shell.clock)
-    started = shell.clock.monotonic()
+    started = SYSTEM_CLOCK.monotonic()
+    channel = open_channel(
+        question.address, credentials=_credentials(question.tls), server_name=server_name(question.role)
+    )
     try:
-        with connection.channel() as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds)
+        check = channel.unary_unary(_METHOD, request_serializer=None, response_deserializer=None)
+        return status_in(check(_request(question.service), timeout=question.timeout_seconds))
     except grpc.RpcError as error:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
             return "SERVICE_UNKNOWN"
-        raise connection.translated(error, "Check", started) from error
+        raise _explained(question, error, started) from error
+    finally:
+        channel.close()
+
+
+def status_in(answer: bytes) -> str:
+    r"""The status in a `HealthCheckResponse`: its field 1, a number; absent where it is 0.
+
+    >>> status_in(b"\x08\x01"), status_in(b"\x08\x02"), status_in(b""), status_in(b"\x08\x7f")
+    ('SERVING', 'NOT_SERVING', 'UNKNOWN', 'UNKNOWN')
+    """
+    number = answer[1] if len(answer) > 1 and answer[0] == 0x08 else 0  # noqa: PLR2004 - field 1, a varint
+    return _STATUSES[number] if number < len(_STATUSES) else _STATUSES[0]
+
+
+def _request(service: str) -> bytes:
+    """A `HealthCheckRequest`: its field 1 is the name, with its length before it."""
+    name = service.encode()
+    if len(name) > 127:  # noqa: PLR2004 - lengths of one byte
+        raise UserError(f"--service {service[:20]}… is no name of a service; write at most 127 bytes")
+    return b"\x0a" + bytes([len(name)]) + name if name else b""
+
+
+def _credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
+    if folder is None:
+        return None
+    try:
+        ca, cert, key = ((folder / name).read_bytes() for name in (CA_FILE, CERT_FILE, KEY_FILE))
+    except OSError as error:
+        from hetpipe.rpc.tls import Tls
+
+        Tls(folder)  # raises the same, as a sentence
+        raise UserError(f"--tls {folder}: {error}") from error
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _explained(question: Question, error: grpc.RpcError, started: float) -> HetpipeError:
+    """What went wrong, as all other commands say it."""
+    from hetpipe.rpc.connection import Connection, Target
+    from hetpipe.rpc.tls import Tls
+
+    tls = None if question.tls is None else Tls(question.tls)
+    target = Target(address=question.address, role=question.role, tls=tls, server_name=server_name(question.role))
+    connection = Connection(target)
+    try:
+        return connection.translated(error, "Check", started)
     finally:
         connection.close()
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask once, say the answer; the exit status is 0 only for SERVING."""
+    options = _parser().parse_args(arguments)
+    output = Output(
+        people=sys.stderr if options.json else sys.stdout,
+        complaints=sys.stderr,
+        machine=sys.stdout if options.json else None,
+    )
+    try:
+        if options.role not in _SERVED:
+            raise UserError(
+                f"--role {options.role!r} is not a role with a server; write coordinator or parameter-server"
+            )
+        question = Question(
+            address=options.address,
+            service=options.service,
+            role=Role(options.role),
+            tls=options.tls,
+            timeout_seconds=options.timeout,
+        )
+        status = ask(question)
+    except HetpipeError as error:
+        output.complain(sentences_of(error))
+        return status_of(error)
+    answer = {"address": options.address, "service": options.service, "status": status}
+    output.answer(answer, f"{options.address}: {status}")
+    return ExitStatus.OK if status == "SERVING" else ExitStatus.FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hetpipe health",
+        description="Ask a service whether it serves. Exits with 0 only if it does; for probes and scripts.",
+    )
+    parser.add_argument("address", metavar="HOST:PORT", help="where the service listens")
+    parser.add_argument(
+        "--service", default="", metavar="NAME", help="one service of it (default: all); `live`: is it up, busy or not?"
+    )
+    parser.add_argument(
+        "--role",
+        default=Role.COORDINATOR.value,
+        metavar="ROLE",
+        help="with --tls: who must answer, coordinator (default) or parameter-server",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=3.0, metavar="S", help="longest wait, in seconds (%(default)s)"
+    )
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        default=os.environ.get(_TLS_VARIABLE) or None,
+        metavar="DIR",
+        help=f"certificates for a service with TLS, as `hetpipe certs issue` makes them (default: ${_TLS_VARIABLE})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of standard output")
+    return parser

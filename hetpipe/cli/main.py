@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
-#: What the extra `cli` installs.
-_EXTRA = frozenset({"typer", "rich"})
+from hetpipe.server import SERVICES, serve
 
 
 def main() -> None:
     """Run the command line; never returns."""
-    try:
-        from hetpipe.cli.app import run  # its packages may be absent
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
-            raise
-        sys.stderr.write(f"error: the command line needs {error.name}; install it with: pip install 'hetpipe[cli]'\n")
-        sys.exit(1)
-    status = run(sys.argv[1:])
+    status = _run(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter would try to flush again at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    match arguments:
+        case ["serve", service, *options] if service in SERVICES:
+            # Services live long, and import nothing of the command line.
+            return serve(service, options)
+        case ["health", *options]:
+            # Probes ask for ever: half a second of a processor each time is too much.
+            from hetpipe.cli.health_command import main as health
+
+            return health(options)
+    from hetpipe.cli.app import run
+
+    return run(arguments)
 
 
 if __name__ == "__main__":

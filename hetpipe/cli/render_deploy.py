@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hetpipe import __version__
+from hetpipe.bundled import bundled_root
 from hetpipe.cli.deployment_request import DeploymentOptions, describe, modules_of
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.requests import new_run
@@ -21,6 +23,12 @@ from hetpipe.deploy.secrets import give, operator_folder, write_secrets
 from hetpipe.deploy.topology import submission_of
 from hetpipe.errors import UserError
 from hetpipe.spec.job import Job, load_job
+
+#: Where an overlay has the manifests that are written along.
+_OWN_MANIFESTS = "k8s"
+
+#: What `render manifests` writes.
+_MANIFESTS = ("docker-compose.yml", "deploy/compose", "k8s")
 
 #: What the manifests let agents import without being told.
 _ALLOWED_BY_MANIFESTS = ("model", "torch.*", "hetpipe.*")
@@ -35,7 +43,8 @@ class KubernetesOptions:
     out: Path
     settings: tuple[str, ...] = ()
     image: str | None = None
-    k8s: Path = Path("k8s")
+    k8s: Path | None = None
+    """The folder of the manifests; None: those that come with hetpipe are written along."""
     files: tuple[Path, ...] = ()
     insecure: bool = False
 
@@ -84,12 +93,12 @@ def kubernetes(options: KubernetesOptions, output: Output, shell: Shell) -> Exit
     Raises:
         UserError: options or the job cannot be used, or the folder is not empty or cannot be written.
     """
-    if options.out.exists() and any(options.out.iterdir()):
-        raise UserError(f"{options.out} is not empty; name a new folder with --out")
-    if not (options.k8s / "base").is_dir():
+    _check_empty(options.out, "name a new folder with --out")
+    if options.k8s is not None and not (options.k8s / "base").is_dir():
         raise UserError(
-            f"there are no manifests in {options.k8s}; name the folder k8s of hetpipe's checkout with --k8s"
+            f"there are no manifests in {options.k8s}; name a copy of hetpipe's folder k8s, or leave --k8s out"
         )
+    k8s = options.out / _OWN_MANIFESTS if options.k8s is None else options.k8s
     job = new_run(options.job, options.settings, shell=shell).job
     groups = groups_of_options(options.agents)
     code = dict(_code(job, options.files, shell.current))
@@ -98,20 +107,53 @@ def kubernetes(options: KubernetesOptions, output: Output, shell: Shell) -> Exit
         code=code,
         groups=groups,
         image=options.image or f"hetpipe:{__version__}-{CPU if {g.product for g in groups} == {CPU} else 'cuda'}",
-        k8s=os.path.relpath(options.k8s.resolve(), options.out.resolve()),
+        k8s=os.path.relpath(k8s.resolve(), options.out.resolve()),
         tls=not options.insecure,
         modules=tuple(m for m in modules_of(job) if not any(fnmatchcase(m, p) for p in _ALLOWED_BY_MANIFESTS)),
     )
     files = overlay_files(overlay)
+    if options.k8s is None:
+        for part in ("base", "components"):
+            _copy(bundled_root() / "k8s" / part, k8s / part)
     _write({options.out / path: content for path, content in files.items()})
     shown = shown_path(options.out.absolute(), shell.current)
     output.answer(
         {"folder": str(options.out), "files": sorted(files)},
         f"wrote {shown}: {', '.join(sorted(files))}",
-        *_secret_steps(job, groups, options.k8s, tls=not options.insecure),
+        *_secret_steps(job, groups, k8s, tls=not options.insecure),
         f"start it with: kubectl apply -k {shown}",
     )
     return ExitStatus.OK
+
+
+def manifests(out: Path, output: Output, shell: Shell) -> ExitStatus:
+    """Write what comes with hetpipe: `docker-compose.yml` with its settings, and `k8s`.
+
+    Raises:
+        UserError: the folder is not empty or cannot be written, or this installation has none.
+    """
+    _check_empty(out, "name a new folder")
+    for path in _MANIFESTS:
+        _copy(bundled_root() / path, out / path)
+    shown = shown_path(out.absolute(), shell.current)
+    output.answer({"folder": str(out), "files": list(_MANIFESTS)}, f"wrote {shown}: {', '.join(_MANIFESTS)}")
+    return ExitStatus.OK
+
+
+def _check_empty(folder: Path, fix: str) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; {fix}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    except (OSError, shutil.Error) as error:
+        raise UserError(f"cannot write {target}: {error}; name another place") from error
 
 
 def _secret_steps(job: Job, groups: Iterable[AgentNodes], k8s: Path, *, tls: bool) -> Iterator[str]:

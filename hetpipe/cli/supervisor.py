@@ -40,17 +40,17 @@ _MAX_DEATHS = 16
 _NOT_STARTED = 127
 
 
-def _module(name: str) -> tuple[str, ...]:
-    return (*LAUNCH, name)
+def _serve(service: str) -> tuple[str, ...]:
+    return (*LAUNCH, "hetpipe", "serve", service)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
     """What the services run, without the arguments the supervisor adds."""
 
-    coordinator: Sequence[str] = field(default_factory=lambda: _module("services.coordinator"))
-    parameter_server: Sequence[str] = field(default_factory=lambda: _module("services.parameter_server"))
-    agent: Sequence[str] = field(default_factory=lambda: _module("services.agent"))
+    coordinator: Sequence[str] = field(default_factory=lambda: _serve("coordinator"))
+    parameter_server: Sequence[str] = field(default_factory=lambda: _serve("parameter-server"))
+    agent: Sequence[str] = field(default_factory=lambda: _serve("agent"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWor
     if not free:
         raise UserError(
             f"no virtual worker of job {plan.job_id} is out, and no device is free for another one; start an agent "
-            "(`python -m services.agent`), or free devices of other jobs"
+            "(`hetpipe serve agent`), or free devices of other jobs"
         )
     num_layers = plan.virtual_workers[0].stages[-1].last_layer
     most = min(num_free, num_layers, MAX_STAGES - sum(counts))

@@ -107,7 +107,7 @@ class Health:
 
     command: tuple[str, ...]
     interval_seconds: int = 30
-    """Each look is a process of its own that takes half a second of a CPU, so it is not often."""
+    """Each look is a process of its own that takes a tenth of a second of a CPU, so it is not often."""
     timeout_seconds: int = 20
     retries: int = 5
     start_seconds: int = 60
@@ -250,7 +250,6 @@ class _Service:
     """What tells one service from the others."""
 
     peer: NamedPeer
-    module: str
     name: str
     options: tuple[str, ...]
     mounts: tuple[Mount, ...]
@@ -263,7 +262,7 @@ class _Service:
 
 def _service(wishes: Wishes, service: _Service) -> Container:
     security = ("--tls", TLS_FOLDER) if wishes.tls else ("--insecure",)
-    command = ("python", "-m", f"services.{service.module}", *service.options, *security)
+    command = ("hetpipe", "serve", service.peer.role, *service.options, *security)
     return Container(
         role=Role(service.peer.role),
         name=service.name,
@@ -312,7 +311,6 @@ def _coordinator(wishes: Wishes) -> Container:
         wishes,
         _Service(
             peer=NamedPeer(identity.Role.COORDINATOR, identity.Role.COORDINATOR),
-            module="coordinator",
             name=Role.COORDINATOR,
             options=(*_listening(Role.COORDINATOR), *store, *_run_root(wishes.folders)),
             mounts=mounts,
@@ -330,7 +328,6 @@ def _parameter_server(wishes: Wishes, index: int) -> Container:
         wishes,
         _Service(
             peer=NamedPeer(identity.Role.PARAMETER_SERVER, str(index)),
-            module="parameter_server",
             name=name,
             options=(
                 *_listening(name),
@@ -360,7 +357,6 @@ def _agents(wishes: Wishes) -> Iterator[Container]:
             wishes,
             _Service(
                 peer=NamedPeer(identity.Role.AGENT, group.node),
-                module="agent",
                 name=name,
                 options=(*_TO_COORDINATOR, "--node", group.node, "--host", name, *offered, *allowed, *roots),
                 mounts=(*_code(wishes.folders), _runs(wishes.folders)),

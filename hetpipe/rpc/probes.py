@@ -10,6 +10,10 @@ from grpc_health.v1 import health, health_pb2_grpc
 from hetpipe.rpc.channel import message_options, silence_options
 from hetpipe.rpc.listening import is_loopback, listen
 
+#: What is asked for to learn whether a process is alive: it serves that from before anything that takes long until it
+#: ends, while what it is there for may have to wait. Threads of its own answer, so being busy is not being dead.
+LIVE = "live"
+
 #: Probes are few and small.
 _THREADS = 4
 _MESSAGE_BYTES = 4_096

@@ -28,7 +28,7 @@ from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, Options, keepalive_options, m
 from hetpipe.rpc.guard import Guard
 from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.listening import listen, refuse_plaintext_beyond_loopback
-from hetpipe.rpc.probes import Probes
+from hetpipe.rpc.probes import LIVE, Probes
 from hetpipe.rpc.tls import Tls
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class Server:
             UserError: the host is unknown or not this machine's.
         """
         self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         self._start_probes()
 
     def start(self) -> str:
@@ -152,7 +153,7 @@ class Server:
         credentials = None if config.tls is None else config.tls.server_credentials()
         self.address = listen(self._server, config.host, config.port, credentials)
         self._start_probes()
-        for name in ["", *self._services]:
+        for name in ["", LIVE, *self._services]:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._server.start()
         threading.Thread(target=self._look_after_uploads, name="uploads", daemon=True).start()

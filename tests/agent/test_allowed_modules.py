@@ -9,7 +9,7 @@ import pytest
 
 from hetpipe.agent.children import Programs
 from hetpipe.errors import UserError
-from services.agent.__main__ import _programs
+from hetpipe.server.agent.main import _programs
 from tests.agent.test_children import Bench
 
 _IMPORTER = """

@@ -13,11 +13,11 @@ from hetpipe.errors import HetpipeError, PeerUnreachable, UnknownMember
 from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.method import ResponseT, Unary
+from hetpipe.server.agent.main import main
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.ids import AgentId, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.members import MemberId, Registration
 from hetpipe.testing.fake_clock import FakeClock
-from services.agent.__main__ import main
 
 
 class Leaving:

@@ -339,7 +339,7 @@ class Cluster:
             return Spec(key=key, command=command, environment=self._environment(None), ready="eady to accept")
         role = key.partition("-")[0]
         peer, program, options = self._program(key)
-        module = self.layout.programs.get(role, (f"services.{program}",))
+        module = self.layout.programs.get(role, ("hetpipe", "serve", program))
         command = [*place.prefix, sys.executable, "-m", *module, *options]
         command += ["--host", place.host, "--log", str(self.folder / "processes" / f"{key}.log")]
         # Trials have their folders anywhere, also where the processes have networks of their own.
@@ -360,7 +360,7 @@ class Cluster:
         if role == "shard":
             options = [*to_coordinator, "--index", index, "--port", str(self._ports[key]), "--threads", "1"]
             options += ["--state", str(self._data(key))]
-            return NamedPeer(Role.PARAMETER_SERVER, index), "parameter_server", options
+            return NamedPeer(Role.PARAMETER_SERVER, index), "parameter-server", options
         options = [*to_coordinator, "--node", key, "--cpu-devices", str(self.layout.devices[int(index)])]
         return NamedPeer(Role.AGENT, key), "agent", [*options, "--allow-modules", "tests.*"]
 

@@ -46,7 +46,7 @@ _NO_CHECKPOINTS: Mapping[str, Any] = {"keep": 2}
 class Contender:
     """A way to train the text job."""
 
-    shard: tuple[str, ...] = ("services.parameter_server",)
+    shard: tuple[str, ...] = ("hetpipe", "serve", "parameter-server")
     """Module that runs as parameter server, and what its options begin with."""
     checkpoint: Mapping[str, Any] = field(default_factory=lambda: _NO_CHECKPOINTS)
     staleness: int = 1

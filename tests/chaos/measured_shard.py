@@ -1,7 +1,7 @@
 """`python -m tests.chaos.measured_shard KEEPING ...`: a parameter server that keeps less on its disk than it has to.
 
-For `costs` alone, which compares it with the real one: nobody can ask `services.parameter_server` for this, because a
-run on it does not outlive it. What comes behind KEEPING are the options of `services.parameter_server`.
+For `costs` alone, which compares it with the real one: nobody can ask `hetpipe serve parameter-server` for this,
+because a run on it does not outlive it. What comes behind KEEPING are the options of that command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from hetpipe.ps import kept
-from services.parameter_server import __main__ as service
+from hetpipe.server.shard import main as service
 
 
 def _nothing(*_arguments: object, **_options: object) -> None:

@@ -14,10 +14,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from hetpipe.cli import demo, main, running
+from hetpipe import bundled
+from hetpipe.cli import demo, running
 from hetpipe.cli.app import app, run
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.errors import JobError, PeerUnreachable
+from hetpipe.server import SERVICES
 from hetpipe.spec.events import JobEnded, JobState, JobStatus
 from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
 from hetpipe.spec.job import load_job
@@ -347,15 +349,12 @@ def test_version() -> None:
     assert invoke("version").stdout.startswith("hetpipe 0.")
 
 
-def test_the_demo_needs_its_files_and_its_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    job, root = demo.find_demo(tmp_path)
+def test_an_installation_without_the_demos_files_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job, root = demo.find_demo()
     assert job == root / "examples" / "digits" / "job.yaml"
-    monkeypatch.setattr(demo, "find_spec", lambda _: None)
-    without_sklearn = invoke("demo", "--json")
-    assert without_sklearn.exit_code == 2
-    assert "pip install 'hetpipe[examples]'" in last_line(without_sklearn)["errors"][0]
-    monkeypatch.setattr(demo, "_JOB", Path("nowhere") / "job.yaml")
-    assert "hetpipe's source tree" in invoke("demo").stderr
+    monkeypatch.setattr(bundled, "_COPIES", tmp_path)
+    monkeypatch.setattr(bundled, "_PACKAGE", tmp_path)
+    assert "install it from a wheel, or from a whole copy of the source" in invoke("demo").stderr
 
 
 def test_what_nobody_thought_of_is_one_sentence_too() -> None:
@@ -417,14 +416,21 @@ def test_the_command_line_starts_without_torch_and_cryptography() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_without_its_extra_the_program_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.delitem(sys.modules, "hetpipe.cli.app")
-    with pytest.raises(SystemExit) as caught:
-        main.main()
-    assert caught.value.code == 1
-    assert capsys.readouterr().err == (
-        "error: the command line needs typer; install it with: pip install 'hetpipe[cli]'\n"
+def test_a_service_starts_without_the_command_line() -> None:
+    """And a coordinator without torch, and without what opens a store it does not use."""
+    code = (
+        "import sys\n"
+        "from hetpipe.cli.main import main\n"
+        "sys.argv = ['hetpipe', 'serve', 'coordinator', '--store', 'mysql://x', '--log', '/dev/null']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 1\n"
+        "print(sorted({'typer', 'click', 'torch', 'numpy', 'redis', 'docker'} & set(sys.modules)))"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_are_commands_too(service: str) -> None:
+    result = invoke("serve", service, "--no-such-option")
+    assert result.exit_code == 2
+    assert f"usage: hetpipe serve {service} " in result.stderr

@@ -30,7 +30,6 @@ def test_this_machine_can_run(tmp_path: Path) -> None:
         "loopback",
         "gloo",
         "redis-server",
-        "scikit-learn",
         "folder",
     ]
     assert checks["gloo"].health is Health.OK
@@ -44,7 +43,6 @@ def test_what_is_missing_comes_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert doctor._package("torch") == Check("torch", Health.FAIL, "not installed", "pip install 'torch>=2.9'")
     assert doctor._redis().health is Health.WARN
-    assert "hetpipe[examples]" in doctor._sklearn().fix
 
 
 def test_an_old_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ from tests.processes.harness import HETPIPE, ROOT, Train, is_alive, write_job
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-def hetpipe(*arguments: str | Path, timeout_seconds: float = 90.0) -> subprocess.CompletedProcess[str]:
+def hetpipe(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [str(HETPIPE), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_seconds, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=90.0, check=False)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -95,11 +95,16 @@ def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatc
     assert last_line(simulated)["samples_per_second"] == pytest.approx(predicted)
 
 
-def test_user_code_that_cannot_be_used(tmp_path: Path) -> None:
-    job = write_job(tmp_path, model="tests.models:undefined")
-    outcome = hetpipe("train", job, "--json", "--run-dir", tmp_path / "run")
-    assert outcome.returncode == 2
-    assert last_line(outcome) == {"errors": ["model: `tests.models` has no `undefined`; define it there"]}
+def test_user_code_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a package of the user's called `services`, though first on the path, is in nobody's way."""
+    (tmp_path / "services").mkdir()
+    for name in ("__init__.py", "model.py"):
+        (tmp_path / "services" / name).write_text("from tests.models import data32\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    job = write_job(tmp_path, model="services.model:undefined", data={"train": "services.model:data32"})
+    outcome = hetpipe("train", job, "--json", "--run-dir", tmp_path / "run", cwd=tmp_path)
+    assert outcome.returncode == 2, outcome.stderr
+    assert last_line(outcome) == {"errors": ["model: `services.model` has no `undefined`; define it there"]}
     assert "Traceback" not in outcome.stdout + outcome.stderr
     assert last_line(hetpipe("status", tmp_path / "run", "--json"))["state"] == "failed"
 
@@ -130,7 +135,7 @@ def test_killing_the_program_leaves_no_process_and_an_honest_status(tmp_path: Pa
 @contextmanager
 def service(name: str, *arguments: str) -> Iterator[str]:
     """A service started by hand; its address."""
-    command = [sys.executable, "-m", f"services.{name}", *arguments, "--exit-with-parent"]
+    command = [sys.executable, "-m", "hetpipe", "serve", name, *arguments, "--exit-with-parent"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -150,7 +155,7 @@ def test_a_job_on_services_with_tls_that_were_started_by_hand(tmp_path: Path, mo
 
     with (
         service("coordinator", *options(COORDINATOR)) as address,
-        service("parameter_server", "--coordinator", address, "--index", "0", *options(SHARD)),
+        service("parameter-server", "--coordinator", address, "--index", "0", *options(SHARD)),
         service("agent", "--coordinator", address, "--cpu-devices", "4", *options(AGENT)),
     ):
         at = ("--coordinator", address)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,20 @@ def test_a_folder_without_certificates(tmp_path: Path) -> None:
     result = invoke(NO_SERVER, "--tls", str(tmp_path))
     assert result.exit_code == 2
     assert "as `hetpipe certs issue` makes them" in result.stderr
+
+
+def test_a_probe_imports_next_to_nothing(plain: Server) -> None:
+    """Containers run it every few seconds for ever."""
+    code = (
+        "import sys\n"
+        "from hetpipe.cli.main import main\n"
+        f"sys.argv = ['hetpipe', 'health', '{plain.address}']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'typer', 'rich', 'torch', 'numpy', 'pydantic', 'structlog', 'google.protobuf', 'docker', 'redis'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{plain.address}: SERVING", "[]"]
 
 
 def test_an_address_that_is_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from hetpipe.spec.document import write_document
 from hetpipe.spec.job import load_job
 from tests.cli.fakes import FakeCoordinator, shell_with, small_job
 from tests.deploy.deployments import plan, stage
+from tests.deploy.rendered import why_no_kubectl
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +87,9 @@ def test_an_overlay_takes_the_modules_of_the_job_along() -> None:
     Path("mine").mkdir()
     for name in ("__init__", "model", "other"):
         Path(f"mine/{name}.py").write_text(f"# {name}\n")
-    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over/lay", "--code", "mine/other.py")
+    result = render(
+        "k8s", "job.yaml", "--agents", "cpu=1x2", "--k8s", "k8s", "--out", "over/lay", "--code", "mine/other.py"
+    )
     assert result.exit_code == 0, result.output
     assert Path("over/lay/job/mine/model.py").read_text() == "# model\n"
     assert {path.name for path in Path("over/lay/job/mine").iterdir()} == {"__init__.py", "model.py", "other.py"}
@@ -100,12 +106,33 @@ def test_an_overlay_takes_the_modules_of_the_job_along() -> None:
 
 def test_an_overlay_without_tls_needs_no_certificates() -> None:
     manifests()
-    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "told", "--insecure")
+    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--k8s", "k8s", "--out", "told", "--insecure")
     assert "hetpipe certs" not in result.stdout
     assert "kubernetes_secrets certs | kubectl apply --server-side -f -\n" in result.stdout, "the password of Redis"
-    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over", "--insecure", "--json")
+    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--k8s", "k8s", "--out", "over", "--insecure", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["files"] == ["cpu/kustomization.yaml", "job/job.yaml", "kustomization.yaml"]
+
+
+def test_an_overlay_brings_the_manifests_that_come_with_hetpipe() -> None:
+    result = render("k8s", "job.yaml", "--agents", "cpu=1x2", "--out", "over", "--insecure")
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(Path("over/kustomization.yaml").read_text())["resources"] == ["k8s/base", "cpu"]
+    assert yaml.safe_load(Path("over/cpu/kustomization.yaml").read_text())["resources"] == ["../k8s/base/agents"]
+    for path in ("base/kustomization.yaml", "base/agents/agents.yaml", "components/insecure/kustomization.yaml"):
+        assert Path("over/k8s", path).read_text() == (ROOT / "k8s" / path).read_text()
+    assert "kubectl apply -f over/k8s/base/namespace.yaml\n" in result.stdout
+    if not why_no_kubectl():
+        done = subprocess.run(["kubectl", "kustomize", "over"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_manifests_as_they_come() -> None:
+    assert render("manifests", "all").exit_code == 0
+    assert Path("all/docker-compose.yml").read_text() == (ROOT / "docker-compose.yml").read_text()
+    assert Path("all/k8s/overlays/cpu-demo/kustomization.yaml").is_file()
+    assert Path("all/deploy/compose/insecure.env").is_file()
+    assert "all is not empty; name a new folder" in render("manifests", "all").stderr
 
 
 @pytest.mark.parametrize(

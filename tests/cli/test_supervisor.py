@@ -189,9 +189,9 @@ def test_what_is_started(tmp_path: Path) -> None:
 
 def test_the_real_programs_are_modules_of_the_services() -> None:
     programs = Programs()
-    assert programs.coordinator == (sys.executable, "-m", "hetpipe.launch", "services.coordinator")
-    assert programs.parameter_server == (sys.executable, "-m", "hetpipe.launch", "services.parameter_server")
-    assert programs.agent == (sys.executable, "-m", "hetpipe.launch", "services.agent")
+    assert programs.coordinator == (sys.executable, "-m", "hetpipe.launch", "hetpipe", "serve", "coordinator")
+    assert programs.parameter_server == (sys.executable, "-m", "hetpipe.launch", "hetpipe", "serve", "parameter-server")
+    assert programs.agent == (sys.executable, "-m", "hetpipe.launch", "hetpipe", "serve", "agent")
 
 
 def test_they_end_in_the_stated_order(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class TestDevices:
             taken(run, small(50))
 
     def test_none_are_free(self) -> None:
-        with pytest.raises(UserError, match=r"no device is free for another one; start an agent \(`python -m services"):
+        with pytest.raises(UserError, match=r"for another one; start an agent \(`hetpipe serve agent`\)"):
             taken(planned(), agent_info("n2", devices=0))
 
     def test_there_are_bounds(self) -> None:

@@ -352,7 +352,7 @@ def test_history_of_an_earlier_coordinator_is_shown(network: Network) -> None:
 
 
 def test_the_coordinator_needs_neither_torch_nor_user_code() -> None:
-    probe = "import sys, services.coordinator.__main__; print(sorted({'torch', 'numpy', 'redis'} & set(sys.modules)))"
+    probe = "import sys, hetpipe.server.coordinator.main; print(sorted({'torch', 'numpy', 'redis'} & set(sys.modules)))"
     answer = subprocess.run(
         [sys.executable, "-c", probe],
         capture_output=True,

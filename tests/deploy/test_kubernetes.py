@@ -15,6 +15,7 @@ import pytest
 import typer.main
 from kubernetes_validate import utils as schemas
 
+from hetpipe import server
 from hetpipe.cli.app import app
 from hetpipe.cli.outcome import ExitStatus
 from hetpipe.deploy import kubernetes_secrets, network_check
@@ -255,6 +256,9 @@ class TestPods:
         for component in ("coordinator", "parameter-server", "redis"):
             for workload in by_component(workloads, component):
                 assert {"readinessProbe", "livenessProbe"} <= set(workload.containers[0])
+        for workload in (w for component in SERVICES for w in by_component(workloads, component)):
+            alive = workload.containers[0]["livenessProbe"]["grpc"]
+            assert alive["service"] == "live", "who is busy, or waits for others, is not killed for it"
         for _, workload, container in boxes(workloads):
             for probe in (container.get("readinessProbe", {}), container.get("livenessProbe", {})):
                 if "grpc" in probe:
@@ -278,12 +282,12 @@ class TestCommands:
             if workload.component == "redis":
                 continue
             program, *arguments = workload.command(container)
-            if program == "hetpipe":
+            if program == "hetpipe" and arguments[0] != "serve":
                 command = typer.main.get_command(app).commands[arguments[0]]  # type: ignore[attr-defined]
                 command.make_context(arguments[0], arguments[1:])
                 continue
-            assert (program, arguments[0]) == ("python", "-m"), name
-            module = import_module(arguments[1] + (".__main__" if arguments[1].startswith("services.") else ""))
+            assert (program, arguments[0]) in {("python", "-m"), ("hetpipe", "serve")}, name
+            module = import_module(server.SERVICES.get(arguments[1], arguments[1]))
             monkeypatch.setattr(module, "run_service", keep, raising=False)
             assert module.main(arguments[2:]) == (parsed[-1].told_status if workload.component == "agent" else 0), name
             if workload.component in SERVICES:

@@ -29,6 +29,7 @@ from hetpipe.rpc.channel import HANDSHAKE_SECONDS, IDLE_CONNECTION_SECONDS, MAX_
 from hetpipe.rpc.limits import SHARES, Limits, room_of
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
 from hetpipe.rpc.watchers import STREAM_SECONDS
+from hetpipe.server.shard.main import CALL_THREADS
 from hetpipe.spec import bounds
 from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD
 from hetpipe.spec.identity import Role
@@ -37,7 +38,6 @@ from hetpipe.spec.job_yaml import MAX_VALUES
 from hetpipe.spec.members import MemberRole
 from hetpipe.spec.wire import MAX_ENTRIES
 from hetpipe.sync.shard_state import MAX_WAVES_AHEAD
-from services.parameter_server.__main__ import CALL_THREADS
 from tests.docs.pages import ROOT
 
 LIMITS = Limits()

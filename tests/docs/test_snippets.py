@@ -21,14 +21,13 @@ from hetpipe.cli.app import app
 from hetpipe.cli.progress import headings
 from hetpipe.cli.result import TrainResult
 from hetpipe.errors import JobError
+from hetpipe.server import SERVICES
 from hetpipe.spec.events import ProgressTable
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.job import load_job, parse_set
 from hetpipe.spec.run import ClockSnapshot
 from tests.docs.job_keys import SMALLEST
 from tests.docs.pages import ROOT, Block, blocks
-
-SERVICES = ("coordinator", "parameter_server", "agent")
 
 #: Names that Python snippets use → what they are.
 KINDS: Mapping[str, type] = {"client": hetpipe.Client, "result": TrainResult, "clocks": ClockSnapshot}
@@ -52,16 +51,20 @@ COMMANDS = commands()
 @pytest.mark.parametrize("words", [words for _, words in COMMANDS], ids=[where for where, _ in COMMANDS])
 def test_commands_parse(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     match words:
+        case ("hetpipe", "serve", service, *arguments):
+            _parse_service(service, arguments, monkeypatch)
         case ("hetpipe", name, *arguments):
             # What a shell does with the output is not the program's affair.
             _parse_hetpipe(name, arguments[: arguments.index(">")] if ">" in arguments else arguments)
         case ("make", *targets):
             defined = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
             assert set(targets) <= set(defined)
-        case ("python", "-m", module, *arguments) if module.startswith("services."):
-            _parse_service(module.removeprefix("services."), arguments, monkeypatch)
         case ("python", "-m", module):
             assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
+        case ("source", ".venv/bin/activate") | ("cd", _) | ("git", "clone", _):
+            """Words of the shell and of git."""
+        case ("pip", "install", name):
+            assert name == "hetpipe"
         case (script, *_) if script.startswith("scripts/"):
             assert (ROOT / script).is_file()
         case _:
@@ -93,8 +96,7 @@ def test_a_wrong_option_is_noticed() -> None:
 
 
 def _parse_service(name: str, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert name in SERVICES
-    module = importlib.import_module(f"services.{name}.__main__")
+    module = importlib.import_module(SERVICES[name])
     parsed: list[argparse.Namespace] = []
 
     def run_nothing(role: str, options: argparse.Namespace, serve: Callable[..., None]) -> int:

@@ -29,7 +29,7 @@ class Cluster:
         self._folder = folder
         self._programs = [Program("coordinator")]
         self.address: str = self._programs[0].ready()["address"]
-        shard = Program("parameter_server", "--coordinator", self.address, "--index", "0", "--state", str(folder / "s"))
+        shard = Program("parameter-server", "--coordinator", self.address, "--index", "0", "--state", str(folder / "s"))
         self._programs.append(shard)
         shard.ready()
         self.agents = [self.start_agent(f"n{index}") for index in range(2)]

@@ -33,7 +33,7 @@ class Services:
         self.programs = [Program("coordinator")]
         self.address: str = self.programs[0].ready()["address"]
         at = ("--coordinator", self.address)
-        self.programs.append(Program("parameter_server", *at, "--index", "0", "--state", str(folder / "shard-0")))
+        self.programs.append(Program("parameter-server", *at, "--index", "0", "--state", str(folder / "shard-0")))
         self.programs.append(Program("agent", *at, "--node", "n0", "--cpu-devices", "2", "--log", str(folder / "log")))
         for program in self.programs[1:]:
             program.ready()

@@ -29,7 +29,7 @@ class Cluster:
         self._programs = [Program("coordinator", "--log", str(folder / "coordinator.log"))]
         self.address: str = self._programs[0].ready()["address"]
         self._at = ("--coordinator", self.address)
-        shard = Program("parameter_server", *self._at, "--index", "0", "--state", str(folder / "s"))
+        shard = Program("parameter-server", *self._at, "--index", "0", "--state", str(folder / "s"))
         self._programs.append(shard)
         self.agents = self.start_agents()
         shard.ready()

@@ -67,7 +67,7 @@ def test_one_that_no_index_names_ends_for_all_who_ask(server: Server, tmp_path: 
     programs.append(Program("coordinator", "--store", server.url, "--log", str(tmp_path / "coordinator.log")))
     address = programs[0].ready()["address"]
     shard = ("--coordinator", address, "--index", "0", "--state", str(tmp_path / "state"))
-    programs.append(Program("parameter_server", *shard, "--log", str(tmp_path / "shard.log")))
+    programs.append(Program("parameter-server", *shard, "--log", str(tmp_path / "shard.log")))
     assert stop(address, STOPPED, "--now")[:2] == (0, f"digits (job {STOPPED}) has stopped\n")
 
     status, told, _ = stop(address, LOST)

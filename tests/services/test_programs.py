@@ -29,7 +29,7 @@ class Program:
 
     def __init__(self, name: str, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"services.{name}", *options],
+            [sys.executable, "-m", "hetpipe", "serve", name, *options],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -119,7 +119,7 @@ def test_a_service_ends_with_its_parent(start: Start, how: str) -> None:
 def test_a_service_dies_with_a_parent_that_was_killed(start: Start) -> None:
     script = (
         "import subprocess, sys, signal\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'services.coordinator', '--exit-with-parent'],"
+        "child = subprocess.Popen([sys.executable, '-m', 'hetpipe', 'serve', 'coordinator', '--exit-with-parent'],"
         " stdin=subprocess.PIPE)\n"
         "signal.pause()\n"
     )

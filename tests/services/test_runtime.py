@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hetpipe.errors import PeerUnreachable
-from services.runtime import Shutdown, started
+from hetpipe.server.runtime import Shutdown, started
 
 
 class Asked(Shutdown):

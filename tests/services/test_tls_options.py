@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services import runtime
+from hetpipe.server import SERVICES, runtime
 from tests.certs.cluster import AGENT, COORDINATOR, SHARD, cluster
-
-SERVICES = ("coordinator", "parameter_server", "agent")
 
 Run = Callable[..., str]
 
@@ -30,8 +28,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.delenv("HETPIPE_TLS", raising=False)
 
     def run(name: str, *options: str) -> str:
-        module = importlib.import_module(f"services.{name}.__main__")
-        if name == "parameter_server":
+        module = importlib.import_module(SERVICES[name])
+        if name == "parameter-server":
             monkeypatch.setattr(module, "settle_memory", lambda **_: None)
             options = (*options, "--threads", "1")
         if name != "coordinator":
@@ -45,7 +43,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def folder_of(service: str) -> str:
-    peer = {"coordinator": COORDINATOR, "parameter_server": SHARD, "agent": AGENT}[service]
+    peer = {"coordinator": COORDINATOR, "parameter-server": SHARD, "agent": AGENT}[service]
     return str(cluster().tls(peer).folder)
 
 
@@ -76,17 +74,16 @@ def test_the_environment_names_it_too(refused: Run, service: str, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("service", "other"), [("coordinator", "agent"), ("parameter_server", "agent"), ("agent", "parameter_server")]
+    ("service", "other"), [("coordinator", "agent"), ("parameter-server", "agent"), ("agent", "parameter-server")]
 )
 def test_nobody_plays_another_role(refused: Run, service: str, other: str) -> None:
     said = refused(service, "--tls", folder_of(other))
-    role = service.replace("_", "-")
-    assert f"but this is a process of the role {role}; make one with `hetpipe certs issue DIR {role}`" in said
+    assert f"but this is a process of the role {service}; make one with `hetpipe certs issue DIR {service}`" in said
 
 
 def test_a_shard_is_who_its_certificate_says(refused: Run) -> None:
-    folder = folder_of("parameter_server")
-    assert refused("parameter_server", "--tls", folder, "--index", "1") == (
+    folder = folder_of("parameter-server")
+    assert refused("parameter-server", "--tls", folder, "--index", "1") == (
         f"--index 1 is not 0, the name in the certificate of {folder}\n"
     )
 

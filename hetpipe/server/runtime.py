@@ -26,7 +26,7 @@ from hetpipe.errors import HetpipeError, UserError
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.phases import end_phases, report_phase
 from hetpipe.rpc.listening import is_loopback, refuse_plaintext_beyond_loopback
-from hetpipe.rpc.probes import Probes
+from hetpipe.rpc.probes import LIVE, Probes
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, ServerConfig
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.identity import Role
@@ -38,7 +38,7 @@ _WILDCARDS = {"", "0.0.0.0", "::"}  # noqa: S104 - recognised, not bound to
 
 def new_parser(program: str, description: str) -> argparse.ArgumentParser:
     """A parser with the options that all services have."""
-    parser = argparse.ArgumentParser(prog=f"python -m services.{program}", description=description)
+    parser = argparse.ArgumentParser(prog=f"hetpipe serve {program}", description=description)
     parser.add_argument("--log", metavar="FILE", help="append the log (JSON lines) to FILE instead of standard error")
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="lowest level (%(default)s)"
@@ -145,21 +145,25 @@ def own_name(options: argparse.Namespace, tls: Tls | None, role: Role, *, option
 
 
 @contextmanager
-def healthy(host: str, health_port: int | None) -> Iterator[None]:
-    """Tell probes that this process serves, for as long as the block lasts: for processes without a server.
+def alive(host: str, health_port: int | None) -> Iterator[Callable[[], None]]:
+    """Tell probes for as long as the block lasts that this process lives: for processes without a server.
+
+    Yields:
+        What to call once it serves, too.
 
     Raises:
         PortInUse: the port is taken.
     """
     if health_port is None:
-        yield
+        yield lambda: None
         return
     servicer = health.HealthServicer()
-    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    servicer.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
+    servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     probes = Probes(host, health_port, servicer)
     probes.start()
     try:
-        yield
+        yield lambda: servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     finally:
         servicer.enter_graceful_shutdown()
         probes.stop()

@@ -1,0 +1,160 @@
+"""`hetpipe serve agent`: one per node. It starts the processes that import user code, and never does so itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Sequence
+from functools import partial
+
+from hetpipe.agent.agent import Agent, AgentConfig
+from hetpipe.agent.children import Programs
+from hetpipe.agent.devices import discover_devices
+from hetpipe.agent.readings import readings
+from hetpipe.errors import UserError
+from hetpipe.observe.metrics_endpoint import metrics_endpoint
+from hetpipe.pipeline.allowed_modules import OPTION
+from hetpipe.roots import add_root_options, roots_of
+from hetpipe.rpc.listening import is_loopback
+from hetpipe.server.runtime import (
+    Shutdown,
+    alive,
+    announce_ready,
+    new_parser,
+    open_tls,
+    own_name,
+    port,
+    run_service,
+    started,
+)
+from hetpipe.spec.identity import Role
+
+#: Short enough to have ended within the 10 s that container runtimes give by themselves.
+DRAIN_SECONDS = 8.0
+_LONGEST_DRAIN_SECONDS = 86_400.0
+
+_LARGEST_STATUS = 255
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until told to end; the exit status."""
+    parser = new_parser("agent", "The agent of one node: offers its devices and starts the stages on them.")
+    parser.add_argument("--coordinator", required=True, metavar="HOST:PORT", help="address of the coordinator")
+    parser.add_argument("--node", metavar="NAME", help="name of this node, unique in the cluster (its host name)")
+    parser.add_argument("--host", default="127.0.0.1", help="address other nodes reach this one by (%(default)s)")
+    parser.add_argument(
+        "--cpu-devices", type=int, metavar="N", help="offer N CPU devices (default: the CUDA devices, else one per CPU)"
+    )
+    parser.add_argument(
+        "--stage-port",
+        type=port,
+        metavar="FIRST",
+        help="have the stage on device I await the next stage on port FIRST+I (default: any free port); links of the "
+        "kind gloo take further free ports",
+    )
+    parser.add_argument(
+        "--stage-metrics-port",
+        type=port,
+        metavar="FIRST",
+        help="serve the metrics of the stage on device I at http://HOST:(FIRST+I)/metrics (default: none)",
+    )
+    parser.add_argument(
+        OPTION,
+        action="append",
+        metavar="PATTERN",
+        help="import for jobs no module but those whose full name matches (* ? […]; may be given again); '*' for all, "
+        "which is the default where only this machine reaches --host",
+    )
+    add_root_options(parser, with_code=True)
+    parser.add_argument(
+        "--exit-with-coordinator", action="store_true", help="end with an error when the coordinator is lost"
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=_seconds,
+        default=DRAIN_SECONDS,
+        metavar="S",
+        help="when told to end (SIGTERM), let the virtual workers with a stage here finish their wave and leave the "
+        "run for so long, then end them (default: %(default)g); 0: end them at once, as a second SIGTERM does",
+    )
+    parser.add_argument(
+        "--told-status",
+        type=_status,
+        default=0,
+        metavar="N",
+        help="exit status after having been told to end (default: 0); for who takes 0 for done, and would not start "
+        "the agent again",
+    )
+    options = parser.parse_args(arguments)
+    status = run_service("agent", options, lambda shutdown: _serve(options, shutdown))
+    return status or options.told_status
+
+
+def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
+    tls = open_tls(options, options.host)
+    node = own_name(options, tls, Role.AGENT, option="--node", given=options.node or "") or socket.gethostname()
+    if "/" in node:
+        raise UserError(f"--node {node!r} must not contain a slash: devices are named NODE/INDEX")
+    agent = Agent(
+        AgentConfig(
+            node=node,
+            host=options.host,
+            pid=os.getpid(),
+            coordinator=options.coordinator,
+            tls=tls,
+            devices=discover_devices(node, num_cpu_devices=options.cpu_devices),
+            environment=os.environ,
+            first_metrics_port=options.stage_metrics_port,
+            first_link_port=options.stage_port,
+            drain_seconds=options.drain_seconds,
+            exit_with_coordinator=options.exit_with_coordinator,
+            programs=_programs(options.host, options.allow_modules),
+            roots=roots_of(options, is_reached=not is_loopback(options.host)),
+        )
+    )
+    shutdown.on_ask(agent.stop)
+    with (
+        metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)),
+        # It waits for its coordinator as long as it takes, and whoever ended it meanwhile would gain nothing.
+        alive(options.host, options.health_port) as now_serves,
+    ):
+        if not started(agent.start, shutdown):
+            return
+        now_serves()
+        announce_ready("agent", options.host)
+        agent.run()
+
+
+def _seconds(text: str) -> float:
+    """A length of time, for `add_argument(type=…)`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= _LONGEST_DRAIN_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to {_LONGEST_DRAIN_SECONDS:.0f}")
+    return seconds
+
+
+def _status(text: str) -> int:
+    """An exit status, for `add_argument(type=…)`."""
+    if not text.isascii() or not text.isdigit() or int(text) > _LARGEST_STATUS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no exit status; write a number from 0 to {_LARGEST_STATUS}")
+    return int(text)
+
+
+def _programs(host: str, patterns: Sequence[str] | None) -> Programs:
+    """What children run. Whoever can hand in a job chooses what they import, so beyond this machine somebody limits it.
+
+    Raises:
+        UserError: nobody has said what may be imported.
+    """
+    if patterns is not None:
+        return Programs().allowing(patterns)
+    if is_loopback(host):
+        return Programs()
+    raise UserError(
+        f"--host {host} is reached by other machines, so say which modules jobs may have imported here: "
+        f"{OPTION} 'my_project.*', or {OPTION} '*' if you trust whoever hands in jobs with everything that is installed"
+    )

@@ -1,0 +1,213 @@
+"""`hetpipe serve parameter-server`: one shard process; usually one per node. It never imports user code."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.coordinator.membership import Hooks, Membership
+from hetpipe.errors import MemberReplaced
+from hetpipe.observe.metrics_endpoint import metrics_endpoint
+from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.ps.disk_watch import DiskWatch
+from hetpipe.ps.followers import MAX_FOLLOWERS
+from hetpipe.ps.job_state import StateOptions
+from hetpipe.ps.readings import readings
+from hetpipe.ps.run_history import HistoryFactory, file_history
+from hetpipe.ps.server import ShardServer, machine_memory_bytes
+from hetpipe.roots import Roots, add_root_options, roots_of
+from hetpipe.rpc.channel import join_address, split_address
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.limits import Limits
+from hetpipe.rpc.listening import is_loopback
+from hetpipe.rpc.server import Server
+from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.rpc.tls import Tls
+from hetpipe.server.runtime import (
+    Shutdown,
+    add_listening_options,
+    advertised_host,
+    announce_ready,
+    new_parser,
+    open_tls,
+    own_name,
+    run_service,
+    server_config,
+    started,
+)
+from hetpipe.spec.identity import Role
+from hetpipe.spec.ids import JobId, ShardIndex
+from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
+from hetpipe.spec.requests import PullHeader, PushHeader, PushReply
+from hetpipe.weights.allocator import settle_memory
+
+#: Threads for calls that move tensors or decide; followers of the log have theirs beside them. So many that a whole run
+#: on one machine, which without TLS may have seven eighths of all threads, still finds 52 beside its followers.
+CALL_THREADS = 96
+
+#: Share of the machine's memory that uploads under way may announce together.
+_UPLOAD_SHARE = 0.5
+
+#: How long to wait for a coordinator that is not there yet.
+_START_SECONDS = 30.0
+
+
+class DelayedShardServer(ShardServer):
+    """Emulates a slow network: pushes and pulls begin after a random time."""
+
+    def __init__(
+        self,
+        history: HistoryFactory,
+        longest_seconds: float,
+        *,
+        seed: int,
+        tls: Tls | None,
+        state: StateOptions,
+        roots: Roots,
+    ) -> None:
+        super().__init__(history, tls=tls, state=state, roots=roots)
+        self._longest_seconds = longest_seconds
+        self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+        """See `ShardServer.push`."""
+        SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+        return super().push(header, chunks)
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """See `ShardServer.pull`."""
+        SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+        return super().pull(header)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until told to end; the exit status."""
+    parser = new_parser("parameter-server", "One parameter-server shard.")
+    add_listening_options(parser)
+    parser.add_argument("--coordinator", metavar="HOST:PORT", required=True, help="the coordinator to register with")
+    parser.add_argument("--index", type=int, metavar="I", help="position among the shards (default: by registration)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        help="threads for adding updates (default: CPUs, at most 4)",
+    )
+    parser.add_argument(
+        "--emulate-delay",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="begin each push and pull after a random time up to this, to emulate a slow network (%(default)s)",
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="keep pushes, weights and decisions in this folder, and go on with what is there: it is for this process "
+        "and its successors alone (default: state/shard-I in the folder of each run, where no other one looks for it)",
+    )
+    parser.add_argument(
+        "--fsync",
+        action="store_true",
+        help="acknowledge nothing before it is on the disk, so that it outlives the machine and not this process only",
+    )
+    add_root_options(parser, with_code=False)
+    options = parser.parse_args(arguments)
+    return run_service("parameter_server", options, lambda shutdown: _serve(options, shutdown))
+
+
+def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
+    settle_memory(one_heap=False)
+    torch.set_num_threads(options.threads)
+    tls = open_tls(options, options.host)
+    index = "" if options.index is None else str(options.index)
+    name = own_name(options, tls, Role.PARAMETER_SERVER, option="--index", given=index)
+    host = advertised_host(options.host, options.advertise)
+    history = file_history(host, os.getpid())
+    state = StateOptions(root=options.state, fsync=options.fsync)
+    roots = roots_of(options, is_reached=not is_loopback(options.host))
+    if options.emulate_delay:
+        seed = options.index or 0
+        shards: ShardServer = DelayedShardServer(
+            history, options.emulate_delay, seed=seed, tls=tls, state=state, roots=roots
+        )
+    else:
+        shards = ShardServer(history, tls=tls, state=state, roots=roots)
+    num_threads = CALL_THREADS + MAX_FOLLOWERS
+    limits = Limits(bytes_in_total=int(_UPLOAD_SHARE * machine_memory_bytes()))
+    config = server_config(options, tls, num_threads=num_threads, max_concurrent_calls=2 * num_threads)
+    server = Server(replace(config, limits=limits))
+    # Reading back what was acknowledged may take minutes: not ready, and alive.
+    server.stand_by()
+    try:
+        shards.recover()
+    except BaseException:
+        server.stop()
+        raise
+    add_shard_service(server, shards)
+    server.on_stop(shards.stop)
+    _, port = split_address(server.start())
+    address = join_address(host, port)
+    membership = _membership(
+        options, shards, tls, name or address, host, address, on_replaced=lambda _replaced: shutdown.ask()
+    )
+    shards.on_condition(membership.beat_soon)
+    DiskWatch(shards).start()
+    try:
+        shutdown.on_ask(membership.cancel_start)
+        sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
+        with metrics_endpoint(options.host, options.metrics_port, "parameter_server", *sources):
+            # Whoever has jobs already serves them, whether there is a coordinator or not.
+            wait_seconds = math.inf if shards.jobs() else _START_SECONDS
+            if not started(partial(membership.start, wait_seconds=wait_seconds), shutdown):
+                return
+            announce_ready("parameter_server", address)
+            shutdown.wait()
+            membership.close()
+    finally:
+        server.stop()
+
+
+def _membership(
+    options: argparse.Namespace,
+    shards: ShardServer,
+    tls: Tls | None,
+    name: str,
+    host: str,
+    address: str,
+    *,
+    on_replaced: Callable[[MemberReplaced], None],
+) -> Membership:
+    info = MemberInfo(
+        MemberRole.PARAMETER_SERVER,
+        MemberId(f"parameter-server-{name}"),
+        host,
+        os.getpid(),
+        address=address,
+        shard_index=ShardIndex(int(name)) if name.isdigit() else None,
+    )
+
+    def release(jobs: Sequence[JobId]) -> None:
+        for job in jobs:
+            shards.release(job)
+
+    hooks = Hooks(
+        clocks=shards.snapshots,
+        jobs=shards.jobs,
+        lost=shards.lost_jobs,
+        conditions=shards.conditions,
+        on_ended_jobs=release,
+        newest_info=lambda info: replace(info, highest_term=shards.highest_term),
+        on_replaced=on_replaced,
+    )
+    client = CoordinatorClient(options.coordinator, tls=tls)
+    return Membership(client, info, hooks=hooks, fences=shards.fence)
