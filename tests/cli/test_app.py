@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.cli import demo, main, running
 from hetpipe.cli.app import app, run
-from hetpipe.cli.run_folder import RunFolder
+from hetpipe.cli.run_folder import RunFolder, find_run
 from hetpipe.errors import JobError, PeerUnreachable
 from hetpipe.spec.events import JobEnded, JobState, JobStatus
 from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
@@ -49,7 +49,7 @@ def last_line(result: Result) -> dict[str, Any]:
 
 
 def newest() -> RunFolder:
-    return RunFolder(Path("runs/latest").resolve())
+    return find_run(None)
 
 
 def test_train_ends_with_the_result_as_one_line() -> None:
