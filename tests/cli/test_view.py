@@ -103,7 +103,7 @@ def test_progress_keeps_to_its_pace_and_the_last_picture_is_not_lost() -> None:
 def test_frequent_evaluations_are_thinned_out_but_the_newest_is_shown() -> None:
     clock, stream = FakeClock(), io.StringIO()
     view = LineView(stream, clock)
-    for epoch in range(4):
+    for epoch in range(1, 5):
         view.show(evaluated(epoch))
         clock.advance(EVALUATION_SECONDS / 2)
     view.close()
