@@ -11,6 +11,8 @@ _EXTRA = frozenset({"typer", "rich"})
 
 def main() -> None:
     """Run the command line; never returns."""
+    import hetpipe.rpc  # noqa: F401 - first, for what it says to gRPC's own library
+
     try:
         from hetpipe.cli.app import run  # its packages may be absent
     except ModuleNotFoundError as error:
