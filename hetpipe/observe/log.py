@@ -95,10 +95,16 @@ def configure_logging(
     _route_standard_library(output, shared=shared, render=render)
 
 
+def log_path() -> Path | None:
+    """The file that this process's log goes to; None for one that goes to standard error, or nowhere."""
+    return None if _output is None else _output.path
+
+
 class _LineOutput:
     """Where rendered lines go. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
+        self.path = path
         self._descriptor: int | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
