@@ -172,6 +172,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         ),
         guard=wiring.guard,
         stall_seconds=wiring.stall_seconds,
+        run_dir=Path(config.run_dir),
     )
     return StageRunner(parts, inbox), client
 

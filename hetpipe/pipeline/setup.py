@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.link.policy import Link
@@ -118,3 +119,5 @@ class StageParts:
     """Held while torch's global generator is in use; a lock where stages share a process."""
     stall_seconds: float
     """Longest wait for anything before the stage gives up, naming what it waited for."""
+    run_dir: Path = Path()
+    """Of the run; messages name files in it."""
