@@ -7,7 +7,9 @@ state says whether the gradient was so already.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.setup import StageParts
+from hetpipe.spec.sync import DataSpec
 from hetpipe.sync.division import Block
 
 _log = get_logger(__name__)
@@ -41,6 +44,17 @@ def explained(error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ..
     if p is not None and 0 <= p - first < len(blocks):
         replay = _replay(parts, p, blocks[p - first])
     return NonFiniteUpdate(f"{parts.identity}: {sentence}{where}{replay}", minibatch=p, parameter=name)
+
+
+def known_data(parts: StageParts) -> DataSpec:
+    """What is dealt to the virtual workers; a stage that reads no data finds its length in the folder of the run."""
+    spec = parts.data.spec
+    if spec.num_samples:
+        return spec
+    try:
+        return replace(spec, num_samples=int(json.loads((parts.run_dir / "facts.json").read_bytes())["num_samples"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return spec
 
 
 def _is_from_gradient(parts: StageParts, name: str) -> bool:

@@ -12,7 +12,7 @@ from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.entry import Entry
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.non_finite import explained
+from hetpipe.pipeline.non_finite import explained, known_data
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.tally import Figures, Tally
@@ -121,9 +121,8 @@ class StageRunner:
     def _dealt(self, segment: SegmentRecord) -> tuple[Block, ...]:
         progress = self._parts.synchroniser.progress()
         assert progress.clock == segment.start, f"the segment under way began at {progress.clock}, not {segment.start}"
-        return divide(progress, self._parts.data.spec, [member.vw for member in segment.members])[
-            self._parts.identity.vw
-        ]
+        members = [member.vw for member in segment.members]
+        return divide(progress, known_data(self._parts), members)[self._parts.identity.vw]
 
     def _reach_barrier(self, start: Clock) -> SegmentRecord:
         """Wait until the barrier that ends the segment from `start` is passed; returns the segment after it.

@@ -138,6 +138,41 @@ def test_an_answer_that_knows_of_a_barrier_before_the_log_view_does_counts(
     assert 2 <= result.snapshot.published < 200 // wave
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "max_norm", "what"),
+    [
+        ({"name": "SGD", "lr": 0.1}, 1.0, "gradient"),
+        ({"name": "SGD", "lr": 0.1, "momentum": 0.9}, None, "gradient"),
+        ({"name": "SGD", "lr": 0.1}, None, "update"),
+    ],
+    ids=["by its norm", "by the optimizer's state", "with nothing kept of it"],
+)
+def test_a_gradient_that_is_not_finite_is_told_from_an_update(
+    optimizer: dict[str, Any], max_norm: float | None, what: str, tmp_path: Path
+) -> None:
+    """Also by a stage in the middle, which reads no data, with the samples of the minibatch."""
+    case = Case(
+        model="infinite_gradient",
+        data="data32",
+        workers=1,
+        stages=3,
+        wave=1,
+        epochs=1,
+        batch_size=4,
+        optimizer=optimizer,
+        max_norm=max_norm,
+    )
+    with pytest.raises(NonFiniteUpdate) as caught:
+        run_in_process(InProcessRun(job=case.job(), run_dir=tmp_path, import_path=ROOT, stall_seconds=20.0))
+    told = str(caught.value)
+    where = f"stage 1 of virtual worker 0: the {what} of minibatch 1 is not finite in parameter 1.w of layer 1 (1); "
+    assert told.startswith(where), told
+    job = str(tmp_path / "job.json")
+    samples = divide(first_progress(case.job().data_spec(46)), case.job().data_spec(46), [VirtualWorkerIndex(0)])
+    indices = list(samples[VirtualWorkerIndex(0)][0])
+    assert told.endswith(f"its samples are those of: hetpipe.minibatch({job!r}, vw=0, p=1, indices={indices})")
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_a_poisoned_sample_is_found_in_its_minibatch(stages: int, tmp_path: Path) -> None:
     """Whichever stage notices first, it names the minibatch that read sample 17, and one of its own layers."""
