@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +84,9 @@ def train(
     raise end.exception()
 
 
-def minibatch(job: JobSource, vw: int, p: int) -> tuple[Tensor | tuple[Tensor, ...], Any]:
+def minibatch(
+    job: JobSource, vw: int, p: int, *, indices: Sequence[int] | None = None
+) -> tuple[Tensor | tuple[Tensor, ...], Any]:
     """Exactly the tensors that minibatch `p` of virtual worker `vw` has in an undisturbed run of `job`.
 
     The data set is made anew by each call; nothing is kept. The random states of torch, `random`
@@ -94,6 +96,8 @@ def minibatch(job: JobSource, vw: int, p: int) -> tuple[Tensor | tuple[Tensor, .
         job: a job file, a mapping like its content, or a `Job`. User code is imported from the current folder first.
         vw: 0 ≤ vw < `workers.count`.
         p: 1, 2, …
+        indices: the samples that it had in a run that was disturbed (a resume, a lost virtual worker), as the message
+            about a loss that is not finite tells them; read under the same seed. None: those of an undisturbed run.
 
     Returns:
         The inputs (one tensor, or a tuple where samples have several) and the target, [batch …] each.
@@ -106,7 +110,7 @@ def minibatch(job: JobSource, vw: int, p: int) -> tuple[Tensor | tuple[Tensor, .
     checked = load_job(job)
     with preserved_generators():
         dataset = build_train_data(checked, Path.cwd())
-        block = _block(checked, len(dataset), vw, p)
+        block = _block(checked, len(dataset), vw, p) if indices is None else tuple(indices)
         batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p))
     return (batch.inputs[0] if len(batch.inputs) == 1 else batch.inputs), batch.target
 

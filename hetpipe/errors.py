@@ -84,7 +84,13 @@ class MalformedChunk(ProtocolViolation):
 
 
 class NonFiniteUpdate(ProtocolViolation):
-    """An update holds NaN or infinity; the whole wave is refused before it applies."""
+    """A loss, gradient or update holds NaN or infinity; the whole wave is refused before it applies."""
+
+    def __init__(self, message: str, *, minibatch: int | None = None, parameter: str = "") -> None:
+        #: The minibatch in which it began, as far as that is known, and the parameter; empty for a loss.
+        self.minibatch = minibatch
+        self.parameter = parameter
+        super().__init__(message)
 
 
 class UnknownJob(ProtocolViolation):

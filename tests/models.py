@@ -42,6 +42,22 @@ def _data(dtype: torch.dtype, count: int) -> TensorDataset:
     return TensorDataset(inputs, torch.randint(0, 3, (count,), generator=generator))
 
 
+class Root(nn.Module):
+    """Adds √w with w = 0: what it returns is finite, and the gradient of w is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(7))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.w.sqrt()
+
+
+def infinite_gradient() -> nn.Module:
+    """Layer 1 of three has a gradient that is infinite from the first minibatch on, and every loss is finite."""
+    return nn.Sequential(nn.Linear(5, 7), Root(), nn.Linear(7, 3))
+
+
 def data32() -> TensorDataset:
     return _data(torch.float32, 46)
 

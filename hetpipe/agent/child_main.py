@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from hetpipe.agent.parent_death import follow_parent
@@ -39,19 +40,31 @@ class ReportPipe:
 def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:
     """Report what `work` returns (plain JSON values) as `{"ok": ...}`; the exit status.
 
-    What it raises is reported as `{"error": NAME, "problems": [sentence, ...]}`; only what is not hetpipe's own error
-    leaves a traceback on standard error.
+    What it raises is reported as `{"error": NAME, "problems": [sentence, ...]}`. What the user's code raised leaves a
+    traceback on standard error, and the sentence names the file that this goes to.
     """
     try:
         answer = {"ok": work()}
     except HetpipeError as error:
         problems = list(error.problems) if isinstance(error, JobError) else [str(error)]
+        if error.__cause__ is not None and not isinstance(error.__cause__, HetpipeError):
+            traceback.print_exc()
+            problems[-1] += _where_the_traceback_is()
         answer = {"error": type(error).__name__, "problems": problems}
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything; it is told as one sentence
         traceback.print_exc()
         answer = {"error": type(error).__name__, "problems": [f"{type(error).__name__}: {error}"]}
     pipe.write(json.dumps(answer))
     return 0 if "ok" in answer else 1
+
+
+def _where_the_traceback_is() -> str:
+    """The end of a sentence; empty where standard error is no file."""
+    try:
+        output = Path("/proc/self/fd/2").readlink()
+    except OSError:
+        return ""
+    return f"; the traceback is in {output}" if output.is_file() else ""
 
 
 def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:

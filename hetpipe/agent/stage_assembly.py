@@ -173,6 +173,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
         guard=wiring.guard,
         stall_seconds=wiring.stall_seconds,
         last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
+        run_dir=Path(config.run_dir),
     )
     return StageRunner(parts, inbox), client
 

@@ -34,7 +34,7 @@ class SampleJudge:
         self._counted[used.vw, used.wave] += len(used.indices)
         epoch = self._start.epoch + self._timeline.epochs_ended(used.wave)
         if used.epoch != epoch and used.indices:
-            message = f"{_name(used)} uses samples of epoch {used.epoch}, but epoch {epoch} is under way"
+            message = f"{_name(used)} uses samples of epoch {used.epoch + 1}, but epoch {epoch + 1} is under way"
             self._findings.add(Kind.SAMPLE_UNKNOWN, message, used.origin)
         ledger = self._epochs.setdefault(used.epoch, {})
         twice = [index for index in used.indices if index in ledger]
@@ -49,7 +49,7 @@ class SampleJudge:
             self._report_twice(used, twice, repeated)
 
     def _report_twice(self, used: Used, twice: list[int], repeated: list[int]) -> None:
-        message = f"{_name(used)} uses {len(twice) + len(repeated)} samples again in epoch {used.epoch}"
+        message = f"{_name(used)} uses {len(twice) + len(repeated)} samples again in epoch {used.epoch + 1}"
         if twice:
             first = self._epochs[used.epoch][twice[0]]
             message += f"; sample {twice[0]} was used by {_name(first) if first else 'a wave before the run started'}"
@@ -72,7 +72,7 @@ class SampleJudge:
             missing = [index for index in range(self._data.num_samples) if index not in ledger]
             if missing:
                 message = (
-                    f"epoch {epoch} ends at clock {barrier.clock}, but {len(missing)} of {self._data.num_samples} "
+                    f"epoch {epoch + 1} ends at clock {barrier.clock}, but {len(missing)} of {self._data.num_samples} "
                     f"samples were never used, the first {missing[:_NAMED]}"
                 )
                 self._findings.add(Kind.SAMPLE_NEVER, message, barrier.origin)

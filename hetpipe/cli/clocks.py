@@ -96,7 +96,7 @@ def snapshot_text(told: ClockSnapshot) -> str:
     why = f" ({told.barrier_reason})" if told.barrier_reason else ""
     return (
         f"published clock {told.published}, next barrier at {told.barrier}{why}, epoch "
-        f"{told.epoch + 1}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
+        f"{told.epoch}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
     )
 
 

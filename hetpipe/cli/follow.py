@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -254,6 +255,7 @@ class Follower:
         clock: Clock,
         stop_now_seconds: float,
         services: OwnServices | None = None,
+        on_training: Callable[[], None] = lambda: None,
     ) -> None:
         """Follow `job`.
 
@@ -265,6 +267,7 @@ class Follower:
             stop_now_seconds: how long after a second interrupt the end of the job is waited for; 0 where its processes
                 are ended from here anyway.
             services: those that were started for the run; None: those of a cluster.
+            on_training: called whenever it is heard that the job trains.
         """
         self._job = job
         self._view = view
@@ -272,6 +275,7 @@ class Follower:
         self._clock = clock
         self._stop_now_seconds = stop_now_seconds
         self._services = services
+        self._on_training = on_training
         #: When it was last told which services are coming up.
         self._noticed = clock.monotonic()
         #: When to stop waiting after the second interrupt, in monotonic seconds.
@@ -308,6 +312,8 @@ class Follower:
                 if isinstance(event, StateChanged):
                     self._state = event.state
                     self._is_training = event.state is JobState.RUNNING
+                    if self._is_training:
+                        self._on_training()
                 self._view.show(event)
             case Remark(sentence=sentence):
                 self._view.say(sentence)

@@ -62,6 +62,8 @@ class LiveView(View):
         self._table: ProgressTable | None = None
         self._evaluated: Evaluated | None = None
         self._conditions = HeardConditions()
+        #: Who waits for whom, told anew every few seconds while it lasts; empty while nobody is known to.
+        self._waiting = ""
         self._live = Live(
             console=Console(file=stream, highlight=False, soft_wrap=False),
             refresh_per_second=_REFRESHES_PER_SECOND,
@@ -75,15 +77,20 @@ class LiveView(View):
         """See `View.show`."""
         match event:
             case StateChanged(state=state, remark=remark):
-                self._state = STATE_TEXTS[state]
+                self._state, self._waiting = STATE_TEXTS[state], ""
                 if remark:
                     self._print(remark)
             case Waiting(sentence=sentence, seconds=seconds):
-                self._print(f"waiting for {duration(seconds)}: {sentence}", style="yellow")
+                self._waiting = f"waiting for {duration(seconds)}: {sentence}"
+                self._live.refresh()
             case Evaluated():
                 self._evaluated = event
             case ProgressTable():
+                goes_on = self._table is not None and event.samples > self._table.samples
                 self._table = event
+                if goes_on and self._waiting:
+                    self._waiting = ""  # who still waits says so again
+                    self._live.refresh()
             case WorkerLost() | WorkerQuarantined():
                 self._print(life_text(event), style="yellow")
             case WorkerRejoined() | WorkerLeft() | WorkerReplanned() | ReplanJudged():
@@ -117,6 +124,8 @@ class LiveView(View):
         if self._evaluated is not None:
             parts.append(Text(evaluation_text(self._evaluated)))
         parts += [Text(line, style="yellow") for line in self._conditions.current()]
+        if self._waiting and not self._has_ended:
+            parts.append(Text(self._waiting, style="yellow"))
         return Group(*parts)
 
     def _headline(self) -> RenderableType:

@@ -89,7 +89,7 @@ def totals_text(table: ProgressTable) -> str:
     """The run as a whole: `epoch 3, 3972 of 28840 samples (13.8 %), 4151 samples/s, ETA 6.0 s`."""
     share = percent(table.samples / table.total_samples) if table.total_samples else "-"
     return (
-        f"epoch {table.epoch + 1}, {table.samples} of {count(table.total_samples, 'sample')} ({share}), "
+        f"epoch {table.epoch}, {table.samples} of {count(table.total_samples, 'sample')} ({share}), "
         f"{rate(table.samples_per_second)} samples/s, ETA {duration(table.eta_seconds)}"
     )
 
@@ -103,7 +103,7 @@ def evaluation_text(evaluated: Evaluated) -> str:
     """The latest evaluation: `evaluation after epoch 2: loss 0.1312, accuracy 0.9634 (355 samples)`."""
     values = ", ".join(f"{name} {measure(value)}" for name, value in _loss_first(evaluated.values).items())
     samples = count(evaluated.samples, "sample")
-    return f"evaluation after epoch {evaluated.epoch + 1}, clock {evaluated.clock}: {values} ({samples})"
+    return f"evaluation after epoch {evaluated.epoch}, clock {evaluated.clock}: {values} ({samples})"
 
 
 def _loss_first(values: dict[str, float]) -> dict[str, float]:
@@ -114,7 +114,7 @@ def table_line(table: ProgressTable) -> str:
     """The whole table as one `key=value` line."""
     values: dict[str, object] = {
         "state": JobState.RUNNING,
-        "epoch": table.epoch + 1,
+        "epoch": table.epoch,
         "samples": f"{table.samples}/{table.total_samples}",
         "samples_per_second": round(table.samples_per_second, 1),
         "eta_seconds": None if table.eta_seconds is None else round(table.eta_seconds, 1),
@@ -136,7 +136,7 @@ def table_line(table: ProgressTable) -> str:
 
 def evaluation_line(evaluated: Evaluated) -> str:
     """An evaluation as one `key=value` line."""
-    place: dict[str, object] = {"event": "evaluation", "epoch": evaluated.epoch + 1, "clock": evaluated.clock}
+    place: dict[str, object] = {"event": "evaluation", "epoch": evaluated.epoch, "clock": evaluated.clock}
     return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})
 
 

@@ -36,7 +36,7 @@ from hetpipe.spec.wire import from_json, plain, revive
 #: Where runs go by default, in the current folder.
 RUNS = Path("runs")
 
-#: Names the newest run in `RUNS`; a symbolic link.
+#: Names the newest run in `RUNS` that came to train; a symbolic link.
 LATEST = "latest"
 
 _RECORD, _JOB, _RESULT, _FORECAST, _FACTS = "run.json", "job.json", "result.json", "forecast.json", "facts.json"
@@ -87,9 +87,16 @@ class RunResult:
 class RunFolder:
     """One run's folder. All writes replace a file at once, when the new one is complete."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, runs_dir: Path = RUNS) -> None:
+        """Name the folder; nothing is written.
+
+        Args:
+            path: the folder.
+            runs_dir: whose `latest` is to name it once it trains.
+        """
         #: Absolute.
         self.path = path.absolute()
+        self._runs_dir = runs_dir.absolute()
 
     @classmethod
     def create(cls, run_dir: Path | None, *, name: str, clock: Clock, runs_dir: Path = RUNS) -> RunFolder:
@@ -100,10 +107,10 @@ class RunFolder:
         """
         try:
             if run_dir is None:
-                folder = cls(fresh_folder(runs_dir, name, clock))
+                folder = cls(fresh_folder(runs_dir, name, clock), runs_dir=runs_dir)
             else:
                 run_dir.mkdir(parents=True, exist_ok=True)
-                folder = cls(run_dir)
+                folder = cls(run_dir, runs_dir=runs_dir)
                 if any((folder.path / name).exists() for name in (_RECORD, _JOB, _SUBMISSION)):
                     raise UserError(f"--run-dir {run_dir}: there is a run in it already; name a new folder")
             (folder.path / "logs").mkdir(exist_ok=True)
@@ -112,7 +119,6 @@ class RunFolder:
             raise UserError(
                 f"cannot make the run's folder {where}: {error.strerror}; name another with --run-dir"
             ) from error
-        folder._point_latest(runs_dir)
         return folder
 
     @property
@@ -256,13 +262,17 @@ class RunFolder:
                 unfinished.unlink(missing_ok=True)
             raise UserError(f"cannot write {self.path / name}: {error.strerror}") from error
 
-    def _point_latest(self, runs_dir: Path) -> None:
-        """Let `runs_dir/latest` name this run. Only a help, so a place that cannot be written to is no error."""
-        link = runs_dir.absolute() / LATEST
+    def point_latest(self) -> None:
+        """Let `latest` name this run, which trains, or is a coordinator's to train.
+
+        An attempt that never came so far leaves `latest` at the run before it, which is the one to look at or to
+        resume. Only a help, so a place that cannot be written to is no error.
+        """
+        link = self._runs_dir / LATEST
         unfinished = link.with_name(f".{LATEST}.{os.getpid()}")
         inside = self.path.parent == link.parent
         try:
-            runs_dir.mkdir(parents=True, exist_ok=True)
+            self._runs_dir.mkdir(parents=True, exist_ok=True)
             if link.exists() and not link.is_symlink():
                 return
             unfinished.unlink(missing_ok=True)

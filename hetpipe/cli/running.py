@@ -80,6 +80,7 @@ def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell
     finally:
         client.close()
     folder.write_record(replace(record_of(request, folder, shell), job_id=job_id, pids={}))
+    folder.point_latest()  # nobody is left who would hear that it trains
     where = shown_path(folder.path, shell.current)
     output.answer(
         {"run_dir": str(folder.path), "job_id": job_id},

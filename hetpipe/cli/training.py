@@ -281,6 +281,7 @@ class Training:
                 clock=clock,
                 stop_now_seconds=stop_now_seconds,
                 services=services,
+                on_training=self._folder.point_latest,
             ).run()
         finally:
             self._view.close()

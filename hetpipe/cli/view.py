@@ -6,6 +6,7 @@ terminal; `CallbackView` hands events to a function; `SilentView` shows nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
@@ -28,6 +29,10 @@ from hetpipe.spec.events import (
 #: Seconds between two lines about the progress, and between two evaluations.
 LINE_SECONDS = 5.0
 EVALUATION_SECONDS = 1.0
+
+#: Until the same wait is told a second time; the next times take twice as long each, up to the last.
+WAIT_SECONDS = 10.0
+MAX_WAIT_SECONDS = 300.0
 
 
 class View(Protocol):
@@ -79,6 +84,7 @@ class LineView(View):
         self._began = clock.monotonic()
         self._progress = _Pace(LINE_SECONDS)
         self._evaluations = _Pace(EVALUATION_SECONDS)
+        self._waits = _Waits()
 
     def show(self, event: JobEvent) -> None:
         """See `View.show`."""
@@ -88,7 +94,8 @@ class LineView(View):
                     self._write_held_back()
                 self._write(pairs({"state": state} | ({"sentence": remark} if remark else {})))
             case Waiting(sentence=sentence, seconds=seconds):
-                self._write(pairs({"event": "waiting", "seconds": round(seconds, 1), "sentence": sentence}))
+                line = pairs({"event": "waiting", "seconds": round(seconds, 1), "sentence": sentence})
+                self._write(self._waits.admit(event, line, now=self._clock.monotonic()))
             case Evaluated():
                 self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
             case ProgressTable():
@@ -123,6 +130,33 @@ class LineView(View):
         except (OSError, ValueError):
             # Its reader is gone, or the stream is closed.
             self._stream = None
+
+
+def same_wait(one: Waiting, other: Waiting) -> bool:
+    """Whether both tell of one wait: they differ in numbers only, as in how long it lasts and how far somebody is."""
+    return _NUMBERS.sub("0", one.sentence) == _NUMBERS.sub("0", other.sentence) and other.seconds >= one.seconds
+
+
+_NUMBERS = re.compile(r"\d+(\.\d+)?")
+
+
+class _Waits:
+    """Lets a new wait through at once, and the same one again more and more rarely."""
+
+    def __init__(self) -> None:
+        self._newest: Waiting | None = None
+        self._pause = WAIT_SECONDS
+        self._next = 0.0
+
+    def admit(self, event: Waiting, line: str, *, now: float) -> str | None:
+        """The line if its time has come."""
+        is_same = self._newest is not None and same_wait(self._newest, event)
+        self._newest = event
+        if is_same and now < self._next:
+            return None
+        self._pause = min(2 * self._pause, MAX_WAIT_SECONDS) if is_same else WAIT_SECONDS
+        self._next = now + self._pause
+        return line
 
 
 class _Pace:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.coordinator.membership import Membership
-from hetpipe.errors import UnknownJob, UserError
+from hetpipe.coordinator.membership import Hooks, Membership
+from hetpipe.errors import MemberReplaced, UnknownJob, UserError
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.spec.ids import Clock as WaveClock
@@ -24,10 +24,15 @@ __all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
 
 
 class RegisteredWorker:
-    """A worker that stays registered until `close`, or to the end of a `with` block."""
+    """A worker that stays registered until `close`, or to the end of a `with` block, or until it loses its name.
 
-    def __init__(self, membership: Membership) -> None:
+    The name is lost to another process that registers it, too. Whoever gave `register_worker` a function for that gets
+    it called; everybody else gets the exception, from `check`, from `lease`, and at the end of the `with` block.
+    """
+
+    def __init__(self, membership: Membership, loss: _Loss) -> None:
         self._membership = membership
+        self._loss = loss
 
     @property
     def id(self) -> MemberId:
@@ -36,8 +41,22 @@ class RegisteredWorker:
 
     @property
     def lease(self) -> Lease:
-        """The terms of its newest registration."""
+        """The terms of its newest registration.
+
+        Raises:
+            MemberReplaced: see `check`.
+        """
+        self.check()
         return self._membership.lease
+
+    def check(self) -> None:
+        """Make sure that the name is still this process's, as far as the last heartbeat told.
+
+        Raises:
+            MemberReplaced: another process has taken it, and no function was given that is called instead.
+        """
+        if self._loss.error is not None and self._loss.on_lost is None:
+            raise self._loss.error
 
     def close(self) -> None:
         """End the membership."""
@@ -50,6 +69,22 @@ class RegisteredWorker:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        if error is None:
+            self.check()
+
+
+class _Loss:
+    """Whether the name of a worker was lost. Set once, from the heartbeat's thread."""
+
+    def __init__(self, on_lost: Callable[[MemberReplaced], None] | None) -> None:
+        self.on_lost = on_lost
+        self.error: MemberReplaced | None = None
+
+    def take(self, error: MemberReplaced) -> None:
+        """The name is lost."""
+        self.error = error
+        if self.on_lost is not None:
+            self.on_lost(error)
 
 
 class Client:
@@ -88,19 +123,24 @@ class Client:
     ) -> None:
         self.close()
 
-    def register_worker(self, name: str, *, address: str = "") -> RegisteredWorker:
+    def register_worker(
+        self, name: str, *, address: str = "", on_lost: Callable[[MemberReplaced], None] | None = None
+    ) -> RegisteredWorker:
         """Make this process a member named `name` and keep it one from a thread.
 
         Args:
             name: shown in `members`; one process per name at a time.
             address: `HOST:PORT` of a server of yours, for others to see.
+            on_lost: called once, in that thread, when another process has taken the name; without it that is an
+                exception (`RegisteredWorker`).
         """
         if not name:
             raise UserError("a worker needs a name")
         info = MemberInfo(MemberRole.WORKER, MemberId(name), socket.gethostname(), os.getpid(), address)
-        membership = Membership(self._calls, info, clock=self._clock)
+        loss = _Loss(on_lost)
+        membership = Membership(self._calls, info, hooks=Hooks(on_replaced=loss.take), clock=self._clock)
         membership.start()
-        return RegisteredWorker(membership)
+        return RegisteredWorker(membership, loss)
 
     def members(self) -> tuple[Member, ...]:
         """The live members in order of registration."""

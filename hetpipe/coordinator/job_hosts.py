@@ -12,8 +12,10 @@ from collections.abc import Callable, Container
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from hetpipe.clock import Clock
+from hetpipe.coordinator.evaluation_log import append_evaluations
 from hetpipe.coordinator.exchange import (
     Announce,
     ClocksTold,
@@ -239,7 +241,7 @@ class JobHosts:
 
     def _save(self, host: JobHost) -> None:
         with self.condition:
-            unsaved = host.unsaved()
+            unsaved, run_dir = host.unsaved(), Path(host.machine.submission.run_dir)
         try:
             kept = save(self._store, unsaved)
         except HetpipeError as error:
@@ -247,6 +249,8 @@ class JobHosts:
             with self.condition:
                 host.saved(None, 0)
             return
+        # After the store, which may have to be asked again: so each line is written once.
+        append_evaluations(run_dir, (numbered.event for numbered in unsaved.events), self._clock)
         with self.condition:
             host.saved(kept, len(unsaved.events))
 

@@ -171,7 +171,7 @@ class ProgressBoard:
         return ProgressTable(
             rows=rows,
             running_seconds=self.running_seconds(now=now),
-            epoch=self._start.epoch if clocks is None else clocks.epoch,
+            epoch=self._start.epoch + 1 if clocks is None else clocks.epoch,
             samples=samples,
             total_samples=total,
             samples_per_second=rate,

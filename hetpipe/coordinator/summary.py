@@ -110,7 +110,7 @@ def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[St
         global_clock=published,
         local={vw.index: published for vw in record_plan.virtual_workers},
         max_distance=0,
-        epoch=start.epoch,
+        epoch=start.epoch + 1,
         minibatches=start.minibatches,
         samples=start.samples,
         barrier=published,

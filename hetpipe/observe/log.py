@@ -6,6 +6,9 @@ through the standard library (gRPC, Redis) end up in the same file from WARNING 
 
 What lines are about (run, job, virtual worker, stage, shard, wave) is bound once and stands in every line: for the
 whole process at `configure_logging`, for a thread's further work by `bind_context`.
+
+In a program that never calls `configure_logging`, which is the user's own, nothing is written anywhere: lines go to the
+standard library's logger `hetpipe`, with a handler of the user's choice.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ Logger = structlog.typing.FilteringBoundLogger
 
 def get_logger(name: str) -> Logger:
     """The logger of a module (`__name__`). Thread-safe; may be called before `configure_logging`."""
-    return cast("Logger", structlog.get_logger(name))
+    # Not structlog's own way to make one, which prints to standard output where nobody has configured it.
+    return cast("Logger", structlog.wrap_logger(_LibraryLogger(name)))
 
 
 def bind_context(**values: object) -> None:
@@ -72,7 +76,8 @@ def configure_logging(
     """
     if level not in _LEVELS:
         raise ValueError(f"unknown log level {level!r}; one of {', '.join(_LEVELS)}")
-    output = _LineOutput(path)
+    global _output  # noqa: PLW0603 - one log per process
+    _output = output = _LineOutput(path)
     always = {"role": role, "pid": os.getpid(), **bound}
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -90,10 +95,16 @@ def configure_logging(
     _route_standard_library(output, shared=shared, render=render)
 
 
+def log_path() -> Path | None:
+    """The file that this process's log goes to; None for one that goes to standard error, or nowhere."""
+    return None if _output is None else _output.path
+
+
 class _LineOutput:
     """Where rendered lines go. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
+        self.path = path
         self._descriptor: int | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,6 +139,45 @@ class _ModuleLogger:
         self._output.write_line(line)
 
     debug = info = warning = warn = error = critical = fatal = exception = msg
+
+
+#: Where this process's lines go; None before `configure_logging`.
+_output: _LineOutput | None = None
+
+# Without one the standard library would write warnings to standard error.
+logging.getLogger("hetpipe").addHandler(logging.NullHandler())
+
+
+class _LibraryLogger:
+    """The sink of a module's logger: the process's log, or the standard library where there is none."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _write(self, level: int, *arguments: Any, **options: Any) -> None:
+        if _output is not None and len(arguments) == 1 and not options:
+            _output.write_line(arguments[0])
+        else:  # with what processors of the user's own make of a line
+            logging.getLogger(self.name).log(level, *arguments, **options)
+
+    def debug(self, *arguments: Any, **options: Any) -> None:
+        """Write one line of this level."""
+        self._write(logging.DEBUG, *arguments, **options)
+
+    def info(self, *arguments: Any, **options: Any) -> None:
+        """Write one line of this level."""
+        self._write(logging.INFO, *arguments, **options)
+
+    def warning(self, *arguments: Any, **options: Any) -> None:
+        """Write one line of this level."""
+        self._write(logging.WARNING, *arguments, **options)
+
+    def error(self, *arguments: Any, **options: Any) -> None:
+        """Write one line of this level."""
+        self._write(logging.ERROR, *arguments, **options)
+
+    msg, warn, exception = info, warning, error
+    critical = fatal = error
 
 
 class _Stamp:

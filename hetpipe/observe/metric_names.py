@@ -92,7 +92,7 @@ def _of_coordinator() -> tuple[Family, ...]:
         gauge("job_barrier_clock", "waves", "Clock of the next barrier.", *_JOB),
         gauge("job_clock_distance", "waves", "Fastest local clock minus slowest.", *_JOB),
         gauge("job_clock_distance_bound", "waves", "The most it may be, D + 1; absent under `asp`.", *_JOB),
-        gauge("job_epoch", "epochs", "Pass over the training data that is under way, 0-based.", *_JOB),
+        gauge("job_epoch", "epochs", "Pass over the training data that is under way, from 1.", *_JOB),
         counter("job_minibatches", "minibatches", "Committed, those before a resume included.", *_JOB),
         counter("job_samples", "samples", "Committed, those before a resume included.", *_JOB),
         gauge("vw_clock", "waves", "Local clock: waves that the virtual worker has committed.", *_WORKER),

@@ -52,7 +52,7 @@ class BarrierWork:
         self._exchange(segment)
         if reasons & _EVALUATIONS and not leaves:
             members = [member.vw for member in segment.members]
-            self._evaluate(clock, segment.epoch, self._share_of_evaluation(members.index(vw), len(members)))
+            self._evaluate(clock, segment.epoch + 1, self._share_of_evaluation(members.index(vw), len(members)))
         if reasons & CHECKPOINTS:
             self._checkpoints.run(
                 clock, buffers=self._buffers(), is_keeper=vw in keepers, is_last=ends_run(reasons), leaves=leaves

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -30,6 +31,9 @@ from hetpipe.spec.suggest import closest, did_you_mean
 LossFunction = Callable[[Any, Any], object]
 
 _OWN_PACKAGE = __name__.partition(".")[0]
+
+#: Where hetpipe itself is.
+_OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
 
 
 class MapDataset(Protocol):
@@ -97,7 +101,7 @@ def _import(name: str, folder: Path, key: str) -> Any:
             f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{_where(error)}; install it"
         ) from error
     except (Exception, SystemExit) as error:
-        raise CallableError(f"{key}: importing `{name}` raised {_told(error)}; fix the module") from error
+        raise CallableError(f"{key}: importing `{name}` raised {raised_text(error)}; fix the module") from error
 
 
 def _refuse_namesake(top: str, folder: Path, key: str) -> None:
@@ -123,12 +127,13 @@ def _where(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename != __file__ and "-packages" not in frame.filename
+        if not frame.filename.startswith(("<frozen", _OWN_FOLDER)) and "-packages" not in frame.filename
     ]
     return f" ({frames[-1].filename} line {frames[-1].lineno})" if frames else ""
 
 
-def _told(error: BaseException) -> str:
+def raised_text(error: BaseException) -> str:
+    """What user code raised, and where: `ValueError: no image (data.py line 12)`."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename} line {error.lineno})"
     text = str(error)
@@ -151,7 +156,7 @@ def _call(reference: str, import_path: Path, key: str) -> Any:
     try:
         return function()
     except (Exception, SystemExit) as error:
-        raise CallableError(f"{key}: `{reference}()` raised {_told(error)}") from error
+        raise CallableError(f"{key}: `{reference}()` raised {raised_text(error)}") from error
 
 
 def build_model(job: Job, import_path: Path) -> nn.Module:
@@ -227,7 +232,7 @@ def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> Map
         num_samples = len(found)
         sample = found[0] if num_samples else None
     except (Exception, SystemExit) as error:
-        raise CallableError(f"{place}: reading its length and first sample raised {_told(error)}") from error
+        raise CallableError(f"{place}: reading its length and first sample raised {raised_text(error)}") from error
     if not num_samples:
         raise CallableError(f"{place} is empty; a dataset needs at least one sample")
     if not (isinstance(sample, tuple | list) and len(sample) == 2):  # noqa: PLR2004 - a pair
@@ -317,7 +322,7 @@ def _scalar(function: LossFunction, output: Any, target: Any, key: str) -> Tenso
     try:
         result = function(output, target)
     except (Exception, SystemExit) as error:
-        raise CallableError(f"{key}: raised {_told(error)}") from error
+        raise CallableError(f"{key}: raised {raised_text(error)}") from error
     if isinstance(result, int | float) and key != "loss":
         return torch.tensor(float(result))
     if not isinstance(result, Tensor):

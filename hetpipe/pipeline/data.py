@@ -6,7 +6,7 @@ Random augmentation draws from generators seeded by (seed, virtual worker, minib
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,15 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hetpipe.errors import CallableError
-from hetpipe.pipeline.callables import MapDataset
+from hetpipe.observe.log import get_logger, log_path
+from hetpipe.pipeline.callables import MapDataset, raised_text
 from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
 from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+
+_log = get_logger(__name__)
+
+#: How many names of a dict a message shows.
+_MAX_NAMED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +34,82 @@ class Batch:
     num_samples: int
 
 
-def read_batch(dataset: MapDataset, indices: Sequence[int]) -> Batch:
+def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.train") -> Batch:
     """Read and collate samples, in order.
 
+    Args:
+        dataset: where they are.
+        indices: which ones.
+        key: of the job, by which errors name the data set.
+
     Raises:
-        CallableError: a sample is no (input, target) pair.
+        CallableError: reading a sample raised, a sample is no (input, target) pair or its input no tensors, or the
+            samples cannot be stacked. Named are the key, the index, and the line of the user's code.
     """
-    samples = [dataset[index] for index in indices]
-    if not all(isinstance(sample, tuple | list) and len(sample) == len(("input", "target")) for sample in samples):
-        raise CallableError(f"a sample must be a pair (input, target), not {samples[0]!r:.80}")
-    inputs, target = default_collate(samples)
+    samples = [_read(dataset, index, key) for index in indices]
+    try:
+        inputs, target = default_collate(samples)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise CallableError(_why_not_stacked(samples, indices, key, error)) from error
     values = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    if not all(isinstance(value, Tensor) for value in values):
+        raise CallableError(f"{key}: sample {indices[0]}: {_why_no_tensors(samples[0][0])}")
     return Batch(values, target, len(indices))
+
+
+def _read(dataset: MapDataset, index: int, key: str) -> Any:
+    """One sample, a pair."""
+    try:
+        sample = dataset[index]
+    except (Exception, SystemExit) as error:
+        log = log_path()
+        _log.exception("dataset_raised", key=key, index=index)
+        traceback = f"; the traceback is in {log}" if log is not None else ""
+        raise CallableError(f"{key}: reading sample {index} raised {raised_text(error)}{traceback}") from error
+    if not (isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))):
+        raise CallableError(f"{key}: sample {index} must be a pair (input, target), not {sample!r:.80}")
+    return sample
+
+
+def _why_no_tensors(value: object) -> str:
+    """What is wrong with an input that collates to something else than tensors, and what to do."""
+    if isinstance(value, Mapping):
+        names = ", ".join(map(str, list(value)[:_MAX_NAMED]))
+        return (
+            f"its input is a dict ({names}), and layers take tensors; return ((tensor, tensor, …), target) with the "
+            "values in a fixed order, and let the first layer take them as its arguments"
+        )
+    return (
+        f"its input is of type {type(value).__name__}; return a tensor, a number or a NumPy array, or a tuple of these"
+    )
+
+
+def _why_not_stacked(samples: Sequence[Any], indices: Sequence[int], key: str, error: Exception) -> str:
+    """Which samples differ, and what to do."""
+    for part, name in enumerate(("input", "target")):
+        shapes = [_shape(sample[part]) for sample in samples]
+        other = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if other is not None:
+            return (
+                f"{key}: samples {indices[0]} and {indices[other]} cannot be stacked into one minibatch: the {name} of "
+                f"the one is {shapes[0]}, that of the other {shapes[other]}; bring all samples to one shape in "
+                "__getitem__ (pad or crop them), or set `batch_size: 1`"
+            )
+    text = str(error).split("\n", maxsplit=1)[0]
+    return (
+        f"{key}: samples {indices[0]} to {indices[-1]} cannot be stacked into one minibatch ({type(error).__name__}: "
+        f"{text:.200}); return tensors, numbers or NumPy arrays, alike in every sample"
+    )
+
+
+def _shape(value: object) -> str:
+    """What must be alike of two values that are stacked."""
+    if isinstance(value, Mapping):
+        return "a dict of " + ", ".join(f"{name}: {_shape(entry)}" for name, entry in value.items())
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_shape, value))})"
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"of shape {list(shape)}"
 
 
 def read_minibatch(
@@ -47,7 +117,7 @@ def read_minibatch(
 ) -> Batch:
     """The tensors of minibatch `p` of `vw`, read under its own seed."""
     seed_generators(fetch_seed(seed, vw, p))
-    return read_batch(dataset, indices)
+    return read_batch(dataset, indices, key="data.train")
 
 
 def read_evaluation_minibatch(
@@ -55,4 +125,4 @@ def read_evaluation_minibatch(
 ) -> Batch:
     """The tensors of evaluation minibatch `number` (from 1) of `vw`, read under its own seed."""
     seed_generators(evaluation_fetch_seed(seed, vw, number))
-    return read_batch(dataset, indices)
+    return read_batch(dataset, indices, key="data.eval")

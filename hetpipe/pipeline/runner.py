@@ -8,9 +8,11 @@ It is done at the barrier that ends the run, or at the one at which its virtual 
 
 from __future__ import annotations
 
+from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.entry import Entry
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.non_finite import explained, known_data
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.tally import Figures, Tally
@@ -75,7 +77,11 @@ class StageRunner:
             while not self._cross(segment):
                 self._wait_for_next_barrier(segment.start)
                 blocks = self._blocks(segment)
-                SegmentRun(self._parts, self._inbox, self._waiter, self._tally, segment.start, blocks).run()
+                try:
+                    SegmentRun(self._parts, self._inbox, self._waiter, self._tally, segment.start, blocks).run()
+                except NonFiniteUpdate as error:
+                    first = segment.start * self._parts.sync.minibatches_per_wave + 1
+                    raise explained(error, self._parts, self._dealt(segment), first=first) from error
                 segment = self._reach_barrier(segment.start)
             self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
         return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else "+".join(segment.reasons))
@@ -110,9 +116,13 @@ class StageRunner:
         identity = self._parts.identity
         if not (identity.is_first or identity.is_last):
             return ()
+        return self._dealt(segment)
+
+    def _dealt(self, segment: SegmentRecord) -> tuple[Block, ...]:
         progress = self._parts.synchroniser.progress()
         assert progress.clock == segment.start, f"the segment under way began at {progress.clock}, not {segment.start}"
-        return divide(progress, self._parts.data.spec, [member.vw for member in segment.members])[identity.vw]
+        members = [member.vw for member in segment.members]
+        return divide(progress, known_data(self._parts), members)[self._parts.identity.vw]
 
     def _reach_barrier(self, start: Clock) -> SegmentRecord:
         """Wait until the barrier that ends the segment from `start` is passed; returns the segment after it.

@@ -7,6 +7,7 @@ every wave below the barrier is pushed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -251,7 +252,10 @@ class SegmentRun:
         batch = read_minibatch(parts.data.train, block, seed=parts.data.spec.seed, vw=identity.vw, p=p)
         outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
-            self._tally.loss(p, parts.compute.loss(p, outputs, batch.target), len(block))
+            loss = parts.compute.loss(p, outputs, batch.target)
+            if not math.isfinite(loss):
+                raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
+            self._tally.loss(p, loss, len(block))
         return outputs
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
@@ -328,19 +332,11 @@ class SegmentRun:
     def _close_wave(self, last: Minibatch) -> None:
         parts = self._parts
         wave = self._closed
-        try:
-            update = parts.weights.close_wave(wave, last)
-        except NonFiniteUpdate as error:
-            raise NonFiniteUpdate(f"{parts.identity}: {error}{self._layer_of(str(error))}") from error
+        update = parts.weights.close_wave(wave, last)
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)
         self._tally.wave_closed(self._closed, last)
         bind_context(wave=self._closed)
-
-    def _layer_of(self, sentence: str) -> str:
-        name = sentence.rsplit(" ", 1)[-1]
-        layer = next((layer for layer in self._parts.layers if name in layer.parameters.values()), None)
-        return "" if layer is None else f" of layer {layer.index} ({layer.name})"
 
     def _blocks_of(self, wave: Wave) -> tuple[Block, ...] | None:
         if not self._parts.identity.is_first:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.link.policy import Link
@@ -120,3 +121,5 @@ class StageParts:
     """Longest wait for anything before the stage gives up, naming what it waited for."""
     last_checkpoint_seconds: float
     """How long the checkpoint that ends the run is tried again; added to that for it."""
+    run_dir: Path = Path()
+    """Of the run; messages name files in it."""

@@ -8,6 +8,7 @@ norm comes back downstream. Until then the gradient waits, and so do the minibat
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.clipping import clip_factor, norm_of, scaled, squared_norms
@@ -151,9 +153,23 @@ class Updates:
         clipping = self._parts.clipping
         assert clipping is not None, "only clipping makes a gradient wait"
         waiting = self._waiting.popleft()
+        if not math.isfinite(norm):
+            self._refuse_own(waiting)
         self._tally.gradient_norm = norm
         gradients = scaled(waiting.gradients, clip_factor(norm, clipping.max_norm))
         self._step(waiting.p, gradients, is_own=waiting.is_own)
+
+    def _refuse_own(self, waiting: _Waiting) -> None:
+        """The norm is not finite: that is this stage's affair if one of its own gradients is not.
+
+        Raises:
+            NonFiniteUpdate: naming the first of its parameters whose gradient it is.
+        """
+        bad = (name for name, square in zip(self._names, waiting.squares, strict=False) if not math.isfinite(square))
+        name = next(bad, None)
+        if name is not None and waiting.is_own:
+            sentence = f"the gradient of minibatch {waiting.p} is not finite in parameter {name}"
+            raise NonFiniteUpdate(sentence, minibatch=waiting.p, parameter=name)
 
     def _step(self, p: Minibatch, gradients: Gradients, *, is_own: bool) -> None:
         parts, identity = self._parts, self._parts.identity

@@ -96,7 +96,7 @@ class Evaluated:
 
     clock: Clock
     epoch: int
-    """Pass over the training data at whose end it was made, 0-based."""
+    """Pass over the training data in which, or at whose end it was made, from 1."""
     samples: int
     values: dict[str, float]
     """Mean per metric name; `loss` is always there."""
@@ -267,6 +267,7 @@ class ProgressTable:
     rows: tuple[VirtualWorkerRow, ...]
     running_seconds: float
     epoch: int
+    """Pass over the training data that is under way, from 1."""
     samples: int
     """Committed since the start of the run."""
     total_samples: int

@@ -93,6 +93,7 @@ class ClockSnapshot:
     max_distance: int
     """Largest difference between the fastest and the slowest local clock seen so far."""
     epoch: int
+    """Pass over the training data that is under way, from 1."""
     minibatches: int
     samples: int
     barrier: Clock
@@ -176,6 +177,7 @@ class StageEvaluation:
 
     clock: Annotated[Clock, COUNT]
     epoch: Count
+    """Pass over the training data in which, or at whose end it was made, from 1."""
     samples: Count
     sums: dict[Name, float]
     """Metric name → Σ over minibatches of value × samples; `loss` is always there."""

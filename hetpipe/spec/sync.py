@@ -52,7 +52,7 @@ class Progress:
 
     clock: Clock
     epoch: int
-    """Pass over the data that is under way, 0-based."""
+    """Passes over the data that are complete; people count the one that is under way as this and one."""
     used: HexBytes
     """Bitmap (bit i of byte i // 8, least significant first) of the samples of `epoch` that committed waves used."""
     minibatches: int

@@ -175,7 +175,7 @@ class LogCore:
             global_clock=self.global_clock,
             local={vw: m.committed for vw, m in self.members.items()} if self._has_started else before,
             max_distance=self.max_distance,
-            epoch=self.progress.epoch,
+            epoch=self.progress.epoch + 1,
             minibatches=self.progress.minibatches + self.segment_minibatches,
             samples=self.progress.samples + len(self.segment_samples),
             barrier=self.segment.end,

@@ -135,7 +135,7 @@ class AnchoredWeights:
     def close_wave(self, wave: Wave, last: Minibatch) -> FlatBuffer:
         """See `StageWeights.close_wave`: ρ starts again at zero."""
         if not self._rho.is_finite():
-            raise NonFiniteUpdate(self._blame(wave, last))
+            raise self._blame(wave, last)
         update = self._pool.to_host(self._rho)
         self._updates[wave] = self._pool.hold(update)
         self._closed = Wave(wave + 1)
@@ -302,7 +302,7 @@ class AnchoredWeights:
         held |= {id(buffer) for buffer in (self._anchor, self._rho, self._newest, self._shared) if buffer is not None}
         self.peak_at_rest = max(self.peak_at_rest, len(held))
 
-    def _blame(self, wave: Wave, last: Minibatch) -> str:
+    def _blame(self, wave: Wave, last: Minibatch) -> NonFiniteUpdate:
         """The first minibatch whose update is not finite, if the sums after each one of the wave are still here."""
         used: dict[int, FlatBuffer] = {
             self._table.forward_through(p, start=self._start): v.buffer for p, v in self._used.items()
@@ -311,8 +311,13 @@ class AnchoredWeights:
             after = self._sums.get(q) or used.get(q)
             name = after.first_non_finite() if after else None
             if name is not None:
-                return f"the update of minibatch {q} is not finite in parameter {name}"
-        return f"the update of minibatch {last} is not finite in parameter {self._rho.first_non_finite()}"
+                return _not_finite(q, name)
+        return _not_finite(last, self._rho.first_non_finite() or "")
+
+
+def _not_finite(p: int, name: str) -> NonFiniteUpdate:
+    sentence = f"the update of minibatch {p} is not finite in parameter {name}"
+    return NonFiniteUpdate(sentence, minibatch=p, parameter=name)
 
 
 class SummedWeights(Mapping[str, Tensor]):

@@ -97,7 +97,8 @@ class DirectWeights:
         if name is not None:
             first = wave * self._table.minibatches_per_wave + 1
             minibatches = f"minibatch {last}" if last == first else f"one of the minibatches {first} to {last}"
-            raise NonFiniteUpdate(f"the update of {minibatches} is not finite in parameter {name}")
+            sentence = f"the update of {minibatches} is not finite in parameter {name}"
+            raise NonFiniteUpdate(sentence, minibatch=last if last == first else None, parameter=name)
 
     @property
     def at_barrier(self) -> FlatBuffer:

@@ -156,7 +156,7 @@ def test_a_job_runs_to_its_end(node: Node) -> None:
 
     assert ended.state is JobState.FINISHED
     assert ended.result is not None
-    assert ended.result["eval"] == {"epoch": 0, "clock": 3, "samples": 10, "loss": 0.5}
+    assert ended.result["eval"] == {"epoch": 1, "clock": 3, "samples": 10, "loss": 0.5}
 
 
 def test_one_job_after_the_other(node: Node) -> None:

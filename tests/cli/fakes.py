@@ -46,7 +46,7 @@ RESULT: dict[str, Any] = {
     "wall_seconds": 0.5,
     "samples_per_second": 184.0,
     "loss": {"first": 1.2, "last": 1.1},
-    "eval": {"epoch": 1, "clock": 6, "samples": 46, "accuracy": 0.9, "loss": 1.06},
+    "eval": {"epoch": 2, "clock": 6, "samples": 46, "accuracy": 0.9, "loss": 1.06},
     "staleness": {"bound_clock_distance": 2, "max_clock_distance": 1, "violations": None},
     "clocks": {"0": 6, "1": 6},
     "global_clock": 6,
@@ -107,7 +107,7 @@ def table(*clocks: int, staleness: int | None = 1, eta_seconds: float | None = 6
     return ProgressTable(
         rows=rows,
         running_seconds=3.0,
-        epoch=1,
+        epoch=2,
         samples=60,
         total_samples=240,
         samples_per_second=300.5,
@@ -117,7 +117,7 @@ def table(*clocks: int, staleness: int | None = 1, eta_seconds: float | None = 6
     )
 
 
-def evaluated(epoch: int = 1) -> Evaluated:
+def evaluated(epoch: int = 2) -> Evaluated:
     """An evaluation at the end of `epoch`."""
     return Evaluated(clock=Clock(6), epoch=epoch, samples=46, values={"accuracy": 0.9634, "loss": 0.1312})
 
@@ -131,7 +131,7 @@ def snapshot(*clocks: int) -> ClockSnapshot:
         global_clock=Clock(min(clocks)),
         local={VirtualWorkerIndex(vw): Clock(clock) for vw, clock in enumerate(clocks)},
         max_distance=2,
-        epoch=1,
+        epoch=2,
         minibatches=20,
         samples=80,
         barrier=Clock(9),

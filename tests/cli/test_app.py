@@ -281,8 +281,8 @@ def test_clocks_of_an_ended_run() -> None:
     assert last_line(invoke("clocks", "--json")) == {"clocks": {"0": 6, "1": 6}, "global_clock": 6}
     assert invoke("clocks", "--watch").stdout == "global_clock=6 vw0.clock=6 vw1.clock=6\n"
     failing = FakeCoordinator([JobEnded(JobState.FAILED, "it broke", "JobFailed")])
-    assert invoke("train", "job.yaml", *CLUSTER, coordinator=failing).exit_code == 1
-    without = invoke("clocks", "runs/latest")
+    assert invoke("train", "job.yaml", *CLUSTER, "--run-dir", "broken", coordinator=failing).exit_code == 1
+    without = invoke("clocks", "broken")
     assert without.exit_code == 2
     assert "failed without clocks" in without.stderr
 

@@ -33,11 +33,15 @@ def test_a_run_is_named_after_its_job_and_the_time() -> None:
     assert first.path.is_absolute()
 
 
-def test_latest_names_the_newest_run_wherever_it_is(tmp_path: Path) -> None:
+def test_latest_names_the_newest_run_that_came_to_train_wherever_it_is(tmp_path: Path) -> None:
     make()
+    assert not Path("runs/latest").exists()
     second = make()
+    second.point_latest()
+    make()
     assert Path("runs/latest").readlink() == Path(second.path.name)
     elsewhere = make(run_dir=tmp_path / "elsewhere" / "mine")
+    elsewhere.point_latest()
     assert Path("runs/latest").resolve() == elsewhere.path
 
 
@@ -57,7 +61,7 @@ def test_a_folder_that_cannot_be_made() -> None:
 
 def test_a_latest_that_is_no_link_is_left_alone() -> None:
     Path("runs/latest").mkdir(parents=True)
-    make()
+    make().point_latest()
     assert Path("runs/latest").is_dir()
     assert not Path("runs/latest").is_symlink()
 
@@ -74,8 +78,7 @@ def test_the_newest_run_is_found_by_its_start() -> None:
 def test_a_run_elsewhere_is_found_through_latest(tmp_path: Path) -> None:
     elsewhere = make(run_dir=tmp_path / "elsewhere", wall=1_800_000_000.0)
     make("older")
-    Path("runs/latest").unlink()
-    Path("runs/latest").symlink_to(elsewhere.path)
+    elsewhere.point_latest()
     assert find_run(None).path == elsewhere.path
     assert find_run(Path("runs/latest")).path == elsewhere.path
 

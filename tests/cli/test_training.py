@@ -59,6 +59,14 @@ def failing(sentence: str, error: str = "JobFailed") -> FakeCoordinator:
     return FakeCoordinator([JobEnded(JobState.FAILED, sentence, error)])
 
 
+def test_an_attempt_that_fails_before_it_trains_leaves_latest_at_the_run_before(folder: RunFolder) -> None:
+    run(folder, FakeCoordinator())
+    assert Path("runs/latest").resolve() == folder.path
+    attempt = RunFolder.create(None, name="attempt", clock=FakeClock())
+    run(attempt, failing("data.train: raised", "CallableError"))
+    assert Path("runs/latest").resolve() == folder.path
+
+
 def test_a_run_that_finishes_leaves_its_result(folder: RunFolder) -> None:
     coordinator = FakeCoordinator()
     end, view = run(folder, coordinator)

@@ -103,7 +103,7 @@ def test_progress_keeps_to_its_pace_and_the_last_picture_is_not_lost() -> None:
 def test_frequent_evaluations_are_thinned_out_but_the_newest_is_shown() -> None:
     clock, stream = FakeClock(), io.StringIO()
     view = LineView(stream, clock)
-    for epoch in range(4):
+    for epoch in range(1, 5):
         view.show(evaluated(epoch))
         clock.advance(EVALUATION_SECONDS / 2)
     view.close()
@@ -137,6 +137,20 @@ def test_silence() -> None:
     view.close()
 
 
+def test_the_same_wait_is_told_again_more_and_more_rarely() -> None:
+    clock, stream = FakeClock(), io.StringIO()
+    view = LineView(stream, clock)
+    for seconds in range(5, 305, 5):
+        view.show(
+            Waiting(f"the coordinator waits for agent n0, which is importing torch ({seconds} s)", float(seconds))
+        )
+        clock.advance(5.0)
+    assert [line.split("seconds=")[1].split()[0] for line in lines_of(stream)] == ["5", "15", "35", "75", "155"]
+    view.show(Waiting("the coordinator waits for agent n1", 5.0))
+    view.show(Waiting("the coordinator waits for agent n1", 4.0))
+    assert len(lines_of(stream)) == 7, "another wait, or one that begins anew, is told at once"
+
+
 class Terminal(io.StringIO):
     """A terminal of 120 columns."""
 
@@ -148,6 +162,24 @@ class Terminal(io.StringIO):
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("_wide")
+def test_a_wait_stays_on_one_line_of_the_terminal_until_somebody_goes_on() -> None:
+    terminal = Terminal()
+    view = LiveView(terminal, name="small", clock=FakeClock())
+    view.show(StateChanged(JobState.RUNNING))
+    view.show(table(3, 4))
+    for seconds in (5.0, 10.0):
+        view.show(Waiting("stage 0 waits for stage 1", seconds))
+    view.say("a remark")
+    after = terminal.getvalue().rpartition("a remark")[2]
+    assert "waiting for 10 s: stage 0 waits for stage 1" in after
+    assert "waiting for 5.0 s" not in after
+    view.show(replace(table(3, 4), samples=100_000))
+    view.say("another remark")
+    assert "waiting for" not in terminal.getvalue().rpartition("another remark")[2]
+    view.close()
 
 
 @pytest.mark.usefixtures("_wide")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ import pytest
 from hetpipe.coordinator.client import Client, new_request_id
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.errors import JobError, PeerUnreachable, PermissionDenied, UnknownJob, UnknownMember, UserError
+from hetpipe.errors import (
+    JobError,
+    MemberReplaced,
+    PeerUnreachable,
+    PermissionDenied,
+    UnknownJob,
+    UnknownMember,
+    UserError,
+)
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
@@ -315,6 +324,30 @@ class TestClient:
             assert "mine" not in [member.info.id for member in client.members()]
             with pytest.raises(UserError):
                 client.register_worker("")
+
+    def test_who_loses_the_name_gets_an_exception(self, network: Network) -> None:
+        def lose() -> None:
+            with Client(network.address) as client, client.register_worker("mine") as worker:
+                worker.check()
+                with closing(CoordinatorClient(network.address)) as other:
+                    other.register(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
+                    worker._membership.beat()
+                    with pytest.raises(MemberReplaced, match="has taken the name mine"):
+                        worker.check()
+
+        with pytest.raises(MemberReplaced, match="has taken the name mine"):
+            lose()
+
+    def test_who_asks_for_it_is_called_when_the_name_is_lost(self, network: Network) -> None:
+        lost: list[MemberReplaced] = []
+        with (
+            Client(network.address) as client,
+            client.register_worker("mine", on_lost=lost.append) as worker,
+            closing(CoordinatorClient(network.address)) as other,
+        ):
+            other.register(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
+            worker._membership.beat()
+            assert ["has taken the name mine" in str(error) for error in lost] == [True]
 
     def test_clocks_are_asked_for(self, network: Network) -> None:
         job_id = network.submit()

@@ -127,9 +127,9 @@ def test_a_stop_under_asp_is_safe(tmp_path: Path) -> None:
     assert 5 <= result.snapshot.published < 60
 
 
-def test_a_non_finite_update_names_stage_layer_and_minibatch(tmp_path: Path) -> None:
+def test_a_non_finite_loss_names_stage_and_minibatch(tmp_path: Path) -> None:
     case = Case(data="poisoned32", workers=1, stages=2, epochs=1, batch_size=4)
     with pytest.raises(
-        NonFiniteUpdate, match=r"stage \d of virtual worker 0: the update of minibatch \d+ .* of layer \d"
+        NonFiniteUpdate, match=r"stage 1 of virtual worker 0: the loss of minibatch \d+ is nan; its samples are"
     ):
         run_in_process(InProcessRun(job=case.job(), run_dir=tmp_path, import_path=ROOT, stall_seconds=20.0))

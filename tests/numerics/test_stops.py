@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import hetpipe
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline.checkpoint import CheckpointReader
 from hetpipe.pipeline.reference import ReferenceState, run_reference
@@ -137,6 +138,41 @@ def test_an_answer_that_knows_of_a_barrier_before_the_log_view_does_counts(
     assert 2 <= result.snapshot.published < 200 // wave
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "max_norm", "what"),
+    [
+        ({"name": "SGD", "lr": 0.1}, 1.0, "gradient"),
+        ({"name": "SGD", "lr": 0.1, "momentum": 0.9}, None, "gradient"),
+        ({"name": "SGD", "lr": 0.1}, None, "update"),
+    ],
+    ids=["by its norm", "by the optimizer's state", "with nothing kept of it"],
+)
+def test_a_gradient_that_is_not_finite_is_told_from_an_update(
+    optimizer: dict[str, Any], max_norm: float | None, what: str, tmp_path: Path
+) -> None:
+    """Also by a stage in the middle, which reads no data, with the samples of the minibatch."""
+    case = Case(
+        model="infinite_gradient",
+        data="data32",
+        workers=1,
+        stages=3,
+        wave=1,
+        epochs=1,
+        batch_size=4,
+        optimizer=optimizer,
+        max_norm=max_norm,
+    )
+    with pytest.raises(NonFiniteUpdate) as caught:
+        run_in_process(InProcessRun(job=case.job(), run_dir=tmp_path, import_path=ROOT, stall_seconds=20.0))
+    told = str(caught.value)
+    where = f"stage 1 of virtual worker 0: the {what} of minibatch 1 is not finite in parameter 1.w of layer 1 (1); "
+    assert told.startswith(where), told
+    job = str(tmp_path / "job.json")
+    samples = divide(first_progress(case.job().data_spec(46)), case.job().data_spec(46), [VirtualWorkerIndex(0)])
+    indices = list(samples[VirtualWorkerIndex(0)][0])
+    assert told.endswith(f"its samples are those of: hetpipe.minibatch({job!r}, vw=0, p=1, indices={indices})")
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_a_poisoned_sample_is_found_in_its_minibatch(stages: int, tmp_path: Path) -> None:
     """Whichever stage notices first, it names the minibatch that read sample 17, and one of its own layers."""
@@ -144,13 +180,14 @@ def test_a_poisoned_sample_is_found_in_its_minibatch(stages: int, tmp_path: Path
     with pytest.raises(NonFiniteUpdate) as caught:
         run_in_process(InProcessRun(job=case.job(), run_dir=tmp_path, import_path=ROOT, stall_seconds=5.0))
     found = re.fullmatch(
-        r"stage (\d) of virtual worker (\d): the update of minibatch (\d+) is not finite in parameter "
-        r"(\d)\.(weight|bias) of layer (\d) \(\4\)",
+        r"stage (\d) of virtual worker (\d): the loss of minibatch (\d+) is nan; its samples are those of: "
+        r"(hetpipe\.minibatch\(.*\))",
         str(caught.value),
     )
     assert found is not None, str(caught.value)
     spec = case.job().data_spec(len(models.poisoned32()))
     dealt = divide(first_progress(spec), spec, [VirtualWorkerIndex(0), VirtualWorkerIndex(1)])
     ((vw, p),) = [(vw, p) for vw, blocks in dealt.items() for p, block in enumerate(blocks, 1) if 17 in block]
-    assert (int(found[2]), int(found[3])) == (vw, p)
-    assert found[4] == found[6]
+    assert (int(found[1]), int(found[2]), int(found[3])) == (stages - 1, vw, p)
+    inputs, _ = eval(found[4], {"hetpipe": hetpipe})
+    assert not inputs.isfinite().all()

@@ -174,7 +174,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"gradients": {"max_norm": "1"}}, "gradients.max_norm: must be a number, not the text '1'; remove the quotes"),
     ({"gradients": {"clip": "value"}}, "gradients.clip: must be global or stage, not the text 'value'"),
     ({"gradients": {"maxnorm": 1}}, "gradients.maxnorm: unknown key; did you mean `max_norm`?"),
-    ({"prediction": {"decay": False}}, "prediction.decay: unknown key; use include_decay"),
+    ({"prediction": {"decay": False}}, "prediction.decay: unknown key; did you mean `include_decay`?"),
     ({"prediction": {"include_decay": 1}}, "prediction.include_decay: must be true or false, not 1"),
     (
         {"lr_schedule": "StepLR"},

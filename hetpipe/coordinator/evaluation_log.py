@@ -1,0 +1,51 @@
+"""Every evaluation of a run, in `evaluations.jsonl` of its folder: one JSON object per line, appended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hetpipe.clock import Clock
+from hetpipe.observe.log import get_logger
+from hetpipe.spec.events import Evaluated, JobEvent
+
+_log = get_logger(__name__)
+
+#: The file's name.
+EVALUATIONS = "evaluations.jsonl"
+
+
+def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:
+    """The line of an evaluation that was heard of `wall` seconds after 1970. Numbers that are not finite become null.
+
+    >>> from hetpipe.spec.ids import Clock
+    >>> evaluation_line(Evaluated(Clock(6), 2, 46, {"loss": 0.5}), wall=0.0)
+    '{"t":"1970-01-01T00:00:00Z","epoch":2,"clock":6,"samples":46,"values":{"loss":0.5}}'
+    """
+    values = {name: value if math.isfinite(value) else None for name, value in evaluated.values.items()}
+    date = datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    told = {"t": date, "epoch": evaluated.epoch, "clock": evaluated.clock, "samples": evaluated.samples}
+    return json.dumps({**told, "values": values}, separators=(",", ":"))
+
+
+def append_evaluations(run_dir: Path, events: Iterable[JobEvent], clock: Clock) -> None:
+    """Append a line for every evaluation among `events`, with one write.
+
+    A disk that does not take it is told in the log: the run goes on, and its newest evaluation is in its result anyway.
+    """
+    lines = [evaluation_line(event, wall=clock.wall()) for event in events if isinstance(event, Evaluated)]
+    if not lines:
+        return
+    text = "".join(f"{line}\n" for line in lines).encode()
+    try:
+        descriptor = os.open(run_dir / EVALUATIONS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, text)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _log.warning("evaluation_not_written", path=str(run_dir / EVALUATIONS), reason=str(error))
