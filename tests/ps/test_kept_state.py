@@ -134,7 +134,7 @@ class TestHowMuchIsKept:
     def test_on_a_slow_disk_the_log_grows_instead_of_the_share_of_time_that_snapshots_take(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each takes two seconds and a wave one, so there is no more than one snapshot in eight waves."""
+        """Each takes two seconds and a wave one, so there is no more than one snapshot in six waves."""
         monkeypatch.setattr(threading, "Thread", AtOnce)
         time, taken = FakeClock(), [0]
 
@@ -149,7 +149,7 @@ class TestHowMuchIsKept:
             _wave(cluster)
             time.advance(1.0)
 
-        assert 3 <= taken[0] <= 200 / 8 + 1
+        assert 3 <= taken[0] <= 200 / 6 + 1
 
     def test_whatever_a_snapshot_costs_the_log_has_an_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
