@@ -16,9 +16,13 @@ from typing import Protocol
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.line_file import LineFile
+from hetpipe.observe.segments import read_lines
 
 #: What a field may hold.
 Value = int | float | str | Sequence[int] | Sequence[str]
+
+#: A file of a history that is longer is compressed, and another one begun.
+SEGMENT_BYTES = 4 << 20
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -153,13 +157,32 @@ class MemoryHistory(HistoryWriter):
 class History(HistoryWriter):
     """Appends to a file, one unbuffered write per event, so that a killed process leaves whole lines only.
 
-    A disk that fails ends the history, not the process (`LineFile`): the checker then says that it is incomplete.
+    Files are cut into segments, of which the old ones are compressed. A disk that fails ends the history, not the process (`LineFile`): the checker then says that it is incomplete.
     Within one `History` the times `t` never fall from line to line. Several processes or `History` objects may append
     to one file.
     """
 
-    def __init__(self, path: Path, *, host: str, pid: int, role: str, term: int, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        host: str,
+        pid: int,
+        role: str,
+        term: int,
+        clock: Clock = SYSTEM_CLOCK,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         """Open or make `path` and its folder.
+
+        Args:
+            path: of its first segment; the others stand beside it.
+            host: the process's address.
+            pid: its id.
+            role: its role.
+            term: of the plan.
+            clock: gives the times.
+            segment_bytes: how long a segment becomes before it is compressed.
 
         Raises:
             OSError: the file cannot be had, though the disk is well.
@@ -167,7 +190,7 @@ class History(HistoryWriter):
         self._who = _encode({"host": host, "pid": pid, "role": role})[1:-1]
         self._clock = clock
         self._lock = threading.Lock()
-        self._file = LineFile(path)
+        self._file = LineFile(path, segment_bytes=segment_bytes)
         self.term = term
 
     @property
@@ -208,23 +231,19 @@ class History(HistoryWriter):
     def position(self) -> int:
         """See `HistoryWriter.position`."""
         with self._lock:
-            return self._file.num_bytes
+            return self._file.position
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
         """See `HistoryWriter.since`. A line that a full disk cut is passed over."""
-        if not self._file.path.exists():
-            return  # the disk had failed before there was one
-        with self._file.path.open("rb") as lines:
-            lines.seek(position)
-            for line in lines:
-                try:
-                    fields = json.loads(line)
-                except ValueError:
-                    continue
-                if fields.pop("term", None) == self._term:
-                    for name in ("t", "host", "pid", "role"):
-                        fields.pop(name, None)
-                    yield fields.pop("event"), fields
+        for line in read_lines(self._file.path, position):
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            if fields.pop("term", None) == self._term:
+                for name in ("t", "host", "pid", "role"):
+                    fields.pop(name, None)
+                yield fields.pop("event"), fields
 
     def close(self) -> None:
         """Close the file. Idempotent."""
