@@ -1,8 +1,8 @@
 """From the files of `RUN_DIR/history` to events.
 
 A process's lines may be cut into segments, `NAME.jsonl`, `NAME.0001.jsonl`, …, of which old ones end in `.gz`; they are
-read as one file. Reading judges nothing but the form of a line: what is malformed is kept as `Damage` for the checker to
-weigh.
+read as one file. Reading judges nothing but the form of a line: what is malformed is kept as `Damage` for the checker
+to weigh.
 Unknown keys are ignored and unknown events counted, so that versions can mix.
 """
 

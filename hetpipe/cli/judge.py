@@ -20,6 +20,9 @@ _TOLD_BYTES = 8 * 1024 * 1024
 
 def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None:
     """Violations of the promises in the run's histories; None when one is not here, not whole, or they are too long."""
+    if _is_off(run_dir):
+        say("no history was kept (`history: off`), so nothing of the run is verified")
+        return None
     histories = histories_of(run_dir)
     streams = [files for where in histories for files in history_files(where).values()]
     if len(streams) < sum(map(_num_processes, histories)):
@@ -47,6 +50,14 @@ def histories_of(run_dir: Path) -> list[Path]:
     """The folders of a run that hold a history of their own: its own, and those of rewinds after which it trained."""
     own, *rewinds = run_folders(run_dir)
     return [own, *(where for where in rewinds if any(_stages(where)))]
+
+
+def _is_off(run_dir: Path) -> bool:
+    try:
+        job = json.loads((run_dir / "job.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(job, dict) and job.get("history") == "off"
 
 
 def _plain_bytes(file: Path) -> int:

@@ -17,6 +17,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.line_file import LineFile
 from hetpipe.observe.segments import read_lines
+from hetpipe.spec.policies import HistoryDetail
 
 #: What a field may hold.
 Value = int | float | str | Sequence[int] | Sequence[str]
@@ -74,6 +75,10 @@ class HistoryWriter(Protocol):
         """
         self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p)
 
+    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
+        """A stage has computed a wave, p being its last minibatch. Written by a summary alone, as `wave`."""
+        del vw, incarnation, stage, wave, p
+
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
         """A shard has acknowledged a stage's part of a wave; `slices` are indices into the plan's slices."""
         self.write("staged", vw=vw, incarnation=incarnation, stage=stage, wave=wave, shard=shard, slices=list(slices))
@@ -121,6 +126,59 @@ class NullHistory(HistoryWriter):
     def write(self, event: str, **fields: Value) -> None:
         """Forget the event."""
 
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SummaryHistory(HistoryWriter):
+    """A stage's history with one line per wave in place of those of its minibatches. For one thread.
+
+    The line `wave` has the fields `vw`, `incarnation`, `stage`, `wave`, `first` and `last` (minibatches), `first_clock`
+    and `last_clock`: W* of these two. It is written when the wave is computed, before it is pushed.
+    """
+
+    def __init__(self, history: HistoryWriter) -> None:
+        """Write to `history`."""
+        self._history = history
+        #: Minibatch → W*, of those whose wave is not computed yet.
+        self._clocks: dict[int, int] = {}
+
+    def write(self, event: str, **fields: Value) -> None:
+        """See `HistoryWriter.write`."""
+        self._history.write(event, **fields)
+
+    def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+        """Remember the clock."""
+        del vw, incarnation, stage, local_through
+        self._clocks[p] = clock
+
+    def backward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+        """Part of its wave."""
+
+    def step(self, *, vw: int, incarnation: int, stage: int, p: int) -> None:
+        """Part of its wave."""
+
+    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
+        """See `HistoryWriter.wave_computed`."""
+        own = sorted(each for each in self._clocks if each <= p)
+        clocks = [self._clocks.pop(each) for each in own]
+        self.write(
+            "wave",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            wave=wave,
+            first=own[0],
+            last=own[-1],
+            first_clock=clocks[0],
+            last_clock=clocks[-1],
+        )
+
+
+def in_detail(history: HistoryWriter, detail: HistoryDetail) -> HistoryWriter:
+    """What a stage writes to, so that `history`, which is there unless `detail` is `off`, has that much of it."""
+    return SummaryHistory(history) if detail == "summary" else history
+
 
 class MemoryHistory(HistoryWriter):
     """Keeps events as dictionaries with `event` first, for tests."""
@@ -157,7 +215,8 @@ class MemoryHistory(HistoryWriter):
 class History(HistoryWriter):
     """Appends to a file, one unbuffered write per event, so that a killed process leaves whole lines only.
 
-    Files are cut into segments, of which the old ones are compressed. A disk that fails ends the history, not the process (`LineFile`): the checker then says that it is incomplete.
+    Files are cut into segments, of which the old ones are compressed. A disk that fails ends the history, not the
+    process (`LineFile`): the checker then says that it is incomplete.
     Within one `History` the times `t` never fall from line to line. Several processes or `History` objects may append
     to one file.
     """

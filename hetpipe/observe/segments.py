@@ -53,7 +53,7 @@ def segments_of(path: Path) -> list[int]:
     return sorted({int(name["number"] or 0) for name in found if name is not None and name["stem"] == path.stem})
 
 
-def open_segment(path: Path, number: int) -> IO[bytes]:
+def open_segment(path: Path, number: int) -> IO[bytes] | gzip.GzipFile:
     """A segment to read from, whether it is compressed or not, or is being compressed.
 
     Raises:
@@ -131,8 +131,11 @@ def compress_before(path: Path, last: int) -> None:
 def _compress(plain: Path) -> None:
     with plain.open("rb+") as source:
         fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with replacing(plain.with_name(plain.name + _PACKED)) as temporary, temporary.open("wb") as raw:
+        with (
+            replacing(plain.with_name(plain.name + _PACKED)) as temporary,
+            temporary.open("wb") as raw,
             # Without name and time the same lines give the same bytes.
-            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
         plain.unlink()

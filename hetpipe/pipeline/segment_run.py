@@ -330,6 +330,10 @@ class SegmentRun:
             update = parts.weights.close_wave(wave, last)
         except NonFiniteUpdate as error:
             raise NonFiniteUpdate(f"{parts.identity}: {error}{self._layer_of(str(error))}") from error
+        identity = parts.identity
+        parts.history.wave_computed(
+            vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, wave=wave, p=last
+        )
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)
         self._tally.wave_closed(self._closed, last)

@@ -41,7 +41,7 @@ from hetpipe.spec.job_sections import (
 )
 from hetpipe.spec.job_survive import SurviveSection
 from hetpipe.spec.job_training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
-from hetpipe.spec.policies import LinkKind, Schedule, WeightPolicy, schedule_of
+from hetpipe.spec.policies import HistoryDetail, LinkKind, Schedule, WeightPolicy, schedule_of
 from hetpipe.spec.run import DeviceConfig
 from hetpipe.spec.sync import DataSpec, SyncSpec
 
@@ -106,6 +106,10 @@ class Job(Section):
     """What carries activations and gradients between stages; `auto` is `grpc` between nodes with TLS on, else `gloo`,
     which is not encrypted."""
     cluster: ClusterSection = ClusterSection()
+    history: HistoryDetail = "full"
+    """What the run writes down for `hetpipe check`: `full` every minibatch's passes, weights and updates; `summary` one
+    line per wave and stage, from which staleness bound, exactly-once application and samples are verified, but neither
+    each minibatch's weights nor the order of its work; `off` nothing, and nothing can be verified."""
     survive: SurviveSection = SurviveSection()
     patience: PatienceSection = PatienceSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)

@@ -33,6 +33,8 @@ class ShardConfig:
     """What the clock shard keeps for a coordinator that has never heard of the job; None for the others."""
     clock_shard_id: str = ""
     """Member id of the clock shard, which with TLS it must prove; empty in what earlier versions have kept."""
+    keeps_history: bool = True
+    """Whether the shard writes what it does into the folder of the run."""
 
 
 def shard_name(shard: ShardIndex) -> str:
