@@ -17,7 +17,6 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.line_file import LineFile
 from hetpipe.observe.segments import read_lines
-from hetpipe.spec.policies import HistoryDetail
 
 #: What a field may hold.
 Value = int | float | str | Sequence[int] | Sequence[str]
@@ -75,8 +74,33 @@ class HistoryWriter(Protocol):
         """
         self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p)
 
+    def wave(
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        wave: int,
+        first: int,
+        last: int,
+        first_clock: int,
+        last_clock: int,
+    ) -> None:
+        """A stage has computed a wave of the minibatches `first` to `last`, whose W* are these; in a summary only."""
+        self.write(
+            "wave",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            wave=wave,
+            first=first,
+            last=last,
+            first_clock=first_clock,
+            last_clock=last_clock,
+        )
+
     def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
-        """A stage has computed a wave, p being its last minibatch. Written by a summary alone, as `wave`."""
+        """A stage has computed a wave, p being its last minibatch. No line, but that of `wave` in a summary."""
         del vw, incarnation, stage, wave, p
 
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
@@ -133,8 +157,7 @@ class NullHistory(HistoryWriter):
 class SummaryHistory(HistoryWriter):
     """A stage's history with one line per wave in place of those of its minibatches. For one thread.
 
-    The line `wave` has the fields `vw`, `incarnation`, `stage`, `wave`, `first` and `last` (minibatches), `first_clock`
-    and `last_clock`: W* of these two. It is written when the wave is computed, before it is pushed.
+    The line `wave` is written when the wave is computed, before it is pushed.
     """
 
     def __init__(self, history: HistoryWriter) -> None:
@@ -162,8 +185,7 @@ class SummaryHistory(HistoryWriter):
         """See `HistoryWriter.wave_computed`."""
         own = sorted(each for each in self._clocks if each <= p)
         clocks = [self._clocks.pop(each) for each in own]
-        self.write(
-            "wave",
+        self.wave(
             vw=vw,
             incarnation=incarnation,
             stage=stage,
@@ -175,8 +197,8 @@ class SummaryHistory(HistoryWriter):
         )
 
 
-def in_detail(history: HistoryWriter, detail: HistoryDetail) -> HistoryWriter:
-    """What a stage writes to, so that `history`, which is there unless `detail` is `off`, has that much of it."""
+def in_detail(history: HistoryWriter, detail: str) -> HistoryWriter:
+    """What a stage writes to, so that `history` gets `full` detail or a `summary`; `off` is a `NullHistory`."""
     return SummaryHistory(history) if detail == "summary" else history
 
 

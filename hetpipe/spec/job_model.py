@@ -31,6 +31,7 @@ from hetpipe.spec.job_sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
+    EnvironmentSection,
     LayerCounts,
     ParameterServersSection,
     PositiveInt,
@@ -106,6 +107,7 @@ class Job(Section):
     """What carries activations and gradients between stages; `auto` is `grpc` between nodes with TLS on, else `gloo`,
     which is not encrypted."""
     cluster: ClusterSection = ClusterSection()
+    environment: EnvironmentSection = EnvironmentSection()
     history: HistoryDetail = "full"
     """What the run writes down for `hetpipe check`: `full` every minibatch's passes, weights and updates; `summary` one
     line per wave and stage, from which staleness bound, exactly-once application and samples are verified, but neither
@@ -142,6 +144,12 @@ class Job(Section):
         if "self" in values:
             raise JobError("self: unknown key; remove it")  # Python's own name for the first argument
         return cls(**values)
+
+    @field_validator("history", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, history: object) -> object:
+        """YAML reads `off` as false."""
+        return "off" if history is False else history
 
     @field_validator("sync", mode="before")
     @classmethod
