@@ -31,7 +31,7 @@ from hetpipe.coordinator.replanning import basis_if_known
 from hetpipe.coordinator.root_cause import Failure
 from hetpipe.coordinator.shard_watch import ShardWatch
 from hetpipe.coordinator.stage_table import StageTable
-from hetpipe.coordinator.summary import RunRecord, result_object
+from hetpipe.coordinator.summary import RunRecord, peak_of, result_object
 from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.coordinator.worker_lives import LivesInput, WorkerLives
 from hetpipe.coordinator.worker_steps import Told
@@ -171,6 +171,7 @@ class Training:
                 rewinds=rewinds,
                 conditions=tuple(conditions),
                 proof=self._prepared.run.proof,
+                peak_flops_per_second=peak_of(self._prepared.plan, self._assignment.agents),
             )
         )
 

@@ -85,6 +85,8 @@ class Job(Section):
     data: DataSection = Field(examples=["{train: model:train_data}"])
     batch_size: PositiveInt = Field(default=32, examples=[32])
     """Samples per minibatch, the unit that enters a pipeline."""
+    tokens_per_sample: PositiveInt | None = Field(default=None, examples=[1024])
+    """For tokens/s beside samples/s; None: the length of a sample whose first input is a tensor of integers (ids)."""
     minibatches: PositiveInt | None = Field(default=None, examples=[1000])
     """Length of the run in minibatches per virtual worker, instead of `epochs`."""
     epochs: PositiveInt | None = Field(default=None, validate_default=True, examples=[3])
