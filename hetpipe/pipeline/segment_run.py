@@ -66,6 +66,8 @@ class SegmentRun:
         self._begun = self._forwarded = self._backwarded = start * self._n
         #: The last minibatch of the segment, once the barrier's frame went by.
         self._last: int | None = None
+        #: The clock of that barrier, as the first stage read of it: the same for all stages of the pipeline.
+        self._agreed_end: Clock | None = None
         #: Waves closed here.
         self._closed = Wave(start)
         self._flying: dict[int, _InFlight] = {}
@@ -362,10 +364,10 @@ class SegmentRun:
         elif self._inbox.head(FrameKind.BARRIER) is None:
             return False
         else:
-            self._inbox.from_upstream.popleft()
-        self._last = self._forwarded
+            end = Clock(self._inbox.from_upstream.popleft().frame.clock)
+        self._last, self._agreed_end = self._forwarded, end
         if self._parts.downstream is not None:
-            frame = Frame(FrameKind.BARRIER, self._forwarded, self._start, self._forwarded)
+            frame = Frame(FrameKind.BARRIER, self._forwarded, end, self._forwarded)
             self._parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         return True
 
@@ -382,8 +384,10 @@ class SegmentRun:
 
     def _close_empty_waves(self) -> None:
         with self._inbox.bell:
-            end = self._end
-        assert end is not None, "a drained segment has a barrier"
+            ends = (self._agreed_end, self._end)
+        # This stage may read of the barrier later than the first one did: replicas must not wait for a wave that the
+        # others never begin.
+        end = min(clock for clock in ends if clock is not None)
         while self._closed < end:
             wave = self._closed
             self._updates.join_empty_wave(Minibatch((wave + 1) * self._n))

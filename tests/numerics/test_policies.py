@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,14 @@ import pytest
 import torch
 
 from hetpipe.agent.stage_assembly import assemble
+from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.reference import run_reference
+from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.ps.manifest import checkpoint_dir, newest_checkpoint
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.policies import WEIGHT_POLICIES
+from hetpipe.sync.records import BarrierRecord, Record
+from hetpipe.sync.segment import STOP
 from hetpipe.testing import in_process
 from hetpipe.testing.in_process import InProcessRun
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
@@ -238,6 +244,33 @@ def test_replicas_of_unequal_length_stop_together(stop_at: int, tmp_path: Path) 
     assert stopped.snapshot is not None
     found = stopped.snapshot.published
     assert_same_bits(trained(tmp_path), run_reference(case.reference(stop_at_clock=found)))
+
+
+@pytest.mark.matrix
+def test_a_stage_that_reads_late_of_a_stop_waits_for_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stage of one replica does not read that the barrier was set lower until it has closed its waves."""
+    case = replace(
+        case_of("flush", 2, "momentum", kind="allreduce", workers=2), minibatches=None, epochs=1, wave=2, batch_size=17
+    )
+    closed = threading.Event()
+    close, on_records = SegmentRun._close_empty_waves, Inbox.on_records
+
+    def closing(segment: SegmentRun) -> None:
+        close(segment)
+        if segment._parts.identity.vw == 1 and segment._parts.identity.is_last:
+            closed.set()
+
+    def hearing(inbox: Inbox, records: Sequence[Record]) -> None:
+        is_late = inbox._life == (1, 0) and inbox._links["downstream"] is None
+        for record in records:
+            if is_late and isinstance(record, BarrierRecord) and record.reason == STOP:
+                closed.wait(10)
+            on_records(inbox, [record])
+
+    monkeypatch.setattr(SegmentRun, "_close_empty_waves", closing)
+    monkeypatch.setattr(Inbox, "on_records", hearing)
+    run(case, tmp_path, stop_when=lambda clocks: clocks.published >= 1, stall_seconds=5.0)
+    assert closed.is_set()
 
 
 @pytest.mark.parametrize("weights", ["wave", "vertical", "double_buffer", "flush"])
