@@ -49,7 +49,7 @@ class Frame:
     minibatch: int
     """p, from 1 on; for a barrier the last minibatch before it, 0 if there is none."""
     clock: int
-    """W*: the published clock whose weights this minibatch uses; for a barrier, the one that its first stage read of."""
+    """W*: the published clock whose weights this minibatch uses; for a barrier, the one its first stage read of."""
     local_through: int
     """v(p): the last minibatch whose local update those weights include."""
     tensors: tuple[torch.Tensor | None, ...] = ()

@@ -247,7 +247,9 @@ def test_replicas_of_unequal_length_stop_together(stop_at: int, tmp_path: Path) 
 
 
 @pytest.mark.matrix
-def test_a_stage_that_reads_late_of_a_stop_waits_for_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_reads_late_of_a_stop_waits_for_no_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last stage of one replica does not read that the barrier was set lower until it has closed its waves."""
     case = replace(
         case_of("flush", 2, "momentum", kind="allreduce", workers=2), minibatches=None, epochs=1, wave=2, batch_size=17
