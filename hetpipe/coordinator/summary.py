@@ -78,7 +78,6 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         "samples": samples,
         "wall_seconds": round(seconds, 3),
         "samples_per_second": round(samples / seconds, 3) if seconds > 0.0 else 0.0,
-        **speeds(record.proof, samples / seconds if seconds > 0.0 else 0.0, record.peak_flops_per_second),
         "loss": {
             "first": _mean(report.first_loss for report in last_stages if report is not None),
             "last": _mean(report.loss for report in last_stages if report is not None),
@@ -101,6 +100,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         "rewinds": record.rewinds,
         "conditions": [plain(Condition, one) for one in record.conditions],
         "proof": None if record.proof is None else plain(ProofReport, record.proof),
+        **speeds(record.proof, samples / seconds if seconds > 0.0 else 0.0, record.peak_flops_per_second),
         "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
 
