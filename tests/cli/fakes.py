@@ -45,8 +45,6 @@ RESULT: dict[str, Any] = {
     "samples": 92,
     "wall_seconds": 0.5,
     "samples_per_second": 184.0,
-    "tokens_per_second": None,
-    "model_flops_utilisation": None,
     "loss": {"first": 1.2, "last": 1.1},
     "eval": {"epoch": 1, "clock": 6, "samples": 46, "accuracy": 0.9, "loss": 1.06},
     "staleness": {"bound_clock_distance": 2, "max_clock_distance": 1, "violations": None},
@@ -59,6 +57,8 @@ RESULT: dict[str, Any] = {
     "rewinds": 0,
     "conditions": [],
     "proof": None,
+    "tokens_per_second": None,
+    "model_flops_utilisation": None,
     "stages": [
         {
             "vw": vw,
