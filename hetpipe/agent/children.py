@@ -7,11 +7,12 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hetpipe.agent.child import Child, ChildSpec, Listener, end_children
+from hetpipe.agent.environment import child_environment, missing
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.clock import Clock
 from hetpipe.errors import (
@@ -43,6 +44,7 @@ from hetpipe.spec.commands import (
     exit_sentence,
 )
 from hetpipe.spec.ids import DeviceId, JobId
+from hetpipe.spec.job_sections import EnvironmentSection
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageConditions, StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
@@ -65,6 +67,8 @@ class Programs:
 
     stage: Sequence[str] = (*LAUNCH, "hetpipe.agent.stage_process")
     inspection: Sequence[str] = (*LAUNCH, "hetpipe.agent.inspect_process")
+    allowed_environment: Sequence[str] | None = None
+    """Patterns of the environment variables that jobs may inherit and set; None: any."""
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, which import for a job no module but those that match.
@@ -73,7 +77,7 @@ class Programs:
             UserError: a pattern is empty, or there is none.
         """
         options = [f"{OPTION}={pattern}" for pattern in checked_patterns(patterns)]
-        return Programs(stage=(*self.stage, *options), inspection=(*self.inspection, *options))
+        return replace(self, stage=(*self.stage, *options), inspection=(*self.inspection, *options))
 
 
 #: Names the port of a stage process's Prometheus endpoint in its environment; empty: none.
@@ -133,7 +137,7 @@ class Children:
         self._tell = tell
         # A child is nobody, or who its own certificate says; never the agent.
         inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
-        self._environment = {**inherited, **SINGLE_THREADED}
+        self._environment = inherited
         self._certificates = certificates
         self._clock = clock
         self._programs = programs or Programs()
@@ -180,14 +184,16 @@ class Children:
             if job_id in self._inspections:
                 return
         inspection = Inspection(job_id, self._tell)
+        job: dict[str, Any] = from_json(dict[str, Any], command.job_json)
         try:
             self._roots.check_code(command.import_path)
             self._roots.check_run(command.run_dir)
+            environment = self._environment_of(job, f"inspection-{job_id}")
         except UserError as error:
             inspection.refused(error)
             return
         order = InspectionOrder(
-            job=from_json(dict[str, Any], command.job_json),
+            job=job,
             import_path=command.import_path,
             with_model=command.with_model,
             measure=command.measure,
@@ -197,7 +203,7 @@ class Children:
             name=f"inspection-{job_id}",
             command=self._programs.inspection,
             first_line=to_json(InspectionOrder, order),
-            environment=self._environment,
+            environment=environment,
             log_path=Path(command.run_dir) / "logs" / "inspection.out",
         )
 
@@ -282,6 +288,17 @@ class Children:
         if self._certificates is not None:
             self._certificates.forget(key)
 
+    def _environment_of(self, job: Mapping[str, Any], child: str) -> Mapping[str, str]:
+        """What a process that runs a job's code has of this agent's environment, and what the job gives it.
+
+        Raises:
+            UserError: the job names a variable that it may not have here.
+        """
+        wish = EnvironmentSection.model_validate_json(json.dumps(job.get("environment") or {}))
+        if absent := missing(self._environment, wish):
+            _log.warning("environment_not_set", child=child, names=list(absent))
+        return {**child_environment(self._environment, wish, self._programs.allowed_environment), **SINGLE_THREADED}
+
     def _stage_environment(self, key: StageKey, config: StageConfig) -> Mapping[str, str]:
         """What a new stage's environment is, with a certificate of its own where there is TLS.
 
@@ -290,13 +307,15 @@ class Children:
         """
         device = config.plan.stage(config.vw, config.stage).device
         ports = {name: _port_of(device, first) for name, first in self._first_ports.items()}
-        environment = {**self._environment, **ports}
+        environment = {**self._environment_of(config.job, f"vw-{config.vw}-stage-{config.stage}"), **ports}
         if self._certificates is None:
             return environment
         return {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
 
     def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
-        _log.error("stage_not_started", stage=str(key), exc_info=error)
+        # Of what the job itself asks for wrongly no traceback: what it shows may be the environment.
+        told = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
+        _log.error("stage_not_started", stage=str(key), **told)
         # Whom a new coordinator does not know yet, it certifies in the next life.
         is_passing = isinstance(error, Unavailable | UnknownMember | PermissionDenied)
         sentence = f"its process could not be started: {error}"

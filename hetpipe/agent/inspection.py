@@ -27,6 +27,7 @@ from hetpipe.pipeline.callables import (
 )
 from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
+from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
 from hetpipe.profiler.order import ProfileOrder
 from hetpipe.profiler.profiling import measured, targets_of
@@ -34,7 +35,7 @@ from hetpipe.profiler.subject import MINIBATCH, VIRTUAL_WORKER, Subject, load_su
 from hetpipe.spec.ids import Minibatch
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import CPU_TYPE, ProfileStep
-from hetpipe.spec.plan import LayerReport, ModelReport, ProofReport
+from hetpipe.spec.plan import LayerReport, ModelReport, ModelWork, ProofReport
 
 #: What a proof compares, in order, as reports name it.
 CHECKED = (
@@ -78,7 +79,8 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
         report_phase("proving that the layers compute what the model computes")
         proof = prove_subject(subject, import_path, clock)
         report_phase("running one minibatch through the layers")
-        model = replace(inspect_subject(subject, import_path), proof=proof)
+        report = inspect_subject(subject, import_path)
+        model = replace(report, proof=replace(proof, work=work_of(subject)))
     report_phase("measuring the layers")
     return InspectionAnswer(model, measured(subject, targets, profile, clock, on_step).measurements)
 
@@ -106,6 +108,18 @@ def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
         call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
     reports = tuple(_report(layer, size) for layer, size in zip(subject.chain, sizes, strict=True))
     return ModelReport(reports, len(subject.train), None if evaluation is None else len(evaluation))
+
+
+def work_of(subject: Subject) -> ModelWork:
+    """What one sample takes, in tokens and operations."""
+
+    def compute_loss() -> torch.Tensor:
+        outputs = _run(subject.chain, subject.batch, [])
+        return call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
+
+    parameters = [layer.module.get_parameter(local) for layer in subject.chain for local in layer.parameters]
+    tokens = subject.job.tokens_per_sample
+    return model_work(subject.batch.inputs, compute_loss, parameters, tokens_per_sample=tokens)
 
 
 def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofReport:

@@ -28,7 +28,7 @@ from hetpipe.agent.stage_assembly import (
 )
 from hetpipe.agent.stage_readings import StageReadings
 from hetpipe.errors import HetpipeError, HistoryIncomplete, Unavailable
-from hetpipe.observe.history import History
+from hetpipe.observe.history import History, NullHistory, in_detail
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
@@ -155,7 +155,7 @@ def _run(
         upstream=neighbours.upstream,
         downstream=neighbours.downstream,
         replicas=neighbours.replicas,
-        history=history,
+        history=in_detail(history, config.job.get("history", "full")),
         report=report,
         timeline=timeline,
         metrics=metrics,
@@ -198,7 +198,7 @@ def _parameter_servers(
 
 def _records(
     config: StageConfig, identity: StageIdentity, name: str
-) -> tuple[Timeline, History, Metrics | NullMetrics]:
+) -> tuple[Timeline, History | NullHistory, Metrics | NullMetrics]:
     """What the stage writes down in the folder of the run."""
     run_dir = Path(config.run_dir)
     timeline = Timeline(
@@ -208,9 +208,10 @@ def _records(
         thread_index=config.stage,
         thread_name=f"stage {config.stage}",
     )
-    history = History(
-        run_dir / "history" / f"{name}.jsonl", host=config.host, pid=os.getpid(), role="stage", term=config.plan.term
-    )
+    history: History | NullHistory = NullHistory()
+    if config.job.get("history") != "off":
+        path = run_dir / "history" / f"{name}.jsonl"
+        history = History(path, host=config.host, pid=os.getpid(), role="stage", term=config.plan.term)
     metrics = Metrics(metrics_path(run_dir, config.vw)) if identity.is_last else NullMetrics()
     return timeline, history, metrics
 

@@ -9,6 +9,7 @@ the ledger, `terms` the terms.
 from __future__ import annotations
 
 from hetpipe.check.checker import check_events, check_run
+from hetpipe.check.reading import history_files
 from hetpipe.check.report import Counts, Kind, Report, Violation
 
-__all__ = ["Counts", "Kind", "Report", "Violation", "check_events", "check_run"]
+__all__ = ["Counts", "Kind", "Report", "Violation", "check_events", "check_run", "history_files"]

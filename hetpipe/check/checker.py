@@ -11,18 +11,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetpipe.check.events import Apply, Damage, Event, Pass, Pull, Staged, Step, Used
+from hetpipe.check.events import Apply, Damage, Event, Pass, Pull, Staged, Step, Used, Wave
 from hetpipe.check.facts import Facts, Layout, read_facts
 from hetpipe.check.lanes import LaneJudge
 from hetpipe.check.reading import read_history
 from hetpipe.check.replay import Replay, decisions_in_order, founders_of
 from hetpipe.check.replicas import ReplicaJudge
 from hetpipe.check.report import Counts, Findings, Kind, Report
+from hetpipe.check.rules import HistoryRule
 from hetpipe.check.samples import SampleJudge
 from hetpipe.check.shards import ShardJudge
 from hetpipe.check.terms import TermJudge
 from hetpipe.check.timeline import Timeline
 from hetpipe.check.versions import VersionJudge
+from hetpipe.check.waves import WaveJudge
+from hetpipe.errors import UserError
 
 
 def check_run(run_dir: Path, *, require_complete: bool = False) -> Report:
@@ -35,10 +38,16 @@ def check_run(run_dir: Path, *, require_complete: bool = False) -> Report:
     Raises:
         UserError: the folder is no run, or its files cannot be read.
     """
+    facts = read_facts(run_dir) if (run_dir / "job.json").exists() else None
+    if facts is not None and facts.history is HistoryRule.OFF:
+        raise UserError(
+            f"{run_dir} was run with `history: off`, so nothing can be verified of it; run with `history: summary`, or "
+            "with `full`, which is the default"
+        )
     history = read_history(run_dir)
     report = check_events(
         history.events,
-        read_facts(run_dir),
+        facts or read_facts(run_dir),
         damage=history.damage,
         unknown_events=history.unknown_events,
         require_complete=require_complete,
@@ -84,6 +93,8 @@ class _Judges:
         self._rule = facts.rule
         self._timeline = timeline
         self._findings = findings
+        self._history = facts.history
+        self._waves = WaveJudge(facts, timeline, findings)
         self._versions = VersionJudge(facts, timeline, findings)
         self._lanes = LaneJudge(facts, timeline, findings)
         self._replicas = ReplicaJudge(facts, findings)
@@ -100,6 +111,9 @@ class _Judges:
                 self._replicas.see(event)
                 if isinstance(event, Pass):
                     self._versions.see(event)
+        elif isinstance(event, Wave):
+            if self._is_summary and self._is_known(event, event.vw, event.incarnation, event.stage):
+                self._waves.see(event)
         elif isinstance(event, Staged):
             if self._is_known(event, event.vw, event.incarnation, event.stage, event.shard):
                 self._shards.see_staged(event)
@@ -114,11 +128,18 @@ class _Judges:
 
     def finish(self) -> None:
         """Judge what only the whole history shows."""
-        self._versions.finish()
-        self._lanes.finish()
-        self._replicas.finish()
+        if self._is_summary:
+            self._waves.finish()
+        else:
+            self._versions.finish()
+            self._lanes.finish()
+            self._replicas.finish()
         self._shards.finish()
         self._samples.finish()
+
+    @property
+    def _is_summary(self) -> bool:
+        return self._history is HistoryRule.SUMMARY
 
     def report(self, num_events: int, unknown_events: int) -> Report:
         """The verdict; call after `finish`."""
@@ -126,7 +147,8 @@ class _Judges:
         return Report(
             weights=self._rule.weights.value,
             schedule=self._rule.order.value,
-            minibatches=self._versions.num_minibatches(),
+            history=self._history.value,
+            minibatches=(self._waves if self._is_summary else self._versions).num_minibatches(),
             violations=self._findings.violations(),
             waves_applied_twice=self._shards.num_applied_twice(),
             torn_waves=self._findings.count(Kind.TORN_WAVE),

@@ -20,14 +20,16 @@ class Origin:
     role: str
     term: int
     file: str
-    """Path relative to the run's folder."""
+    """Path relative to the run's folder; of the first segment, for the lines of all segments."""
     line: int
-    """1-based line number in `file`."""
+    """1-based line number in its segment."""
+    segment: str = ""
+    """Path of the segment where that is not `file`."""
 
     @property
     def where(self) -> str:
         """`FILE:LINE`."""
-        return f"{self.file}:{self.line}"
+        return f"{self.segment or self.file}:{self.line}"
 
     def may_precede(self, other: Origin) -> bool:
         """False only if this line was certainly written after `other`. Equal times and other hosts may precede."""
@@ -78,6 +80,27 @@ class Forward(Pass):
 @dataclass(frozen=True, slots=True)
 class Backward(Pass):
     """A backward started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wave(Event):
+    """One stage has computed a wave; in place of forwards, backwards and steps where the history is a summary."""
+
+    vw: int
+    incarnation: int
+    stage: int
+    wave: int
+    first: int
+    """Its first minibatch."""
+    last: int
+    first_clock: int
+    """W* of its first minibatch."""
+    last_clock: int
+
+    @property
+    def name(self) -> str:
+        """`wave 3 on stage 0 of virtual worker 1`."""
+        return f"wave {self.wave} on stage {self.stage} of virtual worker {self.vw}"
 
 
 @dataclass(frozen=True, slots=True)

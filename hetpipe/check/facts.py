@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.check.rules import OrderRule, Rule, SyncRule, WeightRule
+from hetpipe.check.rules import HistoryRule, OrderRule, Rule, SyncRule, WeightRule
 from hetpipe.errors import UserError
 
 FileModel = TypeVar("FileModel", bound=BaseModel)
@@ -69,6 +69,7 @@ class Facts:
     layout: Layout
     data: Data
     start: Start = field(default_factory=Start)
+    history: HistoryRule = HistoryRule.FULL
 
 
 #: The schedule that a job leaves to hetpipe. What it means is the same for every policy.
@@ -90,6 +91,7 @@ class _JobFile(BaseModel):
     sync: _SyncFile
     weights: str = WeightRule.WAVE.value
     schedule: str = _AUTO
+    history: str = HistoryRule.FULL.value
     gradients: _GradientsFile = _GradientsFile()
     batch_size: int = Field(ge=1)
     epochs: int | None = None
@@ -143,6 +145,7 @@ def read_facts(run_dir: Path) -> Facts:
         layout=_layout(plan),
         data=Data(facts.num_samples, job.batch_size, job.epochs, job.minibatches),
         start=Start(facts.start.clock, facts.start.epoch, frozenset(facts.start.used), facts.start.minibatches),
+        history=_known(HistoryRule, "history", job.history),
     )
 
 

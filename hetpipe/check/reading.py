@@ -1,12 +1,17 @@
 """From the files of `RUN_DIR/history` to events.
 
-Reading judges nothing but the form of a line: what is malformed is kept as `Damage` for the checker to weigh.
+A process's lines may be cut into segments, `NAME.jsonl`, `NAME.0001.jsonl`, …, of which old ones end in `.gz`; they are
+read as one file. Reading judges nothing but the form of a line: what is malformed is kept as `Damage` for the checker
+to weigh.
 Unknown keys are ignored and unknown events counted, so that versions can mix.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +31,10 @@ from hetpipe.check.events import (
     Publish,
     Pull,
     Staged,
+    StageEvent,
     Step,
     Used,
+    Wave,
 )
 from hetpipe.errors import UserError
 
@@ -52,39 +59,63 @@ class History:
 
 
 def read_history(run_dir: Path) -> History:
-    """Read every `RUN_DIR/history/*.jsonl`.
+    """Read every `RUN_DIR/history/*.jsonl` and `*.jsonl.gz`.
 
     Raises:
         UserError: the folder is missing or holds no history file.
     """
-    paths = sorted((run_dir / "history").glob("*.jsonl"))
-    if not paths:
+    streams = history_files(run_dir)
+    if not streams:
         raise UserError(f"{run_dir} holds no history/*.jsonl: name the folder of a run")
     history = History()
     history.lacking += sorted(f"history/{path.stem}" for path in (run_dir / "history").glob("*.jsonl.incomplete"))
-    for path in paths:
-        _read_file(path, f"history/{path.name}", history)
+    for stem, paths in streams.items():
+        history.files += 1
+        life: tuple[int, int] | None = None
+        for path in paths:
+            life = _read_file(path, f"history/{stem}.jsonl", life, history)
     return history
 
 
-def _read_file(path: Path, name: str, history: History) -> None:
-    history.files += 1
-    life: tuple[int, int] | None = None
-    with path.open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            history.lines += 1
-            try:
-                event = _parse(raw, name, number)
-            except (ValueError, OverflowError, RecursionError) as error:
-                torn = not raw.endswith(b"\n")
-                history.damage.append(Damage(name, number, _first_line(error), torn=torn, life=life))
-                continue
-            if event is None:
-                history.unknown_events += 1
-                continue
-            history.events.append(event)
-            if life is None and isinstance(event, Forward | Backward | Step):
-                life = (event.vw, event.incarnation)
+_NAME = re.compile(r"(?P<stem>.+?)(?:\.(?P<number>\d{4,}))?\.jsonl(?P<packed>\.gz)?")
+
+
+def history_files(run_dir: Path) -> dict[str, list[Path]]:
+    """Process (`shard-0`, `vw-1-stage-0`) → its files in the order in which they were written.
+
+    Where a segment is there plain and compressed, its process ended between the two, and both hold the same.
+    """
+    found: dict[str, dict[int, Path]] = {}
+    for path in sorted((run_dir / "history").glob("*.jsonl*")):  # NAME.jsonl before NAME.jsonl.gz
+        name = _NAME.fullmatch(path.name)
+        if name is not None:
+            found.setdefault(name["stem"], {})[int(name["number"] or 0)] = path
+    return {stem: [segments[number] for number in sorted(segments)] for stem, segments in found.items()}
+
+
+def _read_file(path: Path, file: str, life: tuple[int, int] | None, history: History) -> tuple[int, int] | None:
+    """Read one segment; the life of a virtual worker whose lines these are, as far as they tell."""
+    where, number = f"history/{path.name}", 0
+    segment = "" if where == file else where
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                history.lines += 1
+                try:
+                    event = _parse(raw, file, number, segment)
+                except (ValueError, OverflowError, RecursionError) as error:
+                    torn = not raw.endswith(b"\n")
+                    history.damage.append(Damage(where, number, _first_line(error), torn=torn, life=life))
+                    continue
+                if event is None:
+                    history.unknown_events += 1
+                    continue
+                history.events.append(event)
+                if life is None and isinstance(event, StageEvent | Wave):
+                    life = (event.vw, event.incarnation)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        history.damage.append(Damage(where, number + 1, f"no whole gzip: {error}", torn=False, life=life))
+    return life
 
 
 def _first_line(error: Exception) -> str:
@@ -93,7 +124,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _parse(raw: bytes, file: str, line: int) -> Event | None:
+def _parse(raw: bytes, file: str, line: int, segment: str) -> Event | None:
     """The event of one line; None for an event this checker does not know."""
     record = json.loads(raw)
     if not isinstance(record, dict):
@@ -109,6 +140,7 @@ def _parse(raw: bytes, file: str, line: int) -> Event | None:
         _count(record, "term"),
         file,
         line,
+        segment,
     )
     parser = _PARSERS.get(_text(record, "event"))
     return None if parser is None else parser(record, origin)
@@ -187,4 +219,5 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "leave": _plain(Leave, *_LIFE_KEYS),
     "barrier": _barrier,
     "used": _used,
+    "wave": _plain(Wave, "vw", "incarnation", "stage", "wave", "first", "last", "first_clock", "last_clock"),
 }

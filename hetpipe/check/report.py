@@ -136,6 +136,7 @@ class ReportJson(TypedDict):
 
     weights: str
     schedule: str
+    history: str
     minibatches: int
     violations: int
     waves_applied_twice: int
@@ -165,6 +166,8 @@ class Report:
     torn_waves: int
     """Committed waves that some shards applied and others did not."""
     counts: Counts = field(default_factory=Counts)
+    history: str = "full"
+    """How much the run wrote down: of a `summary` less is judged."""
     lacking: tuple[str, ...] = ()
     """Files that lack lines, because their disk failed: then nothing that seems wrong is a violation, and nothing that
     seems right is proven."""
@@ -183,6 +186,7 @@ class Report:
         return ReportJson(
             weights=self.weights,
             schedule=self.schedule,
+            history=self.history,
             minibatches=self.minibatches,
             violations=len(self.violations),
             waves_applied_twice=self.waves_applied_twice,
@@ -211,6 +215,11 @@ class Report:
         lines = [judged]
         if counts.unknown_events:
             lines.append(f"not judged: {_number(counts.unknown_events, 'line')} of events this checker does not know")
+        if self.history == "summary":
+            lines.append(
+                "not judged, because the history is a summary: which weights and own updates each minibatch saw, the "
+                "order of work within a wave, and when updates were made"
+            )
         lines += [f"{v.kind.value}: {v.message} ({v.where})" for v in self._shown()]
         for kind, number in self.kinds().items():
             if number > SHOWN_PER_KIND:

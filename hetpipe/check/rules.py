@@ -36,6 +36,14 @@ class SyncRule(StrEnum):
     ALLREDUCE = "allreduce"
 
 
+class HistoryRule(StrEnum):
+    """How much of it a run wrote down."""
+
+    FULL = "full"
+    SUMMARY = "summary"
+    OFF = "off"
+
+
 _PREDICTING = (WeightRule.PREDICT, WeightRule.SPECTRAIN)
 _ANY_ORDER = (WeightRule.WAVE, WeightRule.FLUSH)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hetpipe.check import check_run
+from hetpipe.check import check_run, history_files
 from hetpipe.errors import UserError
 from hetpipe.spec.rewinds import run_folders
 
@@ -19,12 +20,15 @@ _TOLD_BYTES = 8 * 1024 * 1024
 
 def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None:
     """Violations of the promises in the run's histories; None when one is not here, not whole, or they are too long."""
+    if _is_off(run_dir):
+        say("no history was kept (`history: off`), so nothing of the run is verified")
+        return None
     histories = histories_of(run_dir)
-    files = [file for where in histories for file in (where / "history").glob("*.jsonl")]
-    if len(files) < sum(map(_num_processes, histories)):
+    streams = [files for where in histories for files in history_files(where).values()]
+    if len(streams) < sum(map(_num_processes, histories)):
         # Some processes wrote theirs on other machines; what is here alone would look torn.
         return None
-    size = sum(file.stat().st_size for file in files)
+    size = sum(_plain_bytes(file) for files in streams for file in files)
     if size > MAX_BYTES:
         say(f"the history has {size >> 20} MiB, so it is not checked now; check it with: hetpipe check {run_dir}")
         return None
@@ -48,8 +52,25 @@ def histories_of(run_dir: Path) -> list[Path]:
     return [own, *(where for where in rewinds if any(_stages(where)))]
 
 
-def _stages(run_dir: Path) -> Iterator[Path]:
-    return (file for file in (run_dir / "history").glob("*.jsonl") if not file.name.startswith("shard-"))
+def _is_off(run_dir: Path) -> bool:
+    try:
+        job = json.loads((run_dir / "job.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(job, dict) and job.get("history") == "off"
+
+
+def _plain_bytes(file: Path) -> int:
+    """How long a file is when it is read; a gzip file says so at its end."""
+    if file.suffix != ".gz":
+        return file.stat().st_size
+    with file.open("rb") as packed:
+        packed.seek(max(0, packed.seek(0, os.SEEK_END) - 4))
+        return int.from_bytes(packed.read(4), "little")
+
+
+def _stages(run_dir: Path) -> Iterator[str]:
+    return (process for process in history_files(run_dir) if not process.startswith("shard-"))
 
 
 def _num_processes(run_dir: Path) -> int:

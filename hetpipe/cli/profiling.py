@@ -15,6 +15,7 @@ from typing import Any
 
 from hetpipe.agent.child import Child, ChildSpec, Listener
 from hetpipe.agent.children import SINGLE_THREADED
+from hetpipe.agent.environment import child_environment
 from hetpipe.cli.outcome import error_of
 from hetpipe.cli.shell import Shell
 from hetpipe.errors import JobFailed
@@ -77,7 +78,8 @@ def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[Pr
         fresh=wish.fresh,
         repeats=wish.repeats,
     )
-    answer = _ask(order, wish.program, shell.environment, on_step)
+    environment = child_environment(shell.environment, job.environment, None)
+    answer = _ask(order, wish.program, environment, on_step)
     measured = {measurement.device_type: measurement.measured_at for measurement in answer.measurements}
     profile = profile_for(job.model, job.batch_size, answer.measurements, wish.types)
     cached = {kind: measured[kind] for kind in answer.cached}

@@ -90,8 +90,15 @@ def totals_text(table: ProgressTable) -> str:
     share = percent(table.samples / table.total_samples) if table.total_samples else "-"
     return (
         f"epoch {table.epoch}, {table.samples} of {count(table.total_samples, 'sample')} ({share}), "
-        f"{rate(table.samples_per_second)} samples/s, ETA {duration(table.eta_seconds)}"
+        f"{rate(table.samples_per_second)} samples/s, "
+        f"{speeds_text(table.tokens_per_second, table.model_flops_utilisation)}ETA {duration(table.eta_seconds)}"
     )
+
+
+def speeds_text(tokens_per_second: float | None, model_flops_utilisation: float | None) -> str:
+    """Tokens and operations, where they are known, each with a comma behind: `9120 tokens/s, 41.0 % MFU, `."""
+    tokens = "" if tokens_per_second is None else f"{rate(tokens_per_second)} tokens/s, "
+    return tokens if model_flops_utilisation is None else f"{tokens}{percent(model_flops_utilisation)} MFU, "
 
 
 def slow_text(slow: Straggling) -> str:
@@ -110,6 +117,11 @@ def _loss_first(values: dict[str, float]) -> dict[str, float]:
     return {name: values[name] for name in loss_first(values)}
 
 
+def _other_speeds(table: ProgressTable) -> dict[str, object]:
+    values = {"tokens_per_second": table.tokens_per_second, "model_flops_utilisation": table.model_flops_utilisation}
+    return {name: round(value, 4) for name, value in values.items() if value is not None}
+
+
 def table_line(table: ProgressTable) -> str:
     """The whole table as one `key=value` line."""
     values: dict[str, object] = {
@@ -117,6 +129,7 @@ def table_line(table: ProgressTable) -> str:
         "epoch": table.epoch,
         "samples": f"{table.samples}/{table.total_samples}",
         "samples_per_second": round(table.samples_per_second, 1),
+        **_other_speeds(table),
         "eta_seconds": None if table.eta_seconds is None else round(table.eta_seconds, 1),
         "global_clock": table.global_clock,
         "D": "none" if table.staleness is None else table.staleness,

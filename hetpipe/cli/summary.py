@@ -53,10 +53,18 @@ def safety_lines(conditions: Sequence[Condition]) -> list[str]:
 
 def _speed(state: JobState, result: TrainResult) -> str:
     local = ", ".join(f"{vw}: {clock}" for vw, clock in result.clocks.items())
+    speed = f"{rate(result.samples_per_second)} samples/s{_other_speeds(result)}"
     return (
         f"{state} after {duration(result.wall_seconds)} of training: {count(result.samples, 'sample')} in "
-        f"{count(result.waves, 'wave')} at {rate(result.samples_per_second)} samples/s; clock of worker {local}"
+        f"{count(result.waves, 'wave')} at {speed}; clock of worker {local}"
     )
+
+
+def _other_speeds(result: TrainResult) -> str:
+    """Tokens and operations, where they are known."""
+    tokens, share = result.tokens_per_second, result.model_flops_utilisation
+    said = "" if tokens is None else f", {rate(tokens)} tokens/s"
+    return said if share is None else f"{said}, {share:.1%} of the devices' float32 peak (MFU)"
 
 
 def _quality(result: TrainResult) -> list[str]:

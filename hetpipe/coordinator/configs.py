@@ -234,6 +234,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             progress=run.start,
             run=None if index else run,
             clock_shard_id=run.shards[0].id,
+            keeps_history=job.history != "off",
         )
         for index in range(plan.num_shards)
     ]

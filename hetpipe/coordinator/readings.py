@@ -88,6 +88,10 @@ def _of_picture(job_id: JobId, picture: ProgressTable) -> Iterator[Reading]:
     yield Reading("hetpipe_job_running_seconds", picture.running_seconds, (job_id,))
     if picture.staleness is not None:
         yield Reading("hetpipe_job_clock_distance_bound", picture.staleness + 1, (job_id,))
+    if picture.tokens_per_second is not None:
+        yield Reading("hetpipe_job_tokens_per_second", picture.tokens_per_second, (job_id,))
+    if picture.model_flops_utilisation is not None:
+        yield Reading("hetpipe_job_model_flops_utilisation_ratio", picture.model_flops_utilisation, (job_id,))
     for row in picture.rows:
         labels = (job_id, row.vw)
         yield Reading("hetpipe_vw_clock_distance", row.distance, labels)

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetpipe.spec.catalogue import CATALOGUE, type_of_device_name
 from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import Evaluated
 from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.plan import Plan, ProofReport
-from hetpipe.spec.run import ClockSnapshot, StageProgress
+from hetpipe.spec.run import AgentInfo, ClockSnapshot, StageProgress
 from hetpipe.spec.sync import Progress
 from hetpipe.spec.wire import plain
 
@@ -43,6 +44,8 @@ class RunRecord:
     conditions: tuple[Condition, ...] = ()
     """What endangered the run."""
     proof: ProofReport | None = None
+    peak_flops_per_second: float | None = None
+    """Of all devices in use together, in float32; None where the catalogue lacks one."""
     """Of the model, before training; None if nobody knows."""
 
     @property
@@ -97,8 +100,34 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         "rewinds": record.rewinds,
         "conditions": [plain(Condition, one) for one in record.conditions],
         "proof": None if record.proof is None else plain(ProofReport, record.proof),
+        **speeds(record.proof, samples / seconds if seconds > 0.0 else 0.0, record.peak_flops_per_second),
         "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
+
+
+def speeds(proof: ProofReport | None, samples_per_second: float, peak: float | None) -> dict[str, float | None]:
+    """Samples/s as tokens/s and as the share of the devices' peak; None where what they need is not known."""
+    work = None if proof is None else proof.work
+    tokens = None if work is None else work.tokens_per_sample
+    flops = None if work is None else work.flops_per_sample
+    return {
+        "tokens_per_second": None if tokens is None else round(tokens * samples_per_second, 3),
+        "model_flops_utilisation": None if flops is None or not peak else round(flops * samples_per_second / peak, 6),
+    }
+
+
+def peak_of(plan: Plan, agents: Iterable[AgentInfo]) -> float | None:
+    """Float32 operations per second of all devices of a plan together, by the catalogue; None where it lacks one."""
+    offered = {device.device: device for agent in agents for device in agent.devices}
+    total = 0.0
+    for worker in plan.virtual_workers:
+        for stage in worker.stages:
+            device = offered.get(stage.device)
+            name = None if device is None else type_of_device_name(device.type, device.memory_bytes)
+            if name is None:
+                return None
+            total += CATALOGUE[name].fp32_flops_per_second
+    return total
 
 
 def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[StageProgress]) -> ClockSnapshot:

@@ -31,7 +31,7 @@ from hetpipe.coordinator.replanning import basis_if_known
 from hetpipe.coordinator.root_cause import Failure
 from hetpipe.coordinator.shard_watch import ShardWatch
 from hetpipe.coordinator.stage_table import StageTable
-from hetpipe.coordinator.summary import RunRecord, result_object
+from hetpipe.coordinator.summary import RunRecord, peak_of, result_object, speeds
 from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.coordinator.worker_lives import LivesInput, WorkerLives
 from hetpipe.coordinator.worker_steps import Told
@@ -171,6 +171,7 @@ class Training:
                 rewinds=rewinds,
                 conditions=tuple(conditions),
                 proof=self._prepared.run.proof,
+                peak_flops_per_second=peak_of(self._prepared.plan, self._assignment.agents),
             )
         )
 
@@ -203,7 +204,11 @@ class Training:
             self._pictured = now
             self._board.follow(self._lives.assignment.plan, now=now)
             table = self._board.table(self.clocks, states=self._lives.states, now=now)
-            out.append(Announce(replace(table, slow=self._repartitions.slow)))
+            peak = peak_of(self._prepared.plan, self._assignment.agents)
+            other = speeds(self._prepared.run.proof, table.samples_per_second, peak)
+            tokens, share = other["tokens_per_second"], other["model_flops_utilisation"]
+            slow = self._repartitions.slow
+            out.append(Announce(replace(table, slow=slow, tokens_per_second=tokens, model_flops_utilisation=share)))
             out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)
         return out
 

@@ -16,9 +16,13 @@ from typing import Protocol
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.line_file import LineFile
+from hetpipe.observe.segments import read_lines
 
 #: What a field may hold.
 Value = int | float | str | Sequence[int] | Sequence[str]
+
+#: A file of a history that is longer is compressed, and another one begun.
+SEGMENT_BYTES = 4 << 20
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -70,6 +74,35 @@ class HistoryWriter(Protocol):
         """
         self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p)
 
+    def wave(
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        wave: int,
+        first: int,
+        last: int,
+        first_clock: int,
+        last_clock: int,
+    ) -> None:
+        """A stage has computed a wave of the minibatches `first` to `last`, whose W* are these; in a summary only."""
+        self.write(
+            "wave",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            wave=wave,
+            first=first,
+            last=last,
+            first_clock=first_clock,
+            last_clock=last_clock,
+        )
+
+    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
+        """A stage has computed a wave, p being its last minibatch. No line, but that of `wave` in a summary."""
+        del vw, incarnation, stage, wave, p
+
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
         """A shard has acknowledged a stage's part of a wave; `slices` are indices into the plan's slices."""
         self.write("staged", vw=vw, incarnation=incarnation, stage=stage, wave=wave, shard=shard, slices=list(slices))
@@ -117,6 +150,57 @@ class NullHistory(HistoryWriter):
     def write(self, event: str, **fields: Value) -> None:
         """Forget the event."""
 
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SummaryHistory(HistoryWriter):
+    """A stage's history with one line per wave in place of those of its minibatches. For one thread.
+
+    The line `wave` is written when the wave is computed, before it is pushed.
+    """
+
+    def __init__(self, history: HistoryWriter) -> None:
+        """Write to `history`."""
+        self._history = history
+        #: Minibatch → W*, of those whose wave is not computed yet.
+        self._clocks: dict[int, int] = {}
+
+    def write(self, event: str, **fields: Value) -> None:
+        """See `HistoryWriter.write`."""
+        self._history.write(event, **fields)
+
+    def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+        """Remember the clock."""
+        del vw, incarnation, stage, local_through
+        self._clocks[p] = clock
+
+    def backward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+        """Part of its wave."""
+
+    def step(self, *, vw: int, incarnation: int, stage: int, p: int) -> None:
+        """Part of its wave."""
+
+    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
+        """See `HistoryWriter.wave_computed`."""
+        own = sorted(each for each in self._clocks if each <= p)
+        clocks = [self._clocks.pop(each) for each in own]
+        self.wave(
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            wave=wave,
+            first=own[0],
+            last=own[-1],
+            first_clock=clocks[0],
+            last_clock=clocks[-1],
+        )
+
+
+def in_detail(history: HistoryWriter, detail: str) -> HistoryWriter:
+    """What a stage writes to, so that `history` gets `full` detail or a `summary`; `off` is a `NullHistory`."""
+    return SummaryHistory(history) if detail == "summary" else history
+
 
 class MemoryHistory(HistoryWriter):
     """Keeps events as dictionaries with `event` first, for tests."""
@@ -153,13 +237,33 @@ class MemoryHistory(HistoryWriter):
 class History(HistoryWriter):
     """Appends to a file, one unbuffered write per event, so that a killed process leaves whole lines only.
 
-    A disk that fails ends the history, not the process (`LineFile`): the checker then says that it is incomplete.
+    Files are cut into segments, of which the old ones are compressed. A disk that fails ends the history, not the
+    process (`LineFile`): the checker then says that it is incomplete.
     Within one `History` the times `t` never fall from line to line. Several processes or `History` objects may append
     to one file.
     """
 
-    def __init__(self, path: Path, *, host: str, pid: int, role: str, term: int, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        host: str,
+        pid: int,
+        role: str,
+        term: int,
+        clock: Clock = SYSTEM_CLOCK,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         """Open or make `path` and its folder.
+
+        Args:
+            path: of its first segment; the others stand beside it.
+            host: the process's address.
+            pid: its id.
+            role: its role.
+            term: of the plan.
+            clock: gives the times.
+            segment_bytes: how long a segment becomes before it is compressed.
 
         Raises:
             OSError: the file cannot be had, though the disk is well.
@@ -167,7 +271,7 @@ class History(HistoryWriter):
         self._who = _encode({"host": host, "pid": pid, "role": role})[1:-1]
         self._clock = clock
         self._lock = threading.Lock()
-        self._file = LineFile(path)
+        self._file = LineFile(path, segment_bytes=segment_bytes)
         self.term = term
 
     @property
@@ -208,23 +312,19 @@ class History(HistoryWriter):
     def position(self) -> int:
         """See `HistoryWriter.position`."""
         with self._lock:
-            return self._file.num_bytes
+            return self._file.position
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
         """See `HistoryWriter.since`. A line that a full disk cut is passed over."""
-        if not self._file.path.exists():
-            return  # the disk had failed before there was one
-        with self._file.path.open("rb") as lines:
-            lines.seek(position)
-            for line in lines:
-                try:
-                    fields = json.loads(line)
-                except ValueError:
-                    continue
-                if fields.pop("term", None) == self._term:
-                    for name in ("t", "host", "pid", "role"):
-                        fields.pop(name, None)
-                    yield fields.pop("event"), fields
+        for line in read_lines(self._file.path, position):
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            if fields.pop("term", None) == self._term:
+                for name in ("t", "host", "pid", "role"):
+                    fields.pop(name, None)
+                yield fields.pop("event"), fields
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.log import get_logger
+from hetpipe.observe.segments import compress_before, open_for_writing, open_last, position_of
 
 _log = get_logger(__name__)
 
@@ -20,14 +22,21 @@ INCOMPLETE = ".incomplete"
 _FAILURES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
+#: How long closing waits for a segment that is being compressed; what is not done then stays plain.
+_CLOSE_SECONDS = 5.0
+
+
 class LineFile:
     """Appends to a file, one unbuffered write each, so that a killed process leaves whole lines only.
 
     Once the disk has failed nothing more is written: the file ends there, like that of a process that was killed. It is
     said once in the log, and by an empty file beside it. Not thread-safe.
+
+    With `segment_bytes` a file that is longer is followed by another one, and compressed in the background
+    (`observe.segments`). A disk that has no room for that is no failure: the file grows on.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, segment_bytes: int | None = None) -> None:
         """Open or make `path` and its folder, and end the torn line that an earlier process may have left.
 
         Raises:
@@ -38,10 +47,16 @@ class LineFile:
         self.alarm: HistoryIncomplete | None = None
         self._on_alarm: Callable[[HistoryIncomplete], None] | None = None
         self._descriptor: int | None = None
+        self._segment_bytes = segment_bytes
+        self._number = 0
+        #: Bytes of the present segment, as far as this process knows, and how many are enough.
+        self._num_bytes = 0
+        self._enough_bytes = segment_bytes
+        self._compressing: threading.Thread | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            size = os.fstat(self._descriptor).st_size
+            self._number, self._descriptor = open_last(path)
+            self._num_bytes = size = os.fstat(self._descriptor).st_size
             is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
         except OSError as error:
             if error.errno not in _FAILURES:
@@ -50,6 +65,8 @@ class LineFile:
         else:
             if is_torn:
                 self.write(b"\n")
+            if self._number:
+                self._compress()  # what an earlier process left
 
     def write(self, lines: bytes) -> None:
         """Append whole lines, unless the disk has failed.
@@ -66,8 +83,11 @@ class LineFile:
         except OSError as error:
             self._fail(error)
         else:
+            self._num_bytes += written
             if written != len(lines):
                 self._fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            elif self._enough_bytes is not None and self._num_bytes >= self._enough_bytes:
+                self._rotate()
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
         """Call `listener` once, when lines begin to lack: from the thread that writes, or now."""
@@ -76,9 +96,9 @@ class LineFile:
             listener(self.alarm)
 
     @property
-    def num_bytes(self) -> int:
-        """Where the next line will begin, as far as this process knows; 0 once it is closed."""
-        return 0 if self._descriptor is None else os.fstat(self._descriptor).st_size
+    def position(self) -> int:
+        """Where the next line will begin, as far as this process knows (`segments.read_lines`); 0 once it is closed."""
+        return 0 if self._descriptor is None else position_of(self._number, os.fstat(self._descriptor).st_size)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -86,6 +106,31 @@ class LineFile:
             with suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
+        if self._compressing is not None:
+            self._compressing.join(_CLOSE_SECONDS)
+
+    def _rotate(self) -> None:
+        """Go on in another file."""
+        assert self._descriptor is not None, "something was just written"
+        assert self._segment_bytes is not None, "this file is cut into segments"
+        try:
+            descriptor = open_for_writing(self.path, self._number + 1)
+        except OSError as error:
+            _log.info("segment_not_begun", path=str(self.path), reason=error.strerror or str(error))
+            self._enough_bytes = self._num_bytes + self._segment_bytes
+            return
+        os.close(self._descriptor)
+        self._descriptor, self._number = descriptor, self._number + 1
+        self._num_bytes, self._enough_bytes = os.fstat(descriptor).st_size, self._segment_bytes
+        self._compress()
+
+    def _compress(self) -> None:
+        """Compress what is closed, unless that is under way: then the next time."""
+        if self._compressing is None or not self._compressing.is_alive():
+            self._compressing = threading.Thread(
+                target=compress_before, args=(self.path, self._number), name=f"compress-{self.path.stem}", daemon=True
+            )
+            self._compressing.start()
 
     def _fail(self, error: OSError) -> None:
         self.alarm = HistoryIncomplete(

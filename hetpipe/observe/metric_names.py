@@ -92,6 +92,15 @@ def _of_coordinator() -> tuple[Family, ...]:
         gauge("job_barrier_clock", "waves", "Clock of the next barrier.", *_JOB),
         gauge("job_clock_distance", "waves", "Fastest local clock minus slowest.", *_JOB),
         gauge("job_clock_distance_bound", "waves", "The most it may be, D + 1; absent under `asp`.", *_JOB),
+        gauge(
+            "job_tokens_per_second", "tokens/second", "Over the last ten seconds; only where samples are tokens.", *_JOB
+        ),
+        gauge(
+            "job_model_flops_utilisation_ratio",
+            "1",
+            "Share of the devices' float32 peak that the model's forward and backward take; only on known devices.",
+            *_JOB,
+        ),
         gauge("job_epoch", "epochs", "Pass over the training data that is under way, from 1.", *_JOB),
         counter("job_minibatches", "minibatches", "Committed, those before a resume included.", *_JOB),
         counter("job_samples", "samples", "Committed, those before a resume included.", *_JOB),

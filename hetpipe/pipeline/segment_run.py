@@ -333,6 +333,10 @@ class SegmentRun:
         parts = self._parts
         wave = self._closed
         update = parts.weights.close_wave(wave, last)
+        identity = parts.identity
+        parts.history.wave_computed(
+            vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, wave=wave, p=last
+        )
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)
         self._tally.wave_closed(self._closed, last)

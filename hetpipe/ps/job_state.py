@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import structlog
 
+from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.durable import make_dir, write_durably
 from hetpipe.errors import DurabilityLost, ProtocolViolation, StateLost, UserError
 from hetpipe.observe.history import HistoryWriter
@@ -74,6 +75,8 @@ class StateOptions:
     disk: Disk = DISK
     limits: PushLimits | None = None
     """When logs of pushes are shortened; None: by the size of the shard."""
+    clock: Clock = SYSTEM_CLOCK
+    """Measures how long snapshots take."""
 
     def root_of(self, config: ShardConfig) -> Path:
         """Where the folder of a job is."""
@@ -327,7 +330,13 @@ class JobState:
         #: Whether the folder says truly if what is in it is whole.
         self._is_told = True
         identity = identity_of(config)
-        keeping = Keeping(identity=identity, fsync=options.fsync, disk=options.disk, on_alarm=self._on_alarm)
+        keeping = Keeping(
+            identity=identity,
+            fsync=options.fsync,
+            disk=options.disk,
+            on_alarm=self._on_alarm,
+            clock=options.clock,
+        )
         pushes, decisions = self._find(identity)
         #: What an earlier process kept; None: there was none.
         self.old_pushes: OldPushes | None = None if pushes is None else _in_terms(old_pushes, pushes)

@@ -15,8 +15,9 @@ from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.run_document import RunDocument
 from hetpipe.sync.log_state import LogState
 
-#: Bytes of events that make a snapshot worth while at a barrier, where there is least to keep, and anywhere: 100,000
-#: events are played again in three seconds.
+#: Bytes of events that make a snapshot worth while where snapshots are cheap (`Kept.is_cheap`), at a barrier, where
+#: there is least to keep, and anywhere: 100,000 events are played again in three seconds.
+_CHEAP_BYTES = 256 << 10
 _BARRIER_BYTES = 1 << 20
 _WORTH_BYTES = 4 << 20
 
@@ -96,7 +97,9 @@ class Journal:
             return False
         grown = self._kept.log.num_bytes - self._first_bytes
         has_gap = self._kept.log.alarm is not None
-        return (at_barrier and has_gap) or grown > (_BARRIER_BYTES if at_barrier else _WORTH_BYTES)
+        if (at_barrier and has_gap) or grown > (_BARRIER_BYTES if at_barrier else _WORTH_BYTES):
+            return True
+        return grown > _CHEAP_BYTES and self._kept.is_cheap
 
     def snapshot(self, state: ClockState, *, num_records: int, history: int) -> None:
         """Keep all that is known now, in the background; if the disk fails, that is logged, and the events stay."""

@@ -2,6 +2,11 @@
 
 A snapshot says from which record on the log goes on from it. It is durable before anything it replaces is deleted; one
 that is torn or damaged is passed over for the one before, if that is still there.
+
+How often one is taken is decided by two figures of whoever owns the state. Above the larger one the log is shortened
+whatever that costs; above the smaller one, which grows with the state, as soon as snapshots are cheap
+(`Kept.is_cheap`): they take at most a quarter of the time. So a small state has a small log, and a slow disk a longer
+one instead of a slower run.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DurabilityLost, InjectedFault, ProtocolViolation, StateLost
 from hetpipe.failpoints import reach
 from hetpipe.ps.checksum import Bytes
@@ -25,6 +31,9 @@ from hetpipe.spec import wire
 log = structlog.get_logger(__name__)
 
 _PREFIX = "snapshot-"
+
+#: After a snapshot that took t seconds the next one is cheap again when this many times t have passed.
+_PAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ class Keeping:
     disk: Disk = DISK
     on_alarm: Callable[[Path, DurabilityLost | None], None] = lambda _folder, _alarm: None
     """Hears of a folder whose log lacks records, and why; None when that is over."""
+    clock: Clock = SYSTEM_CLOCK
+    """Measures how long snapshots take."""
 
 
 class Kept:
@@ -89,6 +100,8 @@ class Kept:
             on_alarm=lambda alarm: keeping.on_alarm(folder, alarm),
         )
         self._thread: threading.Thread | None = None
+        #: Until then another snapshot would take more than its share of the time.
+        self._cheap_at = keeping.clock.monotonic()
         #: Number of the newest snapshot; None before the first.
         self.newest = None if found is None or found.snapshot is None else found.snapshot.number
 
@@ -103,9 +116,24 @@ class Kept:
         """Whether a snapshot is under way in the background."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_cheap(self) -> bool:
+        """Whether a snapshot now would leave the time that snapshots take below a quarter, going by the last one."""
+        return self._keeping.clock.monotonic() >= self._cheap_at
+
     def in_background(self, work: Callable[[], None], name: str) -> None:
         """Take a snapshot, which is `work`, in a thread of its own."""
-        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        clock = self._keeping.clock
+
+        def measured() -> None:
+            started = clock.monotonic()
+            try:
+                work()
+            finally:
+                ended = clock.monotonic()
+                self._cheap_at = ended + _PAUSES * (ended - started)
+
+        self._thread = threading.Thread(target=measured, name=name, daemon=True)
         self._thread.start()
 
     def wait_idle(self) -> None:

@@ -22,7 +22,8 @@ from hetpipe.weights.flat import FlatBuffer
 
 log = structlog.get_logger(__name__)
 
-#: Bytes of pushes behind a snapshot that make one worth while, beside those that grow with the shard.
+#: Bytes of pushes behind a snapshot that make one worth while, beside those that grow with the shard. A shard that is
+#: smaller has the size of one copy of itself in its place, as long as snapshots are cheap (`Kept.is_cheap`).
 _FLOOR_BYTES = 64 << 20
 
 #: Waves behind a snapshot that make one worth while, however small they are: to go over them again takes time.
@@ -75,7 +76,9 @@ class PushLimits:
     """When the log is shortened, and how long it may become."""
 
     worth_bytes: int
-    """So many bytes behind a snapshot make one worth while."""
+    """So many bytes behind a snapshot make one worth while, whatever it costs."""
+    cheap_bytes: int
+    """The same where snapshots are cheap."""
     barrier_bytes: int
     """The same at a barrier."""
     max_bytes: int
@@ -85,17 +88,22 @@ class PushLimits:
 def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, floor: int = _FLOOR_BYTES) -> PushLimits:
     """The limits of a shard.
 
+    Where snapshots are cheap, one is taken after V + 1 copies of the shard and another copy, but at most `floor`. So
+    each byte of a snapshot is paid for by V + 2 bytes of pushes or more, as it is with a large shard.
+
     Args:
         shard_bytes: of one copy of its weights.
         num_members: V.
         staleness: D.
         floor: what is not worth a snapshot, however small the shard is; in bytes.
     """
-    worth = max(2, num_members + 1) * shard_bytes + floor
+    copies = max(2, num_members + 1) * shard_bytes
+    worth = copies + floor
+    cheap = copies + min(floor, shard_bytes)
     ahead = _MANY_WAVES if staleness is None else staleness
     # A member commits up to D + 1 waves beyond the slowest, is at most D + 3 ahead of that, and R is D + 1 behind.
     needed = num_members * (3 * ahead + 6) * shard_bytes
-    return PushLimits(worth, shard_bytes + floor // 4, max(_FULL * worth, worth + needed))
+    return PushLimits(worth, cheap, shard_bytes + floor // 4, max(_FULL * worth, worth + needed))
 
 
 def old_pushes(found: Found) -> OldPushes:
@@ -295,7 +303,9 @@ class PushLog:
         if self._kept.log.alarm is not None:
             return self._kept.log.is_whole(self._first_needed(oldest))
         worth = self._limits.barrier_bytes if at_barrier else self._limits.worth_bytes
-        return self._bytes_behind > worth or self._num_behind > _WORTH_WAVES
+        if self._bytes_behind > worth or self._num_behind > _WORTH_WAVES:
+            return True
+        return self._bytes_behind > self._limits.cheap_bytes and self._kept.is_cheap
 
     def _first_needed(self, clock: Clock) -> int:
         """The first record that whoever begins with the weights of `clock`, the oldest ones, needs."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import UserError
-from hetpipe.observe.history import History, HistoryWriter
+from hetpipe.observe.history import History, HistoryWriter, NullHistory
 from hetpipe.spec.shard_config import ShardConfig
 
 #: Opens the history of a job on this shard.
@@ -19,6 +19,8 @@ def file_history(host: str, pid: int, clock: TimeSource = SYSTEM_CLOCK) -> Histo
     """Histories in the run's folder, `RUN_DIR/history/shard-N.jsonl`."""
 
     def open_history(config: ShardConfig) -> HistoryWriter:
+        if not config.keeps_history:
+            return NullHistory()
         path = Path(config.run_dir) / "history" / f"shard-{config.shard}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -156,6 +156,8 @@ def progress_to_proto(table: ProgressTable) -> pb.ProgressTable:
         global_clock=table.global_clock,
         straggler=table.straggler,
         slow=[pb.Straggling(vw=one.vw, stage=one.stage, factor=one.factor) for one in table.slow],
+        tokens_per_second=table.tokens_per_second,
+        model_flops_utilisation=table.model_flops_utilisation,
     )
 
 
@@ -190,6 +192,10 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
         global_clock=Clock(message.global_clock),
         straggler=VirtualWorkerIndex(message.straggler) if message.HasField("straggler") else None,
         slow=tuple(Straggling(VirtualWorkerIndex(one.vw), StageIndex(one.stage), one.factor) for one in message.slow),
+        tokens_per_second=message.tokens_per_second if message.HasField("tokens_per_second") else None,
+        model_flops_utilisation=(
+            message.model_flops_utilisation if message.HasField("model_flops_utilisation") else None
+        ),
     )
 
 

@@ -282,6 +282,11 @@ class ProgressTable:
     """Whom the others spend most of their time waiting for; None while nobody holds them up."""
     slow: tuple[Straggling, ...] = ()
     """The stages that take longer than planned."""
+    tokens_per_second: float | None = None
+    """None where samples are no sequences of tokens."""
+    model_flops_utilisation: float | None = None
+    """Operations of the model's forward and backward per second, as a share of the devices' float32 peak; None where
+    either is not known."""
     kind: Literal["progress"] = "progress"
 
 

@@ -32,6 +32,7 @@ from hetpipe.spec.job_sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
+    EnvironmentSection,
     LayerCounts,
     ParameterServersSection,
     PositiveInt,
@@ -42,7 +43,7 @@ from hetpipe.spec.job_sections import (
 )
 from hetpipe.spec.job_survive import SurviveSection
 from hetpipe.spec.job_training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
-from hetpipe.spec.policies import LinkKind, Schedule, WeightPolicy, schedule_of
+from hetpipe.spec.policies import HistoryDetail, LinkKind, Schedule, WeightPolicy, schedule_of
 from hetpipe.spec.run import DeviceConfig
 from hetpipe.spec.sync import DataSpec, SyncSpec
 
@@ -85,6 +86,8 @@ class Job(Section):
     data: DataSection = Field(examples=["{train: model:train_data}"])
     batch_size: PositiveInt = Field(default=32, examples=[32])
     """Samples per minibatch, the unit that enters a pipeline."""
+    tokens_per_sample: PositiveInt | None = Field(default=None, examples=[1024])
+    """For tokens/s beside samples/s; None: the length of a sample whose first input is a tensor of integers (ids)."""
     minibatches: PositiveInt | None = Field(default=None, examples=[1000])
     """Length of the run in minibatches per virtual worker, instead of `epochs`."""
     epochs: PositiveInt | None = Field(default=None, validate_default=True, examples=[3])
@@ -107,6 +110,11 @@ class Job(Section):
     """What carries activations and gradients between stages; `auto` is `grpc` between nodes with TLS on, else `gloo`,
     which is not encrypted."""
     cluster: ClusterSection = ClusterSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    history: HistoryDetail = "full"
+    """What the run writes down for `hetpipe check`: `full` every minibatch's passes, weights and updates; `summary` one
+    line per wave and stage, from which staleness bound, exactly-once application and samples are verified, but neither
+    each minibatch's weights nor the order of its work; `off` nothing, and nothing can be verified."""
     survive: SurviveSection = SurviveSection()
     patience: PatienceSection = PatienceSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
@@ -141,6 +149,12 @@ class Job(Section):
         if "self" in values:
             raise JobError("self: unknown key; remove it")  # Python's own name for the first argument
         return cls(**values)
+
+    @field_validator("history", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, history: object) -> object:
+        """YAML reads `off` as false."""
+        return "off" if history is False else history
 
     @field_validator("sync", mode="before")
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
@@ -325,6 +326,55 @@ class ClusterSection(Section):
             if device not in known:
                 raise ValueError(f"name {shown(device)}; {did_you_mean(device, known)}")
         return stragglers
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE_PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*", re.ASCII)
+
+#: Variables that a job cannot set, by the reason.
+_NOT_SETTABLE: Mapping[str, tuple[str, ...]] = {
+    "hetpipe sets it itself": ("HETPIPE_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    "it decides which programs and libraries run, which is the operator's to say": (
+        *("PATH", "HOME", "SHELL", "IFS", "ENV", "BASH_ENV", "LD_*", "PYTHON*", "GCONV_PATH", "GLIBC_TUNABLES"),
+        *("MALLOC_*", "VIRTUAL_ENV", "CONDA_PREFIX", "NVIDIA_*", "GRPC_*", "SSL_CERT_*"),
+    ),
+}
+
+
+class EnvironmentSection(Section):
+    """Environment variables of the processes that run your code, beside those that every program needs."""
+
+    inherit: tuple[str, ...] | None = Field(default=None, examples=["[HF_HOME, 'WANDB_*']"])
+    """Names or patterns (`*`, `?`) of variables that each agent passes on from its own environment; their values are
+    written nowhere. None: all of them, and none where the agent serves other machines. There the operator's
+    `--allow-environment` must name what is inherited or set."""
+    set: dict[str, str] = Field(default_factory=dict, examples=["{WANDB_MODE: offline}"])
+    """Name → value. They are part of the job, in its files and at the coordinator: no place for secrets."""
+
+    @field_validator("inherit")
+    @classmethod
+    def _names(cls, inherit: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in inherit or ():
+            if not _VARIABLE_PATTERN.fullmatch(name):
+                raise ValueError(
+                    f"{shown(name)} is no name of a variable and no pattern of names; write for example HF_HOME"
+                )
+            if name.startswith("HETPIPE_"):
+                raise ValueError(f"{name} cannot be inherited: hetpipe sets it itself; remove it")
+        return inherit
+
+    @field_validator("set")
+    @classmethod
+    def _may_be_set(cls, given: dict[str, str]) -> dict[str, str]:
+        for name, value in given.items():
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"{shown(name)} is no name of a variable; write for example HF_HOME")
+            for why, patterns in _NOT_SETTABLE.items():
+                if any(fnmatchcase(name, pattern) for pattern in patterns):
+                    raise ValueError(f"{name} cannot be set by a job: {why}; remove it")
+            if "\0" in value:
+                raise ValueError(f"{name} has a NUL character, which no variable can hold; remove it")
+        return given
 
 
 class CheckpointSection(Section):

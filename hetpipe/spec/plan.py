@@ -84,6 +84,16 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What one sample of the training data takes."""
+
+    tokens_per_sample: Annotated[int, Field(ge=1)] | None
+    """None where samples are no sequences of ids, and the job says no number."""
+    flops_per_sample: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    """Of the model's forward and backward, as torch counts them; None where it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProofReport:
     """That the cut model computes what the user's model computes, as the inspection found out before training."""
 
@@ -99,6 +109,8 @@ class ProofReport:
     """What was compared, in order."""
     notices: Annotated[tuple[Sentence, ...], Field(max_length=MAX_LISTED)] = ()
     """What the user should know."""
+    work: ModelWork | None = None
+    """What a sample takes, counted in the same runs of the model; None of an agent of an earlier version."""
 
     @property
     def sentence(self) -> str:

@@ -15,6 +15,9 @@ WeightPolicy = Literal["wave", "stash", "vertical", "double_buffer", "flush", "p
 Schedule = Literal["1f1b", "fifo", "gpipe"]
 
 #: What carries frames between two stages.
+HistoryDetail = Literal["full", "summary", "off"]
+"""How much of what it does a run writes down."""
+
 LinkKind = Literal["gloo", "grpc"]
 
 #: Which parameters lie on which shard; defined in `planner.placement`.

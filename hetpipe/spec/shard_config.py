@@ -35,6 +35,8 @@ class ShardConfig:
     """Member id of the clock shard, which with TLS it must prove; empty in what earlier versions have kept."""
     last_checkpoint_seconds: float = 60.0
     """How long the checkpoint that ends the run is tried again where a disk is full or broken."""
+    keeps_history: bool = True
+    """Whether the shard writes what it does into the folder of the run."""
 
 
 def shard_name(shard: ShardIndex) -> str:

@@ -21,7 +21,7 @@ from hetpipe.agent.stage_assembly import Wiring, assemble, load_user_code
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link
-from hetpipe.observe.history import History, HistoryWriter, NullHistory
+from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_detail
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.runner import StageRunner
@@ -279,7 +279,7 @@ class _Cluster:
         (run_dir / "facts.json").write_text(json.dumps(facts))
 
     def _history(self, name: str, role: str) -> HistoryWriter:
-        if not self._run.keep_history:
+        if not self._run.keep_history or self._run.job.history == "off":
             return NullHistory()
         return History(self._run.run_dir / "history" / f"{name}.jsonl", host="test", pid=0, role=role, term=1)
 
@@ -339,7 +339,9 @@ class _Cluster:
             clock_shard=mortal_clock(self._clock, life, stage),
             upstream=upstream,
             downstream=downstream,
-            history=MortalHistory(self._history(f"vw-{vw}-stage-{stage}", "stage"), life, stage),
+            history=in_detail(
+                MortalHistory(self._history(f"vw-{vw}-stage-{stage}", "stage"), life, stage), run.job.history
+            ),
             report=partial(self._hear, life, stage),
             guard=self._guard,
             replicas=self._replicas(vw, stage),

@@ -57,6 +57,8 @@ RESULT: dict[str, Any] = {
     "rewinds": 0,
     "conditions": [],
     "proof": None,
+    "tokens_per_second": None,
+    "model_flops_utilisation": None,
     "stages": [
         {
             "vw": vw,

@@ -79,6 +79,8 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "rewinds",
         "conditions",
         "proof",
+        "tokens_per_second",
+        "model_flops_utilisation",
         "stages",
     ]
     assert result.clocks == {0: 6, 1: 6}

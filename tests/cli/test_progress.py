@@ -12,6 +12,7 @@ from hetpipe.cli.progress import (
     evaluation_line,
     evaluation_text,
     headings,
+    speeds_text,
     table_line,
     totals_text,
 )
@@ -74,3 +75,7 @@ def test_evaluations_begin_with_the_loss() -> None:
 @pytest.mark.parametrize("state", JobState)
 def test_every_state_has_words(state: JobState) -> None:
     assert STATE_TEXTS[state]
+
+
+def test_other_speeds_stand_beside_samples_where_they_are_known() -> None:
+    assert (speeds_text(None, None), speeds_text(1280.0, 0.2)) == ("", "1280 tokens/s, 20.0 % MFU, ")

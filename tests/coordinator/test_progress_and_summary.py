@@ -203,6 +203,8 @@ class TestResult:
             "samples": 80,
             "wall_seconds": 4.0,
             "samples_per_second": 20.0,
+            "tokens_per_second": None,
+            "model_flops_utilisation": None,
             "loss": {"first": pytest.approx(1.5), "last": pytest.approx(0.15)},
             "eval": {"epoch": 1, "clock": 6, "samples": 10, "accuracy": 0.9, "loss": 0.2},
             "staleness": {"bound_clock_distance": 2, "max_clock_distance": 2, "violations": None},
@@ -221,6 +223,7 @@ class TestResult:
                 "seconds": 0.3,
                 "checked": ["outputs"],
                 "notices": [],
+                "work": None,
             },
             "stages": [
                 {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from hetpipe.coordinator.readings import readings
 from hetpipe.observe.metric_names import families_of
 from hetpipe.observe.readings import Distribution, sorted_by_family
@@ -76,7 +78,9 @@ def test_a_running_job(tmp_path: Path) -> None:
     assert found["job_events_total", JOB_ID, "rewound"] == 0, "told before the first, which would be no increase"
 
 
-def test_every_metric_of_the_list_is_told(tmp_path: Path) -> None:
+def test_every_metric_of_the_list_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {"tokens_per_second": 1280.0, "model_flops_utilisation": 0.2}
+    monkeypatch.setattr("hetpipe.coordinator.training.speeds", lambda *_: other)
     told = sorted_by_family(readings(training(tmp_path).coordinator), "coordinator")
     elsewhere = {"hetpipe_info", "hetpipe_rpc_handled_total", "hetpipe_rpc_refused_total", "hetpipe_rpc_seconds"}
     assert {family.name for family in told} == {family.name for family in families_of("coordinator")} - elsewhere

@@ -25,6 +25,7 @@ from hetpipe.spec.job_sections import (
     ClusterSection,
     DataSection,
     DeviceEmulation,
+    EnvironmentSection,
     LayerCounts,
     ParameterServersSection,
     Reference,
@@ -77,6 +78,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "cluster.devices": DeviceEmulation,
     "survive": SurviveSection,
     "patience": PatienceSection,
+    "environment": EnvironmentSection,
     "checkpoint": CheckpointSection,
 }
 

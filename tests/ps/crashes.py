@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import ClockFreed, ClockNotPublished, WaveOutOfOrder
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.ps.clock_shard import ClockShard
@@ -26,10 +28,10 @@ from .builders import decode, encode, headers_of, push_header, requester, shard_
 from .test_write_ahead_log import FakeDisk
 
 #: Snapshots as soon as anything is behind them.
-EAGER = PushLimits(worth_bytes=0, barrier_bytes=0, max_bytes=1 << 30)
+EAGER = PushLimits(worth_bytes=0, cheap_bytes=0, barrier_bytes=0, max_bytes=1 << 30)
 
 #: No snapshots but those at barriers.
-LAZY = PushLimits(worth_bytes=1 << 30, barrier_bytes=1 << 30, max_bytes=1 << 40)
+LAZY = PushLimits(worth_bytes=1 << 30, cheap_bytes=1 << 30, barrier_bytes=1 << 30, max_bytes=1 << 40)
 
 
 class Process:
@@ -56,10 +58,12 @@ class Cluster:
         num_shards: int = 2,
         limits: PushLimits | None = EAGER,
         history: MemoryHistory | None = None,
+        clock: TimeSource = SYSTEM_CLOCK,
         **options: object,
     ) -> None:
         self.folder = folder
         self.limits = limits
+        self.time = clock
         self.disks = [FakeDisk() for _ in range(num_shards)]
         sizes = options.pop("sizes", (5, 20))
         self.configs = [
@@ -84,7 +88,8 @@ class Cluster:
         self.blocks: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
 
     def boot(self, index: int) -> Process:
-        options = StateOptions(root=self.folder / f"shard-{index}", limits=self.limits, disk=self.disks[index])
+        root = self.folder / f"shard-{index}"
+        options = StateOptions(root=root, limits=self.limits, disk=self.disks[index], clock=self.time)
         return Process(self.configs[index], options, self.histories[index])
 
     @property

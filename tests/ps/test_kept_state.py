@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -17,9 +17,11 @@ from hetpipe.ps import journal
 from hetpipe.ps.job_state import JobState, StateOptions
 from hetpipe.ps.push_log import LoggedPush, PushLimits, push_limits
 from hetpipe.ps.shard import shard_layout
+from hetpipe.ps.snapshots import write_snapshot
 from hetpipe.ps.write_ahead_log import Level
 from hetpipe.spec.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.sync.closed_state import ClosedState
+from hetpipe.testing.fake_clock import FakeClock
 from hetpipe.weights.flat import BufferPool
 
 from .builders import requester, shard_config, slices_of
@@ -94,6 +96,84 @@ class TestWhatIsKept:
         (tmp_path / "shard-0" / "job@1" / "job").unlink()
 
         assert cluster.boot(0).state.old_pushes is None
+
+
+#: A shard of 70 KB.
+_SMALL = 17_500
+
+
+class TestHowMuchIsKept:
+    """The figures of `docs/files.md`, "How much a shard keeps"."""
+
+    @pytest.mark.parametrize("staleness", [0, 1])
+    def test_a_small_shard_keeps_a_small_log_and_is_back_after_few_records(
+        self, tmp_path: Path, staleness: int
+    ) -> None:
+        options: dict[str, Any] = {"staleness": staleness, "limits": None, "sizes": (_SMALL,), "clock": FakeClock()}
+        cluster = Cluster(tmp_path, num_shards=1, **options).begin()
+        most = [0, 0]
+        for _ in range(300):
+            _wave(cluster)
+            folder = tmp_path / "shard-0" / "job@1"
+            for index, logs in enumerate((folder / "pushes", folder / "decisions")):
+                most[index] = max(most[index], sum(path.stat().st_size for path in logs.glob("*.log")))
+        cluster.crash(0)
+        old = cluster.processes[0].state.old_pushes
+
+        assert most[0] < 1_000_000
+        assert most[1] < 600_000
+        assert old is not None
+        assert len(old.pushes) < 20
+
+    def test_a_large_shard_is_snapshotted_as_seldom_as_ever(self) -> None:
+        limits = push_limits(100_000_000, num_members=2, staleness=0)
+
+        assert limits.worth_bytes == limits.cheap_bytes == 3 * 100_000_000 + (64 << 20)
+        assert limits.barrier_bytes == 100_000_000 + (16 << 20)
+
+    def test_on_a_slow_disk_the_log_grows_instead_of_the_share_of_time_that_snapshots_take(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each takes two seconds and a wave one, so there is no more than one snapshot in six waves."""
+        monkeypatch.setattr(threading, "Thread", AtOnce)
+        time, taken = FakeClock(), [0]
+
+        def slow_write(*arguments: Any, **options: Any) -> None:
+            taken[0] += 1
+            time.advance(2.0)
+            write_snapshot(*arguments, **options)
+
+        monkeypatch.setattr("hetpipe.ps.kept.write_snapshot", slow_write)
+        cluster = Cluster(tmp_path, num_shards=1, limits=None, sizes=(_SMALL,), clock=time).begin()
+        for _ in range(200):
+            _wave(cluster)
+            time.advance(1.0)
+
+        assert 3 <= taken[0] <= 200 / 6 + 1
+
+    def test_whatever_a_snapshot_costs_the_log_has_an_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The disk never seems quick enough; then the limits hold that were there before."""
+        monkeypatch.setattr("hetpipe.ps.kept.Kept.is_cheap", False)
+        monkeypatch.setattr(threading, "Thread", AtOnce)
+        limits = PushLimits(worth_bytes=10 * 4 * _SMALL, cheap_bytes=0, barrier_bytes=0, max_bytes=1 << 30)
+        cluster = Cluster(tmp_path, num_shards=1, limits=limits, sizes=(_SMALL,)).begin()
+        sizes = []
+        for _ in range(40):
+            _wave(cluster)
+            sizes.append(cluster.processes[0].state.pushes.num_bytes)
+
+        assert 10 * 4 * _SMALL < max(sizes) < 25 * 4 * _SMALL
+
+
+def _wave(cluster: Cluster) -> None:
+    """One of both virtual workers; snapshots that it leads to are taken at its end."""
+    for vw in range(2):
+        cluster.push(requester(vw), cluster.next_wave, [torch.ones(_SMALL)], 0)
+        cluster.report(requester(vw), cluster.next_wave)
+    cluster.next_wave += 1
+    cluster.processes[0].state.wait_idle()
 
 
 class TestSums:
@@ -255,7 +335,7 @@ def closed(clock: int) -> ClosedState:
 
 class TestBusy:
     def test_a_full_log_takes_what_the_next_clock_needs_and_nothing_else(self, tmp_path: Path) -> None:
-        small = PushLimits(worth_bytes=1 << 30, barrier_bytes=1 << 30, max_bytes=1)
+        small = PushLimits(worth_bytes=1 << 30, cheap_bytes=1 << 30, barrier_bytes=1 << 30, max_bytes=1)
         cluster = Cluster(tmp_path, num_shards=1, staleness=1, limits=small).begin()
         cluster.push(requester(0), 0, ones(), 0)
         cluster.report(requester(0), 0)

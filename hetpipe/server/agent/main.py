@@ -6,11 +6,14 @@ import argparse
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from hetpipe.agent.agent import Agent, AgentConfig
 from hetpipe.agent.children import Programs
 from hetpipe.agent.devices import discover_devices
+from hetpipe.agent.environment import OPTION as ENVIRONMENT_OPTION
+from hetpipe.agent.environment import checked_allowed
 from hetpipe.agent.readings import readings
 from hetpipe.errors import UserError
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
@@ -66,6 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="import for jobs no module but those whose full name matches (* ? […]; may be given again); '*' for all, "
         "which is the default where only this machine reaches --host",
     )
+    parser.add_argument(
+        ENVIRONMENT_OPTION,
+        action="append",
+        metavar="PATTERN",
+        help="let jobs inherit and set the environment variables whose name matches (* ?; may be given again); '*' for "
+        "all, which is the default where only this machine reaches --host, else none",
+    )
     add_root_options(parser, with_code=True)
     parser.add_argument(
         "--exit-with-coordinator", action="store_true", help="end with an error when the coordinator is lost"
@@ -109,7 +119,10 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             first_link_port=options.stage_port,
             drain_seconds=options.drain_seconds,
             exit_with_coordinator=options.exit_with_coordinator,
-            programs=_programs(options.host, options.allow_modules),
+            programs=replace(
+                _programs(options.host, options.allow_modules),
+                allowed_environment=_allowed_environment(options.host, options.allow_environment),
+            ),
             roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
     )
@@ -142,6 +155,17 @@ def _status(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > _LARGEST_STATUS:
         raise argparse.ArgumentTypeError(f"{text!r} is no exit status; write a number from 0 to {_LARGEST_STATUS}")
     return int(text)
+
+
+def _allowed_environment(host: str, patterns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """What jobs may inherit and set; None: anything.
+
+    Raises:
+        UserError: a pattern is empty.
+    """
+    if patterns is not None:
+        return checked_allowed(patterns)
+    return None if is_loopback(host) else ()
 
 
 def _programs(host: str, patterns: Sequence[str] | None) -> Programs:

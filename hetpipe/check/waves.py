@@ -1,0 +1,109 @@
+"""Judges a history that is a summary: one line per stage and wave in place of those of its minibatches.
+
+It says which minibatches a wave had and the published clocks that the first and the last of them started with. That is
+enough for the staleness bound of every wave, and for what was committed having been computed, by every stage, once.
+What each minibatch saw of its own updates, the order within a wave and the steps are not in it, and not judged.
+"""
+
+from __future__ import annotations
+
+from hetpipe.check.events import Wave
+from hetpipe.check.facts import Facts
+from hetpipe.check.formulas import minibatches_in, required_clock, wave_of
+from hetpipe.check.report import Findings, Kind
+from hetpipe.check.timeline import Timeline
+
+
+class WaveJudge:
+    """Feeds on waves in any order."""
+
+    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
+        self._rule = facts.rule
+        self._batch_size = facts.data.batch_size
+        self._timeline = timeline
+        self._findings = findings
+        #: (vw, incarnation, wave) → stage → its line.
+        self._waves: dict[tuple[int, int, int], dict[int, Wave]] = {}
+
+    def see(self, event: Wave) -> None:
+        """Judge one stage's wave, of a life that the timeline knows."""
+        stages = self._waves.setdefault((event.vw, event.incarnation, event.wave), {})
+        if event.stage in stages:
+            self._findings.add(Kind.MINIBATCH_TWICE, f"{event.name} is computed a second time", event.origin)
+            return
+        stages[event.stage] = event
+        num = self._rule.minibatches_per_wave
+        if event.first != event.wave * num + 1 or wave_of(self._rule, max(event.last, 1)) != event.wave:
+            due = f"but begins with {event.wave * num + 1}"
+            message = f"{event.name} has the minibatches {event.first} to {event.last}, {due}"
+            self._findings.add(Kind.MINIBATCH_MISSING, message, event.origin)
+            return
+        self._judge_clocks(event)
+        self._judge_life(event)
+
+    def num_minibatches(self) -> int:
+        """Those of all waves that a stage has computed."""
+        return sum(max(wave.last - wave.first + 1 for wave in stages.values()) for stages in self._waves.values())
+
+    def finish(self) -> None:
+        """Judge that the stages of a virtual worker agree, and that what was committed was computed."""
+        for stages in self._waves.values():
+            first, *others = stages.values()
+            for other in others:
+                if (other.first_clock, other.last_clock) != (first.first_clock, first.last_clock):
+                    message = (
+                        f"{other.name} uses the clocks {other.first_clock} to {other.last_clock}, but stage "
+                        f"{first.stage} uses {first.first_clock} to {first.last_clock}"
+                    )
+                    self._findings.add(Kind.MIXED_VERSIONS, message, other.origin)
+        for (vw, wave), commit in self._timeline.commits.items():
+            life = self._timeline.lives.get((vw, commit.incarnation))
+            expected = minibatches_in(commit.samples, self._batch_size)
+            if life is None or not expected:
+                continue
+            found = self._waves.get((vw, commit.incarnation, wave), {})
+            for place in life.places:
+                line = found.get(place.stage)
+                if line is None:
+                    message = (
+                        f"wave {wave} of virtual worker {vw} is committed, but not computed on stage {place.stage}"
+                    )
+                    self._findings.add(Kind.MINIBATCH_MISSING, message, commit.origin)
+                elif line.last - line.first + 1 != expected:
+                    message = (
+                        f"commit of wave {wave} by virtual worker {vw} counts {commit.samples} samples ({expected} "
+                        f"minibatches of {self._batch_size}), but {line.name} has {line.last - line.first + 1}"
+                    )
+                    self._findings.add(Kind.SAMPLE_COUNT, message, line.origin)
+
+    def _judge_clocks(self, event: Wave) -> None:
+        line = self._timeline
+        floor = line.floor_clock(event.vw, event.incarnation, event.wave)
+        for p, clock in ((event.first, event.first_clock), (event.last, event.last_clock)):
+            required = required_clock(self._rule, p, floor)
+            name = f"p = {p} of {event.name} starts with clock {clock}"
+            if clock < required:
+                self._findings.add(
+                    Kind.STALE_CLOCK, f"{name}, but needs clock {required} (barrier {floor})", event.origin
+                )
+            elif self._rule.takes_required_clock and clock != required:
+                why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
+                self._findings.add(Kind.NOT_REQUIRED_CLOCK, f"{name}, but {why} takes {required}", event.origin)
+            made_it = event.vw == 0 and clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
+            if not made_it and not line.is_published_before(clock, event.origin):
+                self._findings.add(Kind.UNPUBLISHED_CLOCK, f"{name} before that is published", event.origin)
+        if event.last_clock < event.first_clock:
+            message = f"{event.name} changes from clock {event.first_clock} to {event.last_clock}"
+            self._findings.add(Kind.CLOCK_FELL, f"{message}: the clock in use fell", event.origin)
+
+    def _judge_life(self, event: Wave) -> None:
+        life, end = self._timeline.lives[event.vw, event.incarnation], self._timeline.end
+        if end is not None and event.wave >= end.clock:
+            message = f"{event.name} lies behind the end of the run at clock {end.clock}"
+            self._findings.add(Kind.PAST_END, message, event.origin)
+        if event.wave < life.first_wave:
+            message = f"{event.name} lies before clock {life.first_wave}, where this incarnation joined"
+            self._findings.add(Kind.MEMBERSHIP, message, event.origin)
+        if life.left is not None and event.wave >= life.left:
+            message = f"{event.name} lies behind clock {life.left}, where this incarnation left"
+            self._findings.add(Kind.MEMBERSHIP, message, event.origin)

@@ -1,0 +1,141 @@
+"""A file of lines in segments, so that what is old is compressed while new lines are written.
+
+    shard-0.jsonl        segment 0
+    shard-0.0001.jsonl   segment 1, begun when segment 0 was long enough; the last one is the one that is written
+    shard-0.jsonl.gz     segment 0 once it is compressed: a whole gzip file of its own
+
+A segment is compressed beside itself, forced to disk, renamed, and only then deleted, so at every moment each line is
+in one of the two files; where both are there, they hold the same. Who writes to a segment holds a shared lock on it, so
+that nobody compresses what another process still writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from hetpipe.durable import replacing
+from hetpipe.observe.log import get_logger
+
+_log = get_logger(__name__)
+
+_NAME = re.compile(r"(?P<stem>[^.]+)(?:\.(?P<number>\d{4,}))?\.jsonl(?:\.gz)?")
+_PACKED = ".gz"
+
+#: Offsets within a segment are below this; a position in all of them is segment · `_SPAN` + offset.
+_SPAN = 1 << 40
+
+#: An opener that finds its segment compressed by another process looks again, so often at most.
+_ATTEMPTS = 20
+
+
+def segment_path(path: Path, number: int) -> Path:
+    """The plain file of segment `number` of the stream `path`."""
+    return path if number == 0 else path.with_name(f"{path.stem}.{number:04d}{path.suffix}")
+
+
+def packed_path(path: Path, number: int) -> Path:
+    """The same once it is compressed."""
+    plain = segment_path(path, number)
+    return plain.with_name(plain.name + _PACKED)
+
+
+def segments_of(path: Path) -> list[int]:
+    """The segments of the stream `path` that are there, plain or compressed, rising."""
+    found = (_NAME.fullmatch(each.name) for each in path.parent.glob(f"{path.stem}.*"))
+    return sorted({int(name["number"] or 0) for name in found if name is not None and name["stem"] == path.stem})
+
+
+def open_segment(path: Path, number: int) -> IO[bytes] | gzip.GzipFile:
+    """A segment to read from, whether it is compressed or not, or is being compressed.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read.
+    """
+    packed, plain = packed_path(path, number), segment_path(path, number)
+    with suppress(FileNotFoundError):
+        return gzip.open(packed)
+    with suppress(FileNotFoundError):
+        return plain.open("rb")
+    return gzip.open(packed)
+
+
+def read_lines(path: Path, position: int = 0) -> Iterator[bytes]:
+    """The lines of the stream `path` from a position on; none if there is no such stream.
+
+    Raises:
+        OSError: a segment cannot be read.
+    """
+    first, offset = divmod(position, _SPAN)
+    for number in segments_of(path):
+        if number >= first:
+            with open_segment(path, number) as lines:
+                lines.seek(offset if number == first else 0)
+                yield from lines
+
+
+def position_of(number: int, offset: int) -> int:
+    """A position: larger for later lines, whatever is compressed meanwhile."""
+    return number * _SPAN + offset
+
+
+def open_last(path: Path) -> tuple[int, int]:
+    """Open the last segment of the stream `path` to append to it, or its first one; its number and a descriptor.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    for _ in range(_ATTEMPTS):
+        number = max(segments_of(path), default=0)
+        if packed_path(path, number).exists():
+            number += 1
+        descriptor = open_for_writing(path, number)
+        is_last = max(segments_of(path), default=0) == number and not packed_path(path, number).exists()
+        if is_last and os.fstat(descriptor).st_nlink:
+            return number, descriptor
+        os.close(descriptor)
+    raise OSError(f"{path} is rotated by others again and again")
+
+
+def open_for_writing(path: Path, number: int) -> int:
+    """A descriptor that appends to a segment, with the lock that whoever writes to it holds.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    descriptor = os.open(segment_path(path, number), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    with suppress(OSError):  # a file system without locks: then nobody can compress it, either
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def compress_before(path: Path, last: int) -> None:
+    """Compress the plain segments of the stream `path` below `last` that nobody writes to; the others stay plain."""
+    for number in segments_of(path):
+        plain = segment_path(path, number)
+        if number < last and plain.exists():
+            try:
+                _compress(plain)
+            except OSError as error:
+                _log.info("segment_not_compressed", path=str(plain), reason=error.strerror or str(error))
+
+
+def _compress(plain: Path) -> None:
+    with plain.open("rb+") as source:
+        fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (
+            replacing(plain.with_name(plain.name + _PACKED)) as temporary,
+            temporary.open("wb") as raw,
+            # Without name and time the same lines give the same bytes.
+            gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
+        plain.unlink()

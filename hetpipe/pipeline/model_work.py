@@ -1,0 +1,71 @@
+"""What one sample takes: tokens, and floating-point operations of the model's forward and backward.
+
+Operations are counted by torch while one minibatch runs (`torch.utils.flop_counter`): a multiplication and an addition
+are two, and only what torch knows the count of (matrix products, convolutions, attention) is counted. A layer that is
+computed again in the backward is not counted twice, as usual for model FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from hetpipe.spec.plan import ModelWork
+
+_log = structlog.get_logger(__name__)
+
+_IDS = (torch.int16, torch.int32, torch.int64)
+#: Of a tensor of ids: samples, and at least one dimension of tokens.
+_LEAST_DIMENSIONS = 2
+
+
+def model_work(
+    inputs: Sequence[Tensor],
+    compute_loss: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    *,
+    tokens_per_sample: int | None,
+) -> ModelWork:
+    """What one sample takes.
+
+    Args:
+        inputs: of a minibatch, samples first.
+        compute_loss: runs the model on it.
+        parameters: those that are trained.
+        tokens_per_sample: as the job says; None: by `tokens_of`.
+    """
+    samples = inputs[0].shape[0]
+    tokens = tokens_of(inputs) if tokens_per_sample is None else tokens_per_sample
+    return ModelWork(tokens, _count(compute_loss, parameters, samples))
+
+
+def tokens_of(inputs: Sequence[Tensor]) -> int | None:
+    """Tokens of a sample: elements of the first input, if it holds ids (integers, samples × at least one dimension).
+
+    >>> tokens_of([torch.zeros(8, 128, dtype=torch.int64)]), tokens_of([torch.zeros(8, 3, 32, 32)])
+    (128, None)
+    """
+    first = inputs[0]
+    if first.dtype not in _IDS or first.dim() < _LEAST_DIMENSIONS or not first.shape[0]:
+        return None
+    return first.numel() // first.shape[0] or None
+
+
+def _count(compute_loss: Callable[[], Tensor], parameters: Sequence[Tensor], samples: int) -> float | None:
+    """Operations per sample; None where torch counted none, or cannot count this model."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.enable_grad(), counter:
+            loss = compute_loss()
+            if trained and loss.requires_grad:
+                torch.autograd.grad(loss, trained, allow_unused=True)
+    except Exception as error:  # noqa: BLE001 - no run fails because it cannot be counted
+        _log.warning("flops_not_counted", reason=f"{type(error).__name__}: {error}")
+        return None
+    total = counter.get_total_flops()
+    return total / samples if total and samples else None
