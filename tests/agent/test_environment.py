@@ -48,7 +48,7 @@ class TestWhatAChildHas:
             (wish(inherit=("HF_HOME",)), ("HF_*", "AWS_*"), {*NEEDED, "HF_HOME"}),
             (wish(inherit=("*",)), ("*",), set(OWN)),
         ],
-        ids=str,
+        ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
     )
     def test_what_every_program_needs_and_what_job_and_operator_name(
         self, wanted: EnvironmentSection, allowed: tuple[str, ...] | None, names: set[str]

@@ -159,7 +159,7 @@ def test_clipping_is_exact(clipped: tuple[str, Any], stages: int, kind: str, tmp
         ("wave", "stash", "vertical", "predict", "spectrain"),
         ((4, 2, 2), (4, 4, 3), (6, 3, 2), (4, 2, 1)),
         ("none", "wsp"),
-        every=2,
+        every=4,
     ),
 )
 def test_accumulation_is_exact(weights: str, shape: tuple[int, int, int], kind: str, tmp_path: Path) -> None:

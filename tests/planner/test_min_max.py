@@ -91,7 +91,7 @@ def test_no_cut_and_no_order_is_better_for_two_thousand_instances(block: int) ->
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("seed", thinned(MILP_SEEDS, every=4))
+@pytest.mark.parametrize("seed", thinned(MILP_SEEDS, every=8))
 def test_a_mixed_integer_programme_finds_the_same(seed: int) -> None:
     case = random_case(seed, LARGER)
     found = min_max_partition(
