@@ -12,7 +12,7 @@ from hetpipe.coordinator import redis_keys
 from hetpipe.coordinator.store import JobRecord
 from hetpipe.coordinator.stores import open_store
 from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.spec.events import JobEnded, JobState
+from hetpipe.spec.events import JobEnded, JobState, StopMode
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.members import MemberId
 from tests.coordinator.redis_server import Server, needs_redis
@@ -66,6 +66,8 @@ def stop(address: str, job_id: JobId, *options: str) -> tuple[int, str, str]:
 def test_one_that_no_index_names_ends_for_all_who_ask(server: Server, tmp_path: Path, programs: list[Program]) -> None:
     programs.append(Program("coordinator", "--store", server.url, "--log", str(tmp_path / "coordinator.log")))
     address = programs[0].ready()["address"]
+    client = CoordinatorClient(address)
+    client.stop_job(LOST, mode=StopMode.CHECKPOINT)  # before a parameter server says that it knows nothing of it
     shard = ("--coordinator", address, "--index", "0", "--state", str(tmp_path / "state"))
     programs.append(Program("parameter-server", *shard, "--log", str(tmp_path / "shard.log")))
     assert stop(address, STOPPED, "--now")[:2] == (0, f"digits (job {STOPPED}) has stopped\n")
@@ -77,7 +79,6 @@ def test_one_that_no_index_names_ends_for_all_who_ask(server: Server, tmp_path: 
         "parameter-server-0 "
     )
     assert "; it was to stop, so it does not go back to its newest checkpoint" in told
-    client = CoordinatorClient(address)
     assert client.status(LOST).state is JobState.FAILED
     last = list(client.watch_job(LOST))[-1].event
     client.close()
