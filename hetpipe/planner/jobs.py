@@ -2,7 +2,8 @@
 
 Which devices form a virtual worker is asked elsewhere (`planner.allocation`); here is what the answer is worth. For
 given groups and N the search is exact over the pipelines that `planner.pipelines` considers as long as no network card
-binds, otherwise as `planner.combinations` says.
+binds, and no round trip of weights (`planner.round_trip`), by which it judges what it has found; where a card binds, it
+is as `planner.combinations` says.
 """
 
 from __future__ import annotations

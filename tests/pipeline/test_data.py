@@ -41,6 +41,7 @@ def broken(index: int) -> Any:
 
 
 def test_what_a_data_set_raises_is_told_with_key_index_line_and_log(tmp_path: Path) -> None:
+    configure_logging(None, role="test")
     line = broken.__code__.co_firstlineno + 2
     assert refused(broken) == f"data.train: reading sample 5 raised OSError: no such image ({__file__} line {line})"
     configure_logging(tmp_path / "stage.log", role="stage")

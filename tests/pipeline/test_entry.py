@@ -63,6 +63,7 @@ class Stage:
             layers=self.layers,
             has_shards=has_shards,
             clock=FakeClock(auto_advance=True),
+            last_checkpoint_seconds=10.0,
             part_writer=PartWriter(lambda clock: Path(f"clock-{clock}"), JobId("job"), "part"),
         )
         waiter = Waiter(

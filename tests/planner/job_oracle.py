@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations, product
 
+import pytest
+
+from hetpipe.planner.jobs import JobPlan
 from hetpipe.spec.cluster import Cluster
 from tests.planner.partition_cases import PS_PER_MS, Case, Stage, in_flight, link_between, stage_ps
 
@@ -134,3 +137,11 @@ def best_job(case: Case, *, groupings: Sequence[Sequence[Sequence[str]]], any_n:
             for workers in product(*(pipelines(with_n, group) for group in groups)):
                 best = max(best, job_rate(with_n, workers))
     return best
+
+
+def check_best(plan: JobPlan, best: float) -> None:
+    """The search is exact up to round trips, by which it judges what it has found, but does not look for more."""
+    if plan.rate.round_trip_binds:
+        assert 0.5 * best <= plan.rate.samples_per_second <= best * (1 + 1e-9)
+    else:
+        assert plan.rate.samples_per_second == pytest.approx(best)

@@ -16,7 +16,7 @@ from hetpipe.planner.placement import PLACEMENTS
 from hetpipe.planner.shard_bytes import place_bytes
 from hetpipe.spec.ids import JobId, LayerIndex, Term
 from hetpipe.spec.plan import DTYPE_BYTES, LayerReport, ModelReport, Plan, TensorSpec
-from hetpipe.spec.policies import PlacementName
+from hetpipe.spec.policies import DEFAULT_PLACEMENT, PlacementName
 from hetpipe.spec.profile import LayerProfile, ParameterProfile, Profile
 from hetpipe.spec.wire import from_json, to_json
 from tests.coordinator.builders import agent_info, job, layer, model
@@ -173,8 +173,10 @@ def test_a_run_places_as_the_planner_does(placement: PlacementName, num_shards: 
     assert in_bytes == [(p.name, p.layer, p.shard, p.start, p.stop) for p in placed.pieces]
 
 
-def test_a_job_and_the_planner_have_the_same_default_placement() -> None:
-    assert job().parameter_servers.placement == PlanOptions().placement == "balanced"
+def test_a_job_leaves_the_placement_to_the_planner_as_its_options_do() -> None:
+    assert job().parameter_servers.placement == "auto"
+    assert PlanOptions().placement is None
+    assert DEFAULT_PLACEMENT == "balanced", "where nobody searches"
 
 
 @pytest.mark.parametrize("placement", [None, "round_robin"])

