@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports wheel-test bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,6 +11,7 @@ help:
 	@echo "make demo    set up, then train a digit classifier on an emulated unequal cluster (about a minute)"
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make exhaustive   the rest of the matrix of runs that equal the reference bit for bit"
+	@echo "make sweep   plans of ten clusters, four models and three bounds against all their alternatives (about an hour)"
 	@echo "make unit    the fast tests only (under a minute)"
 	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (some minutes, most of them pip's)"
 	@echo "make bench   the speed figures, side by side in one run"
@@ -53,13 +54,16 @@ demo: $(STAMP)
 	@$(SAY_ACTIVATE)
 
 test: setup lint types imports protos
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive"
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive and not sweep"
 
 exhaustive: setup
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m exhaustive tests
 
+sweep: setup
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m sweep tests/planner
+
 unit: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes and not exhaustive"
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes and not exhaustive and not sweep"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

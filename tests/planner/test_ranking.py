@@ -126,7 +126,7 @@ def test_a_placement_that_is_asked_for_is_kept() -> None:
         assert found.placement_policy == placement
 
 
-@pytest.mark.exhaustive
+@pytest.mark.sweep
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 @pytest.mark.parametrize("nodes", CLUSTERS, ids="+".join)
