@@ -87,11 +87,11 @@ class TrainResult:
     conditions: tuple[Condition, ...] = ()
     """What endangered the run, by the time at which it began; what is not `cleared` held to the end."""
     proof: ProofReport | None = None
+    """What was proven of the model before training; None if nobody knows."""
     tokens_per_second: float | None = None
     """None where samples are no sequences of tokens."""
     model_flops_utilisation: float | None = None
     """Share of the devices' float32 peak that the model's forward and backward took; None on devices without one."""
-    """What was proven of the model before training; None if nobody knows."""
     stages: tuple[StageResult, ...] = ()
     """By virtual worker and place; those that reported."""
 

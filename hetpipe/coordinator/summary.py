@@ -44,9 +44,9 @@ class RunRecord:
     conditions: tuple[Condition, ...] = ()
     """What endangered the run."""
     proof: ProofReport | None = None
+    """Of the model, before training; None if nobody knows."""
     peak_flops_per_second: float | None = None
     """Of all devices in use together, in float32; None where the catalogue lacks one."""
-    """Of the model, before training; None if nobody knows."""
 
     @property
     def clocks(self) -> ClockSnapshot:
