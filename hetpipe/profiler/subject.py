@@ -37,9 +37,11 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
     """
+    # The cheapest first, as the first mistake ends it.
     check_optimization(job, import_path)
-    chain = chain_of(build_model(job, import_path))
-    check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
+    loss = load_loss(job, import_path)
     train = build_train_data(job, import_path)
     batch = read_minibatch(train, range(job.batch_size), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
-    return Subject(job, chain, train, batch, load_loss(job, import_path))
+    chain = chain_of(build_model(job, import_path))
+    check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
+    return Subject(job, chain, train, batch, loss)
