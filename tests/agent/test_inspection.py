@@ -100,6 +100,27 @@ def test_a_mistake_is_found_before_the_model_is_made(
         carried_out(tmp_path, of=small_job(**mistake))
 
 
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ({"model": "tests.nowhere:build"}, "model: there is no module `tests.nowhere`"),
+        ({"loss": "tests.models:mlp32"}, "loss: `tests.models:mlp32` must take (output, target)"),
+        ({"data.train": "tests.nowhere:data"}, "data.train: there is no module `tests.nowhere`"),
+        ({"optimizer.name": "SGDD"}, "optimizer.name: torch.optim has no 'SGDD'"),
+    ],
+    ids=["model", "loss", "data", "optimizer"],
+)
+def test_names_are_checked_before_torch_makes_an_optimizer(
+    mistake: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*_: object) -> NoReturn:
+        raise AssertionError("torch imports its compiler for that, which takes a second")
+
+    monkeypatch.setattr(subject, "check_optimization", check)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        carried_out(tmp_path, of=small_job(**mistake))
+
+
 def test_a_wrong_metric_is_found_before_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prove(*_: object) -> NoReturn:
         raise AssertionError("a proof may take minutes")
