@@ -76,6 +76,7 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
     targets = targets_of(subject, profile) if order.measure else {}
     model = None
     if order.with_model:
+        load_metrics(subject.job, import_path)
         report_phase("proving that the layers compute what the model computes")
         proof = prove_subject(subject, import_path, clock)
         report_phase("running one minibatch through the layers")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from hetpipe.agent.children import Programs as ChildPrograms
 from hetpipe.cli.supervisor import Programs
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.deploy.docker_port import DockerPort
@@ -96,6 +97,8 @@ class Shell:
     """The coordinator at `HOST:PORT`."""
     programs: Programs = field(default_factory=Programs)
     """What the services of a local run are."""
+    inspection: Sequence[str] = ChildPrograms().inspection
+    """What inspects the job of a local run; `--report-fd N` is added."""
     open_docker: Callable[[Mapping[str, str]], DockerPort] = _open_docker
     """The Docker engine that an environment names."""
 

@@ -22,6 +22,7 @@ from hetpipe.agent.devices import discover_devices
 from hetpipe.cli.follow import Detached, Ending, Follower, Inbox, Interrupted, OwnServices, Remark, RunningJob
 from hetpipe.cli.interrupts import Interrupts
 from hetpipe.cli.judge import count_violations
+from hetpipe.cli.local_inspection import inspect_locally
 from hetpipe.cli.outcome import ExitStatus, error_of, sentences_of, status_of
 from hetpipe.cli.result import TrainResult
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
@@ -36,9 +37,10 @@ from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UserError
 from hetpipe.ps.manifest import has_checkpoint
 from hetpipe.spec.conditions import Condition, consequence
-from hetpipe.spec.events import JobState, Submission
+from hetpipe.spec.events import JobState, Submission, Waiting
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.job import Job
+from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.wire import plain
 
@@ -47,6 +49,9 @@ _HASTY_GRACE_SECONDS = 0.5
 
 #: How long a coordinator elsewhere may take to end a job after a second interrupt.
 _REMOTE_STOP_SECONDS = 5.0
+
+#: How long the inspection takes before it is told what it is doing.
+_NOTICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +249,7 @@ class Training:
             patience_seconds=job.patience.members.total_seconds(),
         )
         shards = count(services.num_shards, "parameter server")
+        model = self._inspect()
         self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
         with Supervisor(
             services,
@@ -254,18 +260,44 @@ class Training:
         ) as supervisor:
             address = supervisor.start()
             self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
-            ending = self._follow(address, stop_now_seconds=0.0, services=supervisor)
+            ending = self._follow(address, stop_now_seconds=0.0, services=supervisor, model=model)
             hasty = ending.state is JobState.STOPPED and ending.result is None
             supervisor.stop(grace_seconds=_HASTY_GRACE_SECONDS if hasty else GRACE_SECONDS)
         return ending
 
+    def _inspect(self) -> ModelReport:
+        """Find the mistakes of the job before anything is started.
+
+        Raises:
+            HetpipeError: the job cannot be trained, or nobody could find out.
+        """
+        request, clock = self._request, self._shell.clock
+        began = clock.monotonic()
+        self._view.say("inspecting the job: optimizer, imports, loss, data, model, one minibatch")
+
+        def on_phase(phase: str, seconds: float) -> None:
+            elapsed = clock.monotonic() - began
+            if elapsed >= _NOTICE_SECONDS:
+                sentence = f"waiting for the inspection of the model, which is {phase} ({seconds:.0f} s)"
+                self._view.show(Waiting(sentence, elapsed))
+
+        return inspect_locally(
+            request.job, request.import_path, logs=self._folder.logs, shell=self._shell, on_phase=on_phase
+        )
+
     def _follow(
-        self, address: str, *, stop_now_seconds: float, when_lost: str = "", services: OwnServices | None = None
+        self,
+        address: str,
+        *,
+        stop_now_seconds: float,
+        when_lost: str = "",
+        services: OwnServices | None = None,
+        model: ModelReport | None = None,
     ) -> Ending:
         request, clock = self._request, self._shell.clock
         client = self._shell.connect(address)
         try:
-            submission = self._submission or submission_of(request, self._folder)
+            submission = self._submission or replace(submission_of(request, self._folder), model=model)
             job = RunningJob(client, submission, self._inbox, clock=clock, when_lost=when_lost)
             if self._record.job_id and self._folder.has_begun:
                 # Who has forgotten it must not train it a second time.

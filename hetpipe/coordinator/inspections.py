@@ -1,7 +1,8 @@
 """Which agent looks at a job's model next, and what all of them found. Pure.
 
-The first agent reports the model. For a job that is planned without a profile the model is measured once on every type
-of device that is there: by the first agent on the types it has, then by others on the types that are still missing.
+The first agent reports the model, unless the job was handed in with a report of it. For a job that is planned without a
+profile the model is measured once on every type of device that is there: by the first agent on the types it has, then
+by others on the types that are still missing.
 """
 
 from __future__ import annotations
@@ -88,8 +89,14 @@ def next_to_measure(
 class Inspections:
     """The inspections of one job, one at a time."""
 
-    def __init__(self, agents: Sequence[AgentInfo], *, to_measure: bool) -> None:
-        """Begin with the first of `agents`, each with the claimed devices alone."""
+    def __init__(self, agents: Sequence[AgentInfo], *, to_measure: bool, model: ModelReport | None = None) -> None:
+        """Begin with the first of `agents`, each with the claimed devices alone.
+
+        Args:
+            agents: in the order in which they are asked.
+            to_measure: the model is to be measured.
+            model: a report that the job was handed in with; None: the first agent is to make one.
+        """
         self._agents = agents
         self._to_measure = to_measure
         #: The first so many agents were asked, or had nothing new.
@@ -97,7 +104,7 @@ class Inspections:
         self._step: ProfileStep | None = None
         #: What it is doing, if it has said so.
         self._phase: InspectionPhase | None = None
-        self._model: ModelReport | None = None
+        self._model = model
         self._measured: dict[str, Measurement] = {}
 
     def next(self) -> Asked | None:
@@ -109,9 +116,9 @@ class Inspections:
         self._step = self._phase = None
         found = next_to_measure(self._agents, asked=self._asked, measured=self._measured) if self._to_measure else None
         position, missing = found or (0, ())
-        if self._asked and found is None:
+        if found is None and (self._asked or self._model is not None):
             return None
-        with_model, self._asked = self._asked == 0, position + 1
+        with_model, self._asked = self._asked == 0 and self._model is None, position + 1
         return Asked(self._agents[position], with_model, missing)
 
     def is_asked(self, agent: AgentId) -> bool:

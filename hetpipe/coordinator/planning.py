@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Protocol
@@ -78,13 +78,13 @@ class PlannedRun:
         """Who carries the plan out.
 
         Args:
-            submission: how the job goes on.
+            submission: how the job goes on; a report of the model in it is not kept, as the plan has taken it in.
             agents: with the devices that it claims.
             shards: its parameter servers, in index order.
         """
         return Assignment(
             job=self.job,
-            submission=submission,
+            submission=replace(submission, model=None),
             plan=self.plan,
             agents=agents,
             shards=shards,

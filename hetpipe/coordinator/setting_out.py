@@ -146,7 +146,8 @@ class SettingOut:
         self.place = None
         self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
         self.shards = cluster.shards[: self.job.parameter_servers.count]
-        self._inspections = Inspections(self.agents, to_measure=is_to_measure(self.job))
+        to_measure, model = is_to_measure(self.job), self.submission.model
+        self._inspections = Inspections(self.agents, to_measure=to_measure, model=model)
         return [Step.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
 
     def _inspection_told(self, told: InspectionNews, inspections: Inspections, *, now: float) -> list[Taken]:

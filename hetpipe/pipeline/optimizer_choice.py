@@ -79,12 +79,7 @@ def check_optimizer_arguments(spec: OptimizerSpec) -> None:
     Raises:
         JobError: with every unknown argument, or else with what the class says about the values.
     """
-    kind = build_optimizer_class(spec)
-    given = {"optimizer": spec.arguments}
-    given |= {f"optimizer.groups[{index}]": group.arguments for index, group in enumerate(spec.groups)}
-    problems = [problem for path, arguments in given.items() for problem in _unknown(kind, path, arguments)]
-    if problems:
-        raise JobError(problems)
+    kind = check_optimizer_names(spec)
     refusal = _refusal(kind, spec.arguments)
     if refusal is not None:
         raise JobError(f"optimizer: {spec.name} refuses its arguments: {refusal}")
@@ -95,6 +90,21 @@ def check_optimizer_arguments(spec: OptimizerSpec) -> None:
     ]
     if problems:
         raise JobError(problems)
+
+
+def check_optimizer_names(spec: OptimizerSpec) -> type[torch.optim.Optimizer]:
+    """The class that `spec` names, which has all of its arguments. Makes no optimizer, as torch takes a second for it.
+
+    Raises:
+        JobError: with every unknown argument, or there is no such class.
+    """
+    kind = build_optimizer_class(spec)
+    given = {"optimizer": spec.arguments}
+    given |= {f"optimizer.groups[{index}]": group.arguments for index, group in enumerate(spec.groups)}
+    problems = [problem for path, arguments in given.items() for problem in _unknown(kind, path, arguments)]
+    if problems:
+        raise JobError(problems)
+    return kind
 
 
 def _unknown(kind: type[torch.optim.Optimizer], path: str, arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_loss
+from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_callable, load_loss
 from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.data import Batch, read_minibatch
-from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization
+from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization, check_optimizer_names
 from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 
@@ -37,9 +37,14 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
     """
+    # The cheapest first, as the first mistake ends it; with the first optimizer torch imports its compiler.
+    check_optimizer_names(job.optimizer)
+    load_callable(job.model, import_path)
+    loss = load_loss(job, import_path)
+    load_callable(job.data.train, import_path, "data.train")
     check_optimization(job, import_path)
-    chain = chain_of(build_model(job, import_path))
-    check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
     train = build_train_data(job, import_path)
     batch = read_minibatch(train, range(job.batch_size), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
-    return Subject(job, chain, train, batch, load_loss(job, import_path))
+    chain = chain_of(build_model(job, import_path))
+    check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
+    return Subject(job, chain, train, batch, loss)

@@ -70,7 +70,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "InspectionPhase": "phase seconds",
         "ChildExit": "pid exit_code last_output ordered",
         "ReportRequest": "batch",
-        "SubmitJobRequest": "job_json has_begun",
+        "SubmitJobRequest": "job_json has_begun model_report_json",
         "StopJobRequest": "mode",
         "Slice": "parameter start stop dtype",
         "PushHeader": "wave",

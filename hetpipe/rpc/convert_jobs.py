@@ -39,7 +39,7 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.plan import ProofReport
+from hetpipe.spec.plan import ModelReport, ProofReport
 from hetpipe.spec.wire import from_json, revive, to_json
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
@@ -106,6 +106,7 @@ def submission_to_proto(submission: Submission) -> pb.SubmitJobRequest:
         import_path=submission.import_path,
         restore=submission.restore or "",
         has_begun=submission.has_begun,
+        model_report_json="" if submission.model is None else to_json(ModelReport, submission.model),
     )
 
 
@@ -122,6 +123,7 @@ def submission_from_proto(message: pb.SubmitJobRequest) -> Submission:
         import_path=message.import_path,
         restore=message.restore or None,
         has_begun=message.has_begun,
+        model=from_json(ModelReport, message.model_report_json) if message.model_report_json else None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.plan import ProofReport
+from hetpipe.spec.plan import ModelReport, ProofReport
 from hetpipe.spec.run import ClockSnapshot
 
 
@@ -64,6 +64,8 @@ class Submission:
     """Which rewind the job goes on after, 0 for none: `run_dir` then is the folder of that rewind."""
     has_begun: bool = False
     """It has begun to train: where nobody knows how far it is, it goes on from its newest checkpoint in `run_dir`."""
+    model: ModelReport | None = None
+    """What an inspection before the submission has found; None: an agent is to inspect the model."""
 
     @property
     def first_run_dir(self) -> str:

@@ -12,6 +12,10 @@ from hetpipe.agent.child_main import ReportPipe, answer_once
 from hetpipe.errors import CallableError, JobError
 
 
+class Derived(CallableError):
+    """An error that is told apart inside of the process only."""
+
+
 def raising(error: Exception) -> Callable[[], object]:
     def work() -> object:
         raise error
@@ -25,6 +29,7 @@ def raising(error: Exception) -> Callable[[], object]:
         (lambda: [1, "two"], 0, {"ok": [1, "two"]}),
         (raising(JobError(["one", "two"])), 1, {"error": "JobError", "problems": ["one", "two"]}),
         (raising(CallableError("no `build`")), 1, {"error": "CallableError", "problems": ["no `build`"]}),
+        (raising(Derived("no shape")), 1, {"error": "CallableError", "problems": ["no shape"]}),
         (raising(ValueError("odd")), 1, {"error": "ValueError", "problems": ["ValueError: odd"]}),
     ],
 )

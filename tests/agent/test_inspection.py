@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from hetpipe.agent import inspection
 from hetpipe.agent.inspection import CHECKED, carry_out, inspect_job
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
-from hetpipe.errors import CallableError
-from hetpipe.profiler import profiling
+from hetpipe.errors import CallableError, UserError
+from hetpipe.profiler import profiling, subject
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.measurement import ProfileStep
@@ -75,6 +76,58 @@ def proof_of(folder: Path, **keys: Any) -> ProofReport:
     answer, _ = carried_out(folder, of=small_job(data=data, **keys))
     assert answer.model is not None and answer.model.proof is not None
     return answer.model.proof
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ({"optimizer.name": "SGDD"}, "optimizer.name: torch.optim has no 'SGDD'; did you mean `SGD`?"),
+        ({"optimizer.momentun": 0.9}, "optimizer.momentun: SGD has no such argument; did you mean `momentum`?"),
+        ({"lr_schedule": {"name": "StepLR"}}, "lr_schedule.step_size: is missing; StepLR has no default for it"),
+        ({"loss": "tests.models:nothing_of_that_name"}, "loss: `tests.models` has no `nothing_of_that_name`"),
+        ({"data.train": "tests.models:nothing_of_that_name"}, "data.train: `tests.models` has no"),
+    ],
+    ids=["optimizer", "its argument", "schedule", "loss", "data"],
+)
+def test_a_mistake_is_found_before_the_model_is_made(
+    mistake: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> NoReturn:
+        raise AssertionError("a model may take minutes to make")
+
+    monkeypatch.setattr(subject, "build_model", build)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        carried_out(tmp_path, of=small_job(**mistake))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ({"model": "tests.nowhere:build"}, "model: there is no module `tests.nowhere`"),
+        ({"loss": "tests.models:mlp32"}, "loss: `tests.models:mlp32` must take (output, target)"),
+        ({"data.train": "tests.nowhere:data"}, "data.train: there is no module `tests.nowhere`"),
+        ({"optimizer.name": "SGDD"}, "optimizer.name: torch.optim has no 'SGDD'"),
+    ],
+    ids=["model", "loss", "data", "optimizer"],
+)
+def test_names_are_checked_before_torch_makes_an_optimizer(
+    mistake: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*_: object) -> NoReturn:
+        raise AssertionError("torch imports its compiler for that, which takes a second")
+
+    monkeypatch.setattr(subject, "check_optimization", check)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        carried_out(tmp_path, of=small_job(**mistake))
+
+
+def test_a_wrong_metric_is_found_before_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prove(*_: object) -> NoReturn:
+        raise AssertionError("a proof may take minutes")
+
+    monkeypatch.setattr(inspection, "prove_subject", prove)
+    with pytest.raises(CallableError, match=r"metrics\.mine: `tests\.models` has no `nothing_of_that_name`"):
+        carried_out(tmp_path, of=small_job(metrics={"mine": "tests.models:nothing_of_that_name"}))
 
 
 def test_the_answer_says_what_was_proven(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     status = last_line(hetpipe("status", run_dir, "--json"))
     assert (status["state"], status["clocks"], status["processes"]) == ("finished", result["clocks"], [])
     assert status["proof"] == result["proof"]
+    assert "inspection-" not in (run_dir / "logs" / "agent.log").read_text(), "the model is inspected once"
     assert "model_proven" in (run_dir / "logs" / "coordinator.log").read_text()
     assert last_line(hetpipe("check", run_dir, "--json"))["minibatches"] == result["minibatches"]
     exported = hetpipe("export", run_dir, tmp_path / "out.safetensors")
@@ -106,6 +107,7 @@ def test_user_code_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     assert outcome.returncode == 2, outcome.stderr
     assert last_line(outcome) == {"errors": ["model: `services.model` has no `undefined`; define it there"]}
     assert "Traceback" not in outcome.stdout + outcome.stderr
+    assert not list((tmp_path / "run" / "logs").glob("coordinator*")), "no service was started"
     assert last_line(hetpipe("status", tmp_path / "run", "--json"))["state"] == "failed"
 
 

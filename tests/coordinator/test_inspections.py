@@ -61,6 +61,22 @@ def test_without_need_of_a_profile_one_agent_reports_the_model() -> None:
     assert inspections.inspected == Inspected(model())
 
 
+def test_a_model_that_was_reported_with_the_submission_is_not_inspected_again() -> None:
+    inspections = Inspections(ALL, to_measure=False, model=model())
+    assert inspections.next() is None
+    assert inspections.inspected == Inspected(model())
+
+
+def test_a_model_that_was_reported_with_the_submission_is_still_measured() -> None:
+    inspections = Inspections((CPUS, GPU), to_measure=True, model=model())
+    assert inspections.next() == Asked(CPUS, with_model=False, measure=("cpu",))
+    inspections.add(InspectionResult(JOB_ID, None, measurements=(measurement("cpu"),)))
+    assert inspections.next() == Asked(GPU, with_model=False, measure=("T4",))
+    inspections.add(InspectionResult(JOB_ID, None, measurements=(measurement("T4"),)))
+    assert inspections.next() is None
+    assert inspections.inspected == Inspected(model(), (measurement("cpu"), measurement("T4")))
+
+
 def test_who_is_waited_for() -> None:
     inspections = Inspections((CPUS, GPU), to_measure=True)
     inspections.next()

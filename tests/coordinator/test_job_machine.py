@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetpipe.coordinator.exchange import AskBarrier, ClocksTold, ClusterSeen, Evict, StopAsked, TaskFailed, WrappedUp
 from hetpipe.coordinator.inspections import Inspected
+from hetpipe.coordinator.job_machine import JobMachine
 from hetpipe.coordinator.job_queue import Turn
+from hetpipe.coordinator.patience import Patience
+from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.requirements import ClusterView
+from hetpipe.planner.partition import plan_job
 from hetpipe.spec.commands import (
     InspectCommand,
     InspectionPhase,
@@ -33,6 +39,7 @@ from tests.coordinator.builders import (
     model,
     progress,
     shard_member,
+    submission,
 )
 from tests.coordinator.machine_driver import AGENTS, SHARDS, Driver
 from tests.coordinator.test_agents_cluster import agent, t4
@@ -62,6 +69,20 @@ class TestTheUsualWay:
         assert ended.result["wall_seconds"] == 10.0
         assert driver.stop_commands == []
         assert [task.shards for task in driver.wrap_up_tasks] == [SHARDS]
+
+    def test_a_job_that_comes_with_a_report_of_its_model_is_planned_at_once(self) -> None:
+        driver = Driver()
+        handed_in = replace(submission(driver.job), model=model())
+        driver.machine = JobMachine(JOB_ID, driver.job, handed_in, patience=Patience(), now=driver.now)
+        driver.see_cluster()
+
+        assert driver.commands(InspectCommand) == []
+        assert driver.states() == ["inspecting", "planning"]
+        (task,) = driver.prepare_tasks
+        assert task.inspected == Inspected(model())
+        plan = plan_job(driver.job, model(), AGENTS, Term(1), JOB_ID)
+        assignment = PlannedRun(driver.job, plan).assignment(handed_in, AGENTS, SHARDS)
+        assert assignment.submission == replace(handed_in, model=None), "what outlives the plan does not keep it"
 
     def test_the_first_agent_inspects(self) -> None:
         driver = Driver().to(JobState.INSPECTING)

@@ -58,6 +58,7 @@ from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
+from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.run import (
     StageDone,
     StageEvaluation,
@@ -247,8 +248,9 @@ def test_events(event: JobEvent) -> None:
 
 
 @pytest.mark.parametrize("restore", [None, "/old/checkpoint"])
-def test_submissions(restore: str | None) -> None:
-    handed_in = Submission("0123456789", "{}", "/run", "/code", restore)
+@pytest.mark.parametrize("report", [None, model()])
+def test_submissions(restore: str | None, report: ModelReport | None) -> None:
+    handed_in = Submission("0123456789", "{}", "/run", "/code", restore, model=report)
 
     back = convert_jobs.submission_from_proto(over_the_wire(convert_jobs.submission_to_proto(handed_in)))  # type: ignore[arg-type]
 

@@ -420,20 +420,22 @@ class ReportResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitJobRequest(_message.Message):
-    __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "has_begun")
+    __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "has_begun", "model_report_json")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_JSON_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     IMPORT_PATH_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     job_json: str
     run_dir: str
     import_path: str
     restore: str
     has_begun: bool
-    def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[str] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ..., has_begun: bool = ...) -> None: ...
+    model_report_json: str
+    def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[str] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ..., has_begun: bool = ..., model_report_json: _Optional[str] = ...) -> None: ...
 
 class SubmitJobResponse(_message.Message):
     __slots__ = ("job_id",)
