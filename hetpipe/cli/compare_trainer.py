@@ -19,10 +19,7 @@ from hetpipe.errors import NonFiniteUpdate, UserError
 from hetpipe.observe.log import configure_logging
 from hetpipe.observe.metrics import TimedWave, read_metrics
 from hetpipe.spec.events import Evaluated, JobEvent, JobState, StateChanged
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.job import Job
 from hetpipe.spec.rewinds import run_folders
-from hetpipe.sync.segment import first_progress, planned_segments
 
 
 class Recorder(View):
@@ -96,7 +93,7 @@ def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) 
         run_dir=folder.path.name,
         state=_state(end),
         sentence="; ".join(end.sentences),
-        evaluations=() if recorder.began is None else _evaluations(recorder, folder, recorder.began),
+        evaluations=() if recorder.began is None else _evaluations(recorder, recorder.began),
         losses=() if recorder.began is None else training_curve(_waves(folder), began=recorder.began),
         result=end.result if end.state is JobState.FINISHED else None,
     )
@@ -113,30 +110,11 @@ def _state(end: RunEnd) -> TrialState:
     return TrialState.DIVERGED if end.error == NonFiniteUpdate.__name__ else TrialState.FAILED
 
 
-def _evaluations(recorder: Recorder, folder: RunFolder, began: float) -> tuple[Point, ...]:
-    if not recorder.evaluations:
-        return ()
-    done = minibatches_at_barriers(folder.read_job(), folder.read_num_samples())
+def _evaluations(recorder: Recorder, began: float) -> tuple[Point, ...]:
     return tuple(
-        Point(done[evaluated.clock], seconds - began, _finite(evaluated.values))
+        Point(evaluated.minibatches, seconds - began, _finite(evaluated.values))
         for seconds, evaluated in recorder.evaluations
     )
-
-
-def minibatches_at_barriers(job: Job, num_samples: int) -> dict[int, int]:
-    """Clock of each barrier of an undisturbed run → minibatches committed by then, over all virtual workers."""
-    data = job.data_spec(num_samples)
-    total, found = 0, {}
-    for segment, blocks in planned_segments(
-        first_progress(data),
-        data,
-        members=[VirtualWorkerIndex(index) for index in range(job.num_workers)],
-        minibatches_per_wave=job.minibatches_per_wave,
-        checkpoint_every_waves=job.checkpoint.every_waves,
-    ):
-        total += sum(len(dealt) for dealt in blocks.values())
-        found[int(segment.end)] = total
-    return found
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -57,6 +57,32 @@ class StageResult:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """One evaluation, as `evaluations.jsonl` has it."""
+
+    epoch: int
+    clock: int
+    minibatches: int
+    """Committed by then since the start of the training, over all virtual workers."""
+    samples: int
+    rewinds: int
+    """How often the whole job had gone back to a checkpoint by then."""
+    values: dict[str, float | None]
+    """`loss` and the job's metrics; None for what is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResults:
+    """The evaluations of the run, without those that a rewind has undone."""
+
+    number: int = 0
+    best: EvaluationResult | None = None
+    """The first one with the least loss; None without any."""
+    listed: tuple[EvaluationResult, ...] = ()
+    """In order; of more than a hundred that many, evenly spaced, among them the first, the best and the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainResult:
     """A run that reached its end, or was stopped at a barrier. Counts are of this run alone, clocks of the training."""
 
@@ -80,10 +106,12 @@ class TrainResult:
     """Per virtual worker: a wanted clock was not published yet."""
     idle_seconds: dict[int, float]
     """Per virtual worker: nothing to compute at all."""
+    evaluations: EvaluationResults = field(default_factory=EvaluationResults)
     deaths: dict[int, int] = field(default_factory=dict)
     """Per virtual worker: its lives that ended before the run; it was started anew, or the others went on."""
     rewinds: int = 0
-    """How often the whole job went back to a checkpoint; everything else is of what came after the last one."""
+    """How often the whole job went back to a checkpoint; everything else is of what came after the last one, but for
+    the evaluations, which are those that led to the weights."""
     conditions: tuple[Condition, ...] = ()
     """What endangered the run, by the time at which it began; what is not `cleared` held to the end."""
     proof: ProofReport | None = None

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from hetpipe.cli.conditions import condition_lines
 from hetpipe.cli.progress import slow_text
+from hetpipe.cli.result import EvaluationResult, EvaluationResults
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import columns, count, shown_path
+from hetpipe.cli.text import columns, count, loss_first, measure, shown_path
 from hetpipe.cli.training import resume_command
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
@@ -38,6 +39,26 @@ _WAYS_ON = {
     LifeState.AWAITING: "it comes back after a pause, once its agents and all parameter servers are there",
     LifeState.OUT: "`hetpipe workers add {vw}` brings it back",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationsSoFar:
+    """The evaluations of a run, without those that a rewind has undone."""
+
+    number: int
+    best: EvaluationResult
+    last: EvaluationResult
+
+    def __str__(self) -> str:
+        """`evaluation: loss 0.0850 after epoch 9, clock 90 (9 so far); least loss 0.0831 after epoch 8, clock 80`."""
+        values = ", ".join(f"{name} {measure(self.last.values[name])}" for name in loss_first(self.last.values))
+        least = f"; least loss {measure(self.best.values.get('loss'))} {_place(self.best)}"
+        is_last = self.best == self.last
+        return f"evaluation: {values} {_place(self.last)} ({self.number} so far){'' if is_last else least}"
+
+
+def _place(evaluation: EvaluationResult) -> str:
+    return f"after epoch {evaluation.epoch}, clock {evaluation.clock}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +90,8 @@ class RunStatus:
     """What endangers the run, or has."""
     proof: ProofReport | None = None
     """What was proven of the model before training; None before that, and where nobody knows."""
+    evaluations: EvaluationsSoFar | None = None
+    """None before the first one, and where nobody knows."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -86,6 +109,7 @@ class RunStatus:
             "rewinds": self.rewinds,
             "conditions": [plain(Condition, one) for one in self.conditions],
             "proof": None if self.proof is None else plain(ProofReport, self.proof),
+            "evaluations": None if self.evaluations is None else plain(EvaluationsSoFar, self.evaluations),
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -99,6 +123,8 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
+        if self.evaluations is not None:
+            lines.append(str(self.evaluations))
         if self.proof is not None:
             lines.append(f"proof: {self.proof.scope}")
         lines += self.troubles()
@@ -211,6 +237,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         job_id=status.job_id,
         conditions=status.conditions or (() if result is None else result.conditions),
         proof=status.proof,
+        evaluations=None if status.evaluations is None else revive(EvaluationsSoFar, status.evaluations.to_object()),
     )
 
 
@@ -227,12 +254,18 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         job_id=record.job_id or None,
         conditions=result.conditions,
         proof=_proof_of(result),
+        evaluations=_evaluations_of(result),
     )
 
 
 def _proof_of(result: RunResult) -> ProofReport | None:
     told = result.values.get("proof")
     return None if told is None else revive(ProofReport, told)
+
+
+def _evaluations_of(result: RunResult) -> EvaluationsSoFar | None:
+    told: EvaluationResults = revive(EvaluationResults, result.values.get("evaluations", {}))
+    return None if told.best is None else EvaluationsSoFar(told.number, told.best, told.listed[-1])
 
 
 def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:

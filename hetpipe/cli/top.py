@@ -45,7 +45,9 @@ class Picture:
         """The object of `top --json`."""
         members = [plain(Member, member) for member in self.members]
         workers = [worker_json(worker) for worker in self.status.workers]
-        return {**plain(JobStatus, self.status), "workers": workers, "members": members}
+        found = self.status.evaluations
+        evaluations = None if found is None else found.to_object()
+        return {**plain(JobStatus, self.status), "workers": workers, "evaluations": evaluations, "members": members}
 
     def lines(self, current: Path) -> list[str]:
         """The picture for people; paths as seen from the folder `current`."""
@@ -60,7 +62,10 @@ class Picture:
         if status.clocks is not None:
             lines.append(snapshot_text(status.clocks))
         lines += self._stages()
-        lines += status_of_job(status).troubles()
+        now = status_of_job(status)
+        if now.evaluations is not None:
+            lines.append(str(now.evaluations))
+        lines += now.troubles()
         if status.progress is not None:
             lines += ["", *columns(_rows(status.progress))]
         if self.members:

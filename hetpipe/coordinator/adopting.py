@@ -191,7 +191,7 @@ class Adopting(JobHosts):
         now = self._clock.monotonic()
         machine = JobMachine(record.job_id, job, record.submission, patience=self._patience, now=now)
         host = JobHost(machine, record, self._executor_of(record.job_id), events=events, first=self._first_number())
-        machine.conditions.recall(events)
+        machine.recall(events)
         self._hosts[record.job_id] = host
         host.announce(StateChanged(JobState.SUBMITTED, _BEGUN_AGAIN))
         host.note_state()
@@ -255,7 +255,7 @@ class Adopting(JobHosts):
         if host is None:
             host = JobHost(machine, record, executor, events=events, first=self._first_number())
             self._add_host(host)
-        machine.conditions.recall(host.events)
+        machine.recall(host.events)
         host.machine = machine
         _log.warning("job_adopted", job=orphan.job_id, state=machine.state, term=description.term)
         self._led(orphan, host)
@@ -322,7 +322,7 @@ class Adopting(JobHosts):
             kept = replace(record, submission=replace(submission, has_begun=True))
             host = JobHost(machine, kept, executor, events=events, first=self._first_number())
             self._add_host(host)
-            machine.conditions.recall(host.events)
+            machine.recall(host.events)
             _log.warning("job_goes_back", job=orphan.job_id, sentence=cause.sentence)
             self._led(orphan, host)
 

@@ -1,9 +1,11 @@
-"""Every evaluation of a run, in `evaluations.jsonl` of its folder: one JSON object per line, appended."""
+"""Every evaluation of a run, in `evaluations.jsonl` of its folder: one JSON object per line, appended.
+
+After a rewind it goes on in the same file: what was evaluated after the checkpoint comes again, with another `rewinds`.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -24,12 +26,10 @@ def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:
 
     >>> from hetpipe.spec.ids import Clock
     >>> evaluation_line(Evaluated(Clock(6), 2, 46, {"loss": 0.5}), wall=0.0)
-    '{"t":"1970-01-01T00:00:00Z","epoch":2,"clock":6,"samples":46,"values":{"loss":0.5}}'
+    '{"t":"1970-01-01T00:00:00Z","epoch":2,"clock":6,"minibatches":0,"samples":46,"rewinds":0,"values":{"loss":0.5}}'
     """
-    values = {name: value if math.isfinite(value) else None for name, value in evaluated.values.items()}
     date = datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    told = {"t": date, "epoch": evaluated.epoch, "clock": evaluated.clock, "samples": evaluated.samples}
-    return json.dumps({**told, "values": values}, separators=(",", ":"))
+    return json.dumps({"t": date, **evaluated.to_object()}, separators=(",", ":"))
 
 
 def append_evaluations(run_dir: Path, events: Iterable[JobEvent], clock: Clock) -> None:

@@ -1,10 +1,13 @@
-"""Evaluations put together from the parts of the virtual workers. Pure."""
+"""Evaluations put together from the parts of the virtual workers, and those that a job has had. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections import deque
+from collections.abc import Collection, Iterable
 
-from hetpipe.spec.events import Evaluated
+from hetpipe.coordinator.store import MAX_EVENTS
+from hetpipe.spec.events import Evaluated, EvaluationSummary, NumberedEvent, Rewound
 from hetpipe.spec.ids import Clock, VirtualWorkerIndex
 from hetpipe.spec.run import StageEvaluation
 
@@ -70,4 +73,67 @@ def whole(parts: dict[VirtualWorkerIndex, StageEvaluation]) -> Evaluated:
         for part in ordered:
             total += part.sums.get(name, 0.0)
         values[name] = total / samples
-    return Evaluated(clock=ordered[0].clock, epoch=ordered[0].epoch, samples=samples, values=values)
+    first = ordered[0]
+    return Evaluated(first.clock, first.epoch, samples, values, minibatches=first.minibatches)
+
+
+#: Evaluations listed in a result.
+MAX_LISTED = 100
+
+
+class EvaluationHistory:
+    """What became of the evaluations of a job, over its rewinds and the coordinators that have led it.
+
+    It holds those that led to the weights of now: a rewind drops what came after the clock that it went back to. Only
+    the newest `MAX_EVENTS` are held, as of all events of a job; that many come of no run that evaluates at barriers.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[Evaluated] = deque(maxlen=MAX_EVENTS)
+
+    def recall(self, events: Iterable[NumberedEvent]) -> None:
+        """Begin with what followers were told by earlier coordinators, in order."""
+        for numbered in events:
+            match numbered.event:
+                case Evaluated() as evaluated:
+                    self.add(evaluated)
+                case Rewound() as rewound:
+                    self.rewind(rewound.to_clock)
+                case _:
+                    """It is about something else."""
+
+    def add(self, evaluated: Evaluated) -> bool:
+        """Take the next one; False if it is known: stages tell a new coordinator again what they told the last."""
+        if self._held and evaluated.clock <= self._held[-1].clock:
+            return False
+        self._held.append(evaluated)
+        return True
+
+    def rewind(self, clock: Clock) -> None:
+        """Drop what came after `clock`."""
+        while self._held and self._held[-1].clock > clock:
+            self._held.pop()
+
+    @property
+    def summary(self) -> EvaluationSummary | None:
+        """Number, best and last; None without any."""
+        held = self._held
+        return EvaluationSummary(len(held), min(held, key=_loss_of), held[-1]) if held else None
+
+    @property
+    def listed(self) -> tuple[Evaluated, ...]:
+        """All in order; of more than `MAX_LISTED` that many, evenly spaced, with the first, the best and the last."""
+        held, summary = list(self._held), self.summary
+        if summary is None or len(held) <= MAX_LISTED:
+            return tuple(held)
+        best = held.index(summary.best)
+        spaced = [round(place * (len(held) - 1) / (MAX_LISTED - 1)) for place in range(MAX_LISTED)]
+        if best not in spaced:
+            # In place of its nearest neighbour, but for the two ends.
+            spaced[min(range(1, MAX_LISTED - 1), key=lambda place: abs(spaced[place] - best))] = best
+        return tuple(held[place] for place in sorted(spaced))
+
+
+def _loss_of(evaluated: Evaluated) -> float:
+    loss = evaluated.values.get("loss", math.inf)
+    return loss if math.isfinite(loss) else math.inf

@@ -6,7 +6,10 @@ its devices free again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hetpipe.coordinator.conditions import ConditionBoard
+from hetpipe.coordinator.evaluations import EvaluationHistory
 from hetpipe.coordinator.exchange import Announce, Instruction, Prepared, Release, SendCommand, WrapUp
 from hetpipe.coordinator.lifecycle import Lifecycle, Step
 from hetpipe.coordinator.lost_disks import LostDisks
@@ -20,7 +23,16 @@ from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import WorkerLives
 from hetpipe.spec.commands import AgentNews, InspectionPhase, InspectionResult, InspectionStep, StopJobCommand
 from hetpipe.spec.conditions import consequence
-from hetpipe.spec.events import JobEnded, JobEvent, JobState, QueuePlace, StateChanged, Submission, WorkerStatus
+from hetpipe.spec.events import (
+    JobEnded,
+    JobEvent,
+    JobState,
+    NumberedEvent,
+    QueuePlace,
+    StateChanged,
+    Submission,
+    WorkerStatus,
+)
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
@@ -47,6 +59,8 @@ class JobCourse:
         self._failures: list[Failure] = []
         #: What endangers the job, or has.
         self.conditions = ConditionBoard()
+        #: What came of the evaluations.
+        self.evaluations = EvaluationHistory()
         self._rewinds = Rewinds(job, submission, patience)
         #: What the parameter servers say of the job since they were told of it.
         self._disks = LostDisks()
@@ -126,6 +140,11 @@ class JobCourse:
         over = now - self._entered >= self._patience.exit_seconds
         return self.ended is not None and not self._way.is_preparing and (self.stages.all_exited or over)
 
+    def recall(self, events: Iterable[NumberedEvent]) -> None:
+        """Begin with what followers were told by earlier coordinators, in order."""
+        self.conditions.recall(events)
+        self.evaluations.recall(events)
+
     def may_have_processes(self, *, now: float) -> bool:
         """False when an agent that still has processes of the job should end them."""
         if self.ended is None:
@@ -169,6 +188,7 @@ class JobCourse:
                 self._running_seconds,
                 rewinds=self._rewinds.count,
                 conditions=self.conditions.all,
+                evaluations=self.evaluations,
             )
         is_stopped = self._training is None or self._training.is_stopped
         state = self._step(Step.STOP_REACHED if is_stopped else Step.END_REACHED, now=now)

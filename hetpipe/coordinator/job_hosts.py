@@ -241,7 +241,7 @@ class JobHosts:
 
     def _save(self, host: JobHost) -> None:
         with self.condition:
-            unsaved, run_dir = host.unsaved(), Path(host.machine.submission.run_dir)
+            unsaved, run_dir = host.unsaved(), Path(host.machine.submission.first_run_dir)
         try:
             kept = save(self._store, unsaved)
         except HetpipeError as error:

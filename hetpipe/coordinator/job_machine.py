@@ -12,6 +12,7 @@ from hetpipe.coordinator import adoption
 from hetpipe.coordinator.configs import Assignment, assignment_of
 from hetpipe.coordinator.exchange import (
     AgentDeparts,
+    Announce,
     AskBarrier,
     ClusterSeen,
     ConditionsTold,
@@ -49,7 +50,7 @@ from hetpipe.spec.commands import (
     StopVirtualWorkerCommand,
 )
 from hetpipe.spec.conditions import consequence
-from hetpipe.spec.events import JobState, StateChanged, StopMode, Submission, Waiting
+from hetpipe.spec.events import Evaluated, JobState, StateChanged, StopMode, Submission, Waiting
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job import Job
 from hetpipe.spec.members import MemberInfo
@@ -219,6 +220,7 @@ class JobMachine(JobCourse):
         if told is not None:
             # What is lost is what no checkpoint has, whoever has died.
             sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
+            self.evaluations.rewind(told.to_clock)
             self._announce(replace(told, sentence=sentence))
         self._step(Step.PREPARED, now=now)
         self.stages, self._disks = StageTable(), LostDisks()
@@ -260,9 +262,18 @@ class JobMachine(JobCourse):
             if isinstance(told, Failure):
                 self._add_failure(told, now=now)
             elif self.ended is None:
-                self._out.append(told)
+                self._tell(told)
         if self._training is training:
             self._advance(training, now=now)
+
+    def _tell(self, told: Instruction) -> None:
+        match told:
+            case Announce(event=Evaluated() as event):
+                evaluated = replace(event, rewinds=self.rewinds)
+                if self.evaluations.add(evaluated):
+                    self._announce(evaluated)
+            case _:
+                self._out.append(told)
 
     def _enlarge(self, new: NewWorker, *, now: float) -> None:
         """Let a virtual worker join that the run has not had yet; whoever prepares the job anew knows of it, too."""

@@ -162,13 +162,13 @@ class CoordinatorServicer:
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
             clocks, progress, rewinds = None, None, 0
-            queue, proof = None, None
+            queue, proof, evaluations = None, None, None
             workers: tuple[WorkerStatus, ...] = ()
             conditions = self._coordinator.conditions
             if host is not None:
                 clocks, progress, workers = host.machine.clocks, host.picture, host.machine.workers
                 rewinds, queue, proof = host.machine.rewinds, host.machine.queue_place, host.machine.proof
-                conditions = host.machine.conditions.all
+                conditions, evaluations = host.machine.conditions.all, host.machine.evaluations.summary
                 processes += _stage_processes(host)
         return JobStatus(
             record.job_id,
@@ -184,6 +184,7 @@ class CoordinatorServicer:
             queue,
             conditions,
             proof,
+            evaluations,
         )
 
     def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetpipe.coordinator.evaluations import EvaluationHistory
 from hetpipe.spec.catalogue import CATALOGUE, type_of_device_name
 from hetpipe.spec.conditions import Condition
-from hetpipe.spec.events import Evaluated
+from hetpipe.spec.events import EvaluationSummary
 from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.plan import Plan, ProofReport
 from hetpipe.spec.run import AgentInfo, ClockSnapshot, StageProgress
@@ -32,7 +33,7 @@ class RunRecord:
     """At the end, from the clock shard; None if it told none."""
     reports: Mapping[tuple[VirtualWorkerIndex, StageIndex], StageProgress]
     """The last report of every stage."""
-    evaluation: Evaluated | None
+    evaluations: EvaluationHistory
     running_seconds: float
     """From the moment all stages were ready to the end of the last one; start-up does not count."""
     staleness: int | None
@@ -61,7 +62,9 @@ def result_object(record: RunRecord) -> dict[str, Any]:
     virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
     `deaths`: lives of each virtual worker that ended before the run; what is summed is summed over all its lives.
     `conditions`: what endangered the run, by the time at which it began; what has no `cleared` held to the end.
-    `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one.
+    `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one,
+    but for the evaluations: those that led to the weights count, also from before it.
+    `evaluations`: their number, the best, and a list of all or of some of them (see `EvaluationHistory.listed`).
     `proof`: what was proven of the model before training; null if nobody knows.
     `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
     `violations` is null: only the checker of the history can tell.
@@ -82,7 +85,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
             "first": _mean(report.first_loss for report in last_stages if report is not None),
             "last": _mean(report.loss for report in last_stages if report is not None),
         },
-        "eval": _evaluation(record.evaluation),
+        "eval": _evaluation(record.evaluations.summary),
         "staleness": {
             "bound_clock_distance": bound,
             "max_clock_distance": clocks.max_distance,
@@ -96,6 +99,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         },
         "waiting_seconds": {str(vw): _waiting_seconds(record, vw) for vw in members},
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
+        "evaluations": _evaluations(record.evaluations),
         "deaths": {str(vw): record.deaths.get(vw, 0) for vw in members},
         "rewinds": record.rewinds,
         "conditions": [plain(Condition, one) for one in record.conditions],
@@ -180,11 +184,18 @@ def _stage(vw: VirtualWorkerIndex, stage: StageIndex, report: StageProgress) -> 
     }
 
 
-def _evaluation(evaluation: Evaluated | None) -> dict[str, Any]:
-    if evaluation is None:
+def _evaluation(summary: EvaluationSummary | None) -> dict[str, Any]:
+    if summary is None:
         return {}
-    values = {name: _finite(value) for name, value in evaluation.values.items()}
-    return {"epoch": evaluation.epoch, "clock": evaluation.clock, "samples": evaluation.samples, **values}
+    last = summary.last.to_object()
+    return {"epoch": last["epoch"], "clock": last["clock"], "samples": last["samples"], **last["values"]}
+
+
+def _evaluations(history: EvaluationHistory) -> dict[str, Any]:
+    summary = history.summary
+    best = None if summary is None else summary.best.to_object()
+    number = 0 if summary is None else summary.number
+    return {"number": number, "best": best, "listed": [one.to_object() for one in history.listed]}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

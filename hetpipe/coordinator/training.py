@@ -12,7 +12,7 @@ from typing import Any
 from hetpipe.coordinator import adoption
 from hetpipe.coordinator.adoption import Returning
 from hetpipe.coordinator.configs import Assignment
-from hetpipe.coordinator.evaluations import Evaluations
+from hetpipe.coordinator.evaluations import EvaluationHistory, Evaluations
 from hetpipe.coordinator.exchange import (
     Announce,
     ClocksTold,
@@ -152,7 +152,13 @@ class Training:
         return out
 
     def result(
-        self, run_dir: str, running_seconds: float, *, rewinds: int, conditions: Sequence[Condition]
+        self,
+        run_dir: str,
+        running_seconds: float,
+        *,
+        rewinds: int,
+        conditions: Sequence[Condition],
+        evaluations: EvaluationHistory,
     ) -> dict[str, Any] | None:
         """The result of the run as far as it came, after so many rewinds; None when training had not begun."""
         if self._board is None:
@@ -164,7 +170,7 @@ class Training:
                 start=self._prepared.start,
                 told_clocks=self.clocks,
                 reports=self._board.reports,
-                evaluation=self._evaluations.latest,
+                evaluations=evaluations,
                 running_seconds=running_seconds,
                 staleness=self._assignment.job.staleness,
                 deaths={worker.vw: worker.deaths for worker in self._lives},

@@ -126,7 +126,8 @@ class BarrierWork:
             self._send_end(clock)
         if identity.is_last and blocks:
             samples = sum(len(block) for block in blocks)
-            self._parts.report(StageEvaluation(clock=clock, epoch=epoch, samples=samples, sums=sums))
+            minibatches = self._parts.synchroniser.progress().minibatches
+            self._parts.report(StageEvaluation(clock, epoch, samples, sums, minibatches))
 
     def _pass_on(self, number: int, clock: Clock, values: Values, block: Block, sums: dict[str, float]) -> None:
         parts = self._parts

@@ -13,6 +13,7 @@ from hetpipe.spec.events import (
     ConditionCleared,
     ConditionRaised,
     Evaluated,
+    EvaluationSummary,
     JobEnded,
     JobEvent,
     JobState,
@@ -201,6 +202,43 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
     )
 
 
+def evaluated_to_proto(evaluated: Evaluated) -> pb.Evaluated:
+    """One evaluation."""
+    return pb.Evaluated(
+        clock=evaluated.clock,
+        epoch=evaluated.epoch,
+        samples=evaluated.samples,
+        values=dict(evaluated.values),
+        minibatches=evaluated.minibatches,
+        rewinds=evaluated.rewinds,
+    )
+
+
+def evaluated_from_proto(message: pb.Evaluated) -> Evaluated:
+    """One evaluation."""
+    values = {name: message.values[name] for name in sorted(message.values)}
+    return Evaluated(
+        Clock(message.clock),
+        message.epoch,
+        message.samples,
+        values,
+        minibatches=message.minibatches,
+        rewinds=message.rewinds,
+    )
+
+
+def evaluations_to_proto(summary: EvaluationSummary) -> pb.Evaluations:
+    """What came of a job's evaluations."""
+    return pb.Evaluations(
+        number=summary.number, best=evaluated_to_proto(summary.best), last=evaluated_to_proto(summary.last)
+    )
+
+
+def evaluations_from_proto(message: pb.Evaluations) -> EvaluationSummary:
+    """What came of a job's evaluations."""
+    return EvaluationSummary(message.number, evaluated_from_proto(message.best), evaluated_from_proto(message.last))
+
+
 def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C901, PLR0911, PLR0912 - one per kind of event
     """One event of a job."""
     sequence, event = numbered.sequence, numbered.event
@@ -212,10 +250,7 @@ def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C90
             waiting = pb.Waiting(sentence=event.sentence, seconds=event.seconds)
             return pb.WatchJobResponse(sequence=sequence, waiting=waiting)
         case Evaluated():
-            evaluated = pb.Evaluated(
-                clock=event.clock, epoch=event.epoch, samples=event.samples, values=dict(event.values)
-            )
-            return pb.WatchJobResponse(sequence=sequence, evaluated=evaluated)
+            return pb.WatchJobResponse(sequence=sequence, evaluated=evaluated_to_proto(event))
         case ProgressTable():
             return pb.WatchJobResponse(sequence=sequence, progress=progress_to_proto(event))
         case WorkerLost():
@@ -286,9 +321,7 @@ def event_from_proto(message: pb.WatchJobResponse) -> NumberedEvent:  # noqa: C9
         case "waiting":
             event = Waiting(message.waiting.sentence, message.waiting.seconds)
         case "evaluated":
-            evaluated = message.evaluated
-            values = {name: evaluated.values[name] for name in sorted(evaluated.values)}
-            event = Evaluated(Clock(evaluated.clock), evaluated.epoch, evaluated.samples, values)
+            event = evaluated_from_proto(message.evaluated)
         case "progress":
             event = progress_from_proto(message.progress)
         case "worker_lost":
@@ -408,6 +441,7 @@ def status_to_proto(status: JobStatus) -> pb.JobStatus:
         else pb.QueuePlace(position=status.queue.position, reason=status.queue.reason),
         conditions=map(condition_to_proto, status.conditions),
         proof_json="" if status.proof is None else to_json(ProofReport, status.proof),
+        evaluations=None if status.evaluations is None else evaluations_to_proto(status.evaluations),
     )
 
 
@@ -428,6 +462,7 @@ def status_from_proto(message: pb.JobStatus) -> JobStatus:
         queue=QueuePlace(message.queue.position, message.queue.reason) if message.HasField("queue") else None,
         conditions=tuple(map(condition_from_proto, message.conditions)),
         proof=from_json(ProofReport, message.proof_json) if message.proof_json else None,
+        evaluations=evaluations_from_proto(message.evaluations) if message.HasField("evaluations") else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -102,7 +103,37 @@ class Evaluated:
     samples: int
     values: dict[str, float]
     """Mean per metric name; `loss` is always there."""
+    minibatches: int = 0
+    """Minibatches committed by then since the start of the training, over all virtual workers."""
+    rewinds: int = 0
+    """How often the whole job had gone back to a checkpoint by then."""
     kind: Literal["evaluated"] = "evaluated"
+
+    def to_object(self) -> dict[str, Any]:
+        """The JSON object of an evaluation, as files and results have it; what is not finite becomes null."""
+        return {
+            "epoch": self.epoch,
+            "clock": self.clock,
+            "minibatches": self.minibatches,
+            "samples": self.samples,
+            "rewinds": self.rewinds,
+            "values": {name: value if math.isfinite(value) else None for name, value in self.values.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSummary:
+    """The evaluations of a job so far, without those that a rewind has undone."""
+
+    number: int
+    """At least 1."""
+    best: Evaluated
+    """The first one with the least loss that is finite; the first of all if there is no such loss."""
+    last: Evaluated
+
+    def to_object(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"number": self.number, "best": self.best.to_object(), "last": self.last.to_object()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +447,8 @@ class JobStatus:
     """What endangers the job, or has, by the time at which it began; without a job, of the cluster."""
     proof: ProofReport | None = None
     """What was proven of the model before training; None before that, and where nobody knows."""
+    evaluations: EvaluationSummary | None = None
+    """None before the first one."""
 
     @property
     def is_led(self) -> bool:

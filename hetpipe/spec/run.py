@@ -181,6 +181,8 @@ class StageEvaluation:
     samples: Count
     sums: dict[Name, float]
     """Metric name → Σ over minibatches of value × samples; `loss` is always there."""
+    minibatches: Count = 0
+    """Minibatches committed by then since the start of the training, over all virtual workers."""
     kind: Literal["evaluation"] = "evaluation"
 
 

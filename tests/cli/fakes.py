@@ -53,6 +53,28 @@ RESULT: dict[str, Any] = {
     "bytes": {"pushed": 9152, "pulled": 7744},
     "waiting_seconds": {"0": 0.1, "1": 0.2},
     "idle_seconds": {"0": 0.0, "1": 0.1},
+    "evaluations": {
+        "number": 2,
+        "best": {
+            "epoch": 1,
+            "clock": 3,
+            "minibatches": 12,
+            "samples": 46,
+            "rewinds": 0,
+            "values": {"accuracy": 0.8, "loss": 1.05},
+        },
+        "listed": [
+            {
+                "epoch": epoch,
+                "clock": 3 * epoch,
+                "minibatches": 12 * epoch,
+                "samples": 46,
+                "rewinds": 0,
+                "values": {"accuracy": accuracy, "loss": loss},
+            }
+            for epoch, accuracy, loss in ((1, 0.8, 1.05), (2, 0.9, 1.06))
+        ],
+    },
     "deaths": {"0": 0, "1": 0},
     "rewinds": 0,
     "conditions": [],

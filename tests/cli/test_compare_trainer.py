@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
-from hetpipe.cli.compare_trainer import Recorder, minibatches_at_barriers, record_of, train_trial
+from hetpipe.cli.compare_trainer import Recorder, record_of, train_trial
 from hetpipe.cli.compare_trials import Trial
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.cli.training import RunEnd, Training
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, trial: Trial) -> RunFolder:
 
 
 def evaluated(clock: int, loss: float) -> Evaluated:
-    return Evaluated(Clock(clock), 0, 46, {"loss": loss, "accuracy": 0.5})
+    return Evaluated(Clock(clock), 0, 46, {"loss": loss, "accuracy": 0.5}, minibatches=2 * clock)
 
 
 def followed(*, epochs: int = 2, loss: float = 0.5) -> Recorder:
@@ -123,11 +123,6 @@ def test_a_job_that_cannot_be_trained_ends_the_comparison(trial: Trial, folder: 
     ended = {"state": JobState.FAILED, "result": None, "error": "CallableError", "sentences": ("model: no",)}
     with pytest.raises(CallableError, match="model: no"):
         kept(trial, folder, followed(), **ended)
-
-
-def test_minibatches_of_all_virtual_workers_count(tmp_path: Path) -> None:
-    (trial,) = trials(tmp_path, "wave", seeds=1, workers={"count": 2, "stages": 1})
-    assert minibatches_at_barriers(trial.job, NUM_SAMPLES) == {3: 12, 6: 24}
 
 
 def test_the_recorder_hides_nothing() -> None:

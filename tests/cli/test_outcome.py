@@ -8,7 +8,7 @@ import json
 import pytest
 
 from hetpipe.cli.outcome import ExitStatus, Output, error_class, error_of, sentences_of, status_of
-from hetpipe.cli.result import TrainResult
+from hetpipe.cli.result import EvaluationResults, TrainResult
 from hetpipe.errors import CallableError, HetpipeError, JobError, JobFailed, NonFiniteUpdate, PeerUnreachable, UserError
 from tests.cli.fakes import RESULT
 
@@ -75,6 +75,7 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "bytes",
         "waiting_seconds",
         "idle_seconds",
+        "evaluations",
         "deaths",
         "rewinds",
         "conditions",
@@ -92,3 +93,8 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
 def test_results_of_before_stages_told_of_their_memory_are_still_read() -> None:
     older = {key: value for key, value in RESULT.items() if key != "stages"}
     assert TrainResult.from_json(older).stages == ()
+
+
+def test_results_of_before_evaluations_were_listed_are_still_read() -> None:
+    older = {key: value for key, value in RESULT.items() if key != "evaluations"}
+    assert TrainResult.from_json(older).evaluations == EvaluationResults(0, None, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -16,8 +17,8 @@ import pytest
 from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.status import RunStatus, is_service, status_of_coordinator, status_of_run
 from hetpipe.errors import PeerUnreachable, UnknownJob
-from hetpipe.spec.events import JobState, JobStatus, Straggling, WorkerStatus
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex
+from hetpipe.spec.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
+from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
 from hetpipe.testing.fake_clock import FakeClock
@@ -92,6 +93,7 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "job_id": "small-1",
         "queue": None,
         "proof": None,
+        "evaluations": None,
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",
@@ -104,6 +106,33 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "stage                 0   0  127.0.0.1   14  ready",
         "stage                 0   1  127.0.0.1    -  starting",
     ]
+
+
+EVALUATIONS = EvaluationSummary(
+    3,
+    best=Evaluated(Clock(6), 1, 46, {"accuracy": 0.75, "loss": 0.5}, minibatches=24),
+    last=Evaluated(Clock(18), 3, 46, {"accuracy": 0.5, "loss": math.nan}, minibatches=72, rewinds=1),
+)
+
+
+def test_the_last_and_the_best_evaluation_are_told(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    running = replace(running_status(str(folder.path)), evaluations=EVALUATIONS)
+    status = ask(folder, FakeCoordinator(status=running))
+    assert status.to_json()["evaluations"] == EVALUATIONS.to_object()
+    assert status.to_json()["evaluations"]["last"]["values"] == {"accuracy": 0.5, "loss": None}
+    assert status.lines(folder.path.parent)[2] == (
+        "evaluation: loss -, accuracy 0.5000 after epoch 3, clock 18 (3 so far); "
+        "least loss 0.5000 after epoch 1, clock 6"
+    )
+
+
+def test_the_evaluations_of_an_ended_run_are_those_of_its_result(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    folder.write_result(JobState.FINISHED, RESULT)
+    status = ask(folder, Away())
+    listed = RESULT["evaluations"]["listed"]
+    assert status.to_json()["evaluations"] == {"number": 2, "best": listed[0], "last": listed[1]}
 
 
 def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.top import REFRESH_SECONDS, Picture, top
 from hetpipe.errors import PeerUnreachable
-from hetpipe.spec.events import JobState, JobStatus, Straggling, WorkerStatus
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
+from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import Member
 from hetpipe.spec.wire import plain
@@ -94,6 +95,16 @@ def test_who_was_lost_is_away_or_slow_and_that_the_job_went_back_is_told() -> No
         "",
     ]
     assert [line.split()[8:11] for line in lines[9:11]] == [["1", "of", "2"], ["ending", "150", "1.2500"]]
+
+
+def test_the_newest_and_the_best_evaluation_are_told() -> None:
+    best = Evaluated(Clock(3), 1, 46, {"loss": 0.25}, minibatches=12)
+    last = Evaluated(Clock(6), 2, 46, {"loss": math.inf}, minibatches=24)
+    there = Picture(replace(running(), evaluations=EvaluationSummary(2, best, last)), ())
+    said = "evaluation: loss - after epoch 2, clock 6 (2 so far); least loss 0.2500 after epoch 1, clock 3"
+    assert said in there.lines(Path.cwd())
+    assert there.to_json()["evaluations"] == {"number": 2, "best": best.to_object(), "last": last.to_object()}
+    assert json.loads(json.dumps(there.to_json(), allow_nan=False))["evaluations"]["last"]["values"] == {"loss": None}
 
 
 def test_a_cluster_without_a_job_and_a_job_that_failed() -> None:

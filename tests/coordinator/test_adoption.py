@@ -15,10 +15,10 @@ from hetpipe.spec.commands import (
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
-from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode, WorkerLost
+from hetpipe.spec.events import Evaluated, JobEnded, JobState, NumberedEvent, StateChanged, StopMode, WorkerLost
 from hetpipe.spec.ids import AgentId, Clock
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
-from hetpipe.spec.run import StageDone
+from hetpipe.spec.run import StageDone, StageEvaluation
 from hetpipe.spec.sync import Progress
 from tests.coordinator.builders import JOB_ID, agent_info, clocks, job, progress, submission
 from tests.coordinator.fakes import Cluster
@@ -48,6 +48,21 @@ class TestAsIfNothingHadBeen:
         assert (kept.state, kept.run_dir) == (JobState.FINISHED, str(succession.cluster.run_dir))
         assert kept.submission == replace(submission(job(), kept.run_dir), has_begun=not wiped)
         assert isinstance(succession.cluster.store.events(JOB_ID)[-1].event, JobEnded)
+
+    def test_evaluations_of_before_count_and_are_not_told_twice(self, succession: Succession) -> None:
+        def evaluate(clock: int) -> None:
+            evaluation = StageEvaluation(Clock(clock), 1, 10, {"loss": 5.0})
+            succession.cluster.tell("n0", StageNews(key(0, 1), evaluation))
+            succession.cluster.executor.run_all()
+
+        evaluate(2)
+        succession.succeed()
+        evaluate(2)
+        evaluate(3)
+
+        found = succession.machine.evaluations.summary
+        assert (found.number, found.last.clock) == (2, 3)
+        assert [event.clock for event in succession.events(Evaluated)] == [2, 3]
 
     def test_status_knows_processes_and_clocks(self, succession: Succession) -> None:
         succession.succeed(wiped=True)

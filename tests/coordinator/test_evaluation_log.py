@@ -14,20 +14,30 @@ from hetpipe.testing.fake_clock import FakeClock
 
 def test_every_evaluation_stays_and_nothing_else(tmp_path: Path) -> None:
     clock = FakeClock(wall=1_700_000_000.0)
-    first = Evaluated(Clock(6), 1, 46, {"accuracy": 0.5, "loss": math.nan})
+    first = Evaluated(Clock(6), 1, 46, {"accuracy": 0.5, "loss": math.nan}, minibatches=24)
     append_evaluations(tmp_path, [StateChanged(JobState.RUNNING), first], clock)
     append_evaluations(tmp_path, [StateChanged(JobState.STOPPING)], clock)
-    append_evaluations(tmp_path, [Evaluated(Clock(12), 2, 46, {"loss": 0.25})], clock)
+    append_evaluations(tmp_path, [Evaluated(Clock(12), 2, 46, {"loss": 0.25}, minibatches=48, rewinds=1)], clock)
     lines = [json.loads(line) for line in (tmp_path / EVALUATIONS).read_text().splitlines()]
     assert lines == [
         {
             "t": "2023-11-14T22:13:20Z",
             "epoch": 1,
             "clock": 6,
+            "minibatches": 24,
             "samples": 46,
+            "rewinds": 0,
             "values": {"accuracy": 0.5, "loss": None},
         },
-        {"t": "2023-11-14T22:13:20Z", "epoch": 2, "clock": 12, "samples": 46, "values": {"loss": 0.25}},
+        {
+            "t": "2023-11-14T22:13:20Z",
+            "epoch": 2,
+            "clock": 12,
+            "minibatches": 48,
+            "samples": 46,
+            "rewinds": 1,
+            "values": {"loss": 0.25},
+        },
     ]
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from hetpipe.coordinator.evaluation_log import EVALUATIONS
+from hetpipe.coordinator.servicer import CoordinatorServicer
 from hetpipe.errors import StaleIncarnation
-from hetpipe.spec.commands import ChildExit, StageNews, StartStageCommand
+from hetpipe.spec.commands import ChildExit, StageKey, StageNews, StartStageCommand
 from hetpipe.spec.events import JobState, Rewound, StopMode, WorkerLost, WorkerRejoined
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.run import StageFailed
+from hetpipe.spec.ids import Clock, Incarnation, StageIndex, Term
+from hetpipe.spec.ids import VirtualWorkerIndex as Vw
+from hetpipe.spec.run import StageEvaluation, StageFailed
 from hetpipe.spec.sync import Progress
 from tests.coordinator.builders import JOB_ID, agent_member
 from tests.coordinator.fakes import Cluster, events, state, submit
@@ -117,6 +120,33 @@ class TestLives:
 
 class TestRewinds:
     """Parameter server 1 is told to have lost its disk."""
+
+    def evaluate(self, cluster: Cluster, clock: int, *, term: int) -> None:
+        """A virtual worker tells of an evaluation of all samples."""
+        last_stage = StageKey(JOB_ID, Vw(0), StageIndex(1), Incarnation(0), Term(term))
+        evaluation = StageEvaluation(Clock(clock), 1, 10, {"loss": 5.0}, minibatches=4 * clock)
+        cluster.tell("n0", StageNews(last_stage, evaluation))
+        cluster.executor.run_all()
+
+    def test_its_evaluations_go_on_in_one_file(self, cluster: Cluster) -> None:
+        cluster.shards.newest_checkpoint = "/run/checkpoints/clock-00000004"
+        cluster.shards.progress[cluster.shards.newest_checkpoint] = Progress(Clock(4), 1, bytes(5), 8, 32)
+        for clock in (3, 6):
+            self.evaluate(cluster, clock, term=1)
+        self.lose(cluster)
+        self.evaluate(cluster, 6, term=2)
+
+        assert state(cluster) is JobState.RUNNING
+        lines = [json.loads(line) for line in (cluster.run_dir / EVALUATIONS).read_text().splitlines()]
+        assert [(line["clock"], line["minibatches"], line["rewinds"]) for line in lines] == [
+            (3, 12, 0),
+            (6, 24, 0),
+            (6, 24, 1),
+        ]
+        assert not (cluster.run_dir / "rewind-1" / EVALUATIONS).exists()
+        status = CoordinatorServicer(cluster.coordinator, host="here").status(JOB_ID)
+        assert status.evaluations is not None
+        assert (status.evaluations.number, status.evaluations.last.rewinds) == (2, 1)
 
     def lose(self, cluster: Cluster) -> None:
         cluster.shards.serving["shards.host:7001"].clear()

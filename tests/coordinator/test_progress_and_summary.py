@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hetpipe.coordinator.configs import data_of, fresh_progress
+from hetpipe.coordinator.evaluations import EvaluationHistory
 from hetpipe.coordinator.progress import ProgressBoard
 from hetpipe.coordinator.summary import RunRecord, clocks_from_reports, result_object
 from hetpipe.planner.partition import plan_job
@@ -184,7 +185,10 @@ def record(**values: Any) -> RunRecord:
         "start": START,
         "told_clocks": clocks(6, 5, samples=80, minibatches=20, max_distance=2),
         "reports": reports,
-        "evaluation": Evaluated(Clock(6), 1, 10, {"accuracy": 0.9, "loss": 0.2}),
+        "evaluations": history(
+            Evaluated(Clock(3), 1, 10, {"accuracy": 0.8, "loss": 0.1}, minibatches=10),
+            Evaluated(Clock(6), 2, 10, {"accuracy": 0.9, "loss": 0.2}, minibatches=20, rewinds=1),
+        ),
         "running_seconds": 4.0,
         "staleness": 1,
         "deaths": {Vw(1): 2},
@@ -192,6 +196,18 @@ def record(**values: Any) -> RunRecord:
         "proof": ProofReport("whole model", "bits", 4, 0.3, ("outputs",)),
     }
     return RunRecord(**{**defaults, **values})
+
+
+def history(*evaluations: Evaluated) -> EvaluationHistory:
+    found = EvaluationHistory()
+    assert all(found.add(evaluated) for evaluated in evaluations)
+    return found
+
+
+def listed(epoch: int, accuracy: float, loss: float, *, rewinds: int) -> dict[str, Any]:
+    values = {"accuracy": accuracy, "loss": loss}
+    place = {"epoch": epoch, "clock": 3 * epoch, "minibatches": 10 * epoch}
+    return {**place, "samples": 10, "rewinds": rewinds, "values": values}
 
 
 class TestResult:
@@ -206,7 +222,12 @@ class TestResult:
             "tokens_per_second": None,
             "model_flops_utilisation": None,
             "loss": {"first": pytest.approx(1.5), "last": pytest.approx(0.15)},
-            "eval": {"epoch": 1, "clock": 6, "samples": 10, "accuracy": 0.9, "loss": 0.2},
+            "eval": {"epoch": 2, "clock": 6, "samples": 10, "accuracy": 0.9, "loss": 0.2},
+            "evaluations": {
+                "number": 2,
+                "best": listed(1, 0.8, 0.1, rewinds=0),
+                "listed": [listed(1, 0.8, 0.1, rewinds=0), listed(2, 0.9, 0.2, rewinds=1)],
+            },
             "staleness": {"bound_clock_distance": 2, "max_clock_distance": 2, "violations": None},
             "clocks": {"0": 6, "1": 5},
             "global_clock": 5,
@@ -262,19 +283,21 @@ class TestResult:
         reports = {(Vw(0), StageIndex(1)): last}
         evaluation = Evaluated(Clock(1), 0, 1, {"loss": float("nan")})
 
-        result = result_object(record(reports=reports, evaluation=evaluation))
+        result = result_object(record(reports=reports, evaluations=history(evaluation)))
 
         assert result["loss"] == {"first": None, "last": None}
         assert result["eval"]["loss"] is None
+        assert result["evaluations"]["best"]["values"] == {"loss": None}
         assert (result["stages"][0]["gradient_norm"], result["stages"][0]["learning_rate"]) == (None, None)
         assert json.loads(json.dumps(result, allow_nan=False)) == result
 
     def test_asp_has_no_bound_and_an_empty_run_no_rate(self) -> None:
-        result = result_object(record(staleness=None, running_seconds=0.0, evaluation=None, reports={}))
+        result = result_object(record(staleness=None, running_seconds=0.0, evaluations=history(), reports={}))
 
         assert result["staleness"]["bound_clock_distance"] is None
         assert result["samples_per_second"] == 0.0
         assert result["eval"] == {}
+        assert result["evaluations"] == {"number": 0, "best": None, "listed": []}
         assert result["loss"] == {"first": None, "last": None}
 
     def test_without_a_clock_shard_the_stages_clocks_stand_in(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,10 +19,11 @@ from hetpipe.coordinator.configs import (
     shard_configs,
     stage_commands,
 )
-from hetpipe.coordinator.evaluations import Evaluations
+from hetpipe.coordinator.evaluations import MAX_LISTED, EvaluationHistory, Evaluations
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, could_fit, missing
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.planner.partition import plan_job
+from hetpipe.spec.events import Evaluated, JobEvent, JobState, NumberedEvent, Rewound, StateChanged
 from hetpipe.spec.ids import Clock, Incarnation, JobId, LayerIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.job import Job
@@ -171,6 +174,57 @@ class TestConfigs:
 
 def part(clock: int, samples: int, loss: float, **sums: float) -> StageEvaluation:
     return StageEvaluation(Clock(clock), 0, samples, {"loss": loss, **sums})
+
+
+class TestEvaluationHistory:
+    @staticmethod
+    def heard(*losses: float) -> EvaluationHistory:
+        """Evaluations at clock 1, 2, …."""
+        history = EvaluationHistory()
+        for clock, loss in enumerate(losses, start=1):
+            assert history.add(Evaluated(Clock(clock), 1, 4, {"loss": loss}))
+        return history
+
+    def test_the_best_is_the_first_with_the_least_finite_loss(self) -> None:
+        summary = self.heard(math.nan, 0.5, 0.25, 0.25, -math.inf).summary
+        assert summary is not None
+        assert (summary.number, summary.best.clock, summary.last.clock) == (5, 3, 5)
+        assert EvaluationHistory().summary is None
+
+    def test_all_are_listed_while_they_are_few(self) -> None:
+        assert [one.clock for one in self.heard(*([1.0] * MAX_LISTED)).listed] == list(range(1, MAX_LISTED + 1))
+
+    @pytest.mark.parametrize("best", [1, 2, 400, 770, 999, 1000])
+    def test_of_many_an_even_choice_is_listed_with_first_best_and_last(self, best: int) -> None:
+        clocks_listed = [one.clock for one in self.heard(*(abs(best - at) for at in range(1, 1001))).listed]
+        assert len(set(clocks_listed)) == MAX_LISTED
+        assert {1, best, 1000} <= set(clocks_listed)
+        assert clocks_listed == sorted(clocks_listed)
+        assert max(after - before for before, after in itertools.pairwise(clocks_listed)) <= 20
+
+    def test_a_rewind_undoes_what_came_after_its_checkpoint(self) -> None:
+        history = self.heard(0.5, 0.4, 0.1)
+        history.rewind(Clock(2))
+        assert [one.clock for one in history.listed] == [1, 2]
+        assert history.add(Evaluated(Clock(3), 1, 4, {"loss": 0.2}, rewinds=1))
+        assert [one.rewinds for one in history.listed] == [0, 0, 1]
+
+    def test_what_is_told_again_counts_once(self) -> None:
+        history = self.heard(0.5, 0.4)
+        assert not history.add(Evaluated(Clock(2), 1, 4, {"loss": 0.4}))
+        assert len(history.listed) == 2
+
+    def test_a_successor_recalls_it_with_the_rewinds(self) -> None:
+        told: list[JobEvent] = [
+            Evaluated(Clock(3), 1, 4, {"loss": 0.5}),
+            Evaluated(Clock(6), 2, 4, {"loss": 0.4}),
+            Rewound(Clock(7), Clock(3), "/run/rewind-1", "its disk is gone"),
+            StateChanged(JobState.RUNNING),
+            Evaluated(Clock(6), 2, 4, {"loss": 0.3}, rewinds=1),
+        ]
+        history = EvaluationHistory()
+        history.recall(NumberedEvent(number, event) for number, event in enumerate(told, 1))
+        assert list(history.listed) == [told[0], told[4]]
 
 
 class TestEvaluations:

@@ -23,12 +23,12 @@ from hetpipe.coordinator.exchange import (
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.planner.partition import plan_job
 from hetpipe.spec.commands import StartStageCommand
-from hetpipe.spec.events import JobState, Rewound, StateChanged, StopMode, WorkerLeft
+from hetpipe.spec.events import Evaluated, JobState, Rewound, StateChanged, StopMode, WorkerLeft
 from hetpipe.spec.ids import Clock, Incarnation, LayerIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.members import MemberId
-from hetpipe.spec.run import StageDone, StageFailed, StageReady
+from hetpipe.spec.run import StageDone, StageEvaluation, StageFailed, StageReady
 from tests.coordinator.builders import JOB_ID, STAGES, agent_member, clocks, job, model, shard_member
 from tests.coordinator.machine_driver import AGENTS, SHARDS, Driver
 
@@ -142,6 +142,25 @@ class TestTheWay:
         result = driver.ended().result
         assert result is not None
         assert (result["run_dir"], result["rewinds"]) == ("/nowhere/run", 1)
+
+    def test_evaluations_after_the_checkpoint_come_again_marked_with_the_rewind(self, driver: Rewinding) -> None:
+        def evaluate(*clocks_evaluated: int) -> None:
+            for clock in clocks_evaluated:
+                driver.report(0, 1, StageEvaluation(Clock(clock), clock // 3, 10, {"loss": 30.0 / clock}))
+
+        evaluate(3, 6)
+        driver.rewind(4)
+        driver.ready()
+        evaluate(6, 9)
+        driver.all_done()
+        driver.wrap_up()
+
+        told = [(event.clock, event.rewinds) for event in driver.events(Evaluated)]
+        assert told == [(3, 0), (6, 0), (6, 1), (9, 1)]
+        result = driver.ended().result
+        assert result is not None
+        assert [(one["clock"], one["rewinds"]) for one in result["evaluations"]["listed"]] == [(3, 0), (6, 1), (9, 1)]
+        assert (result["evaluations"]["number"], result["eval"]["clock"]) == (3, 9)
 
     def test_its_old_failures_do_not_count(self, driver: Rewinding) -> None:
         driver.fail(0, 0, "a wave could not be pushed", secondary=True)

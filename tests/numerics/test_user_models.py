@@ -100,3 +100,4 @@ def test_the_evaluation_is_the_references(tmp_path: Path) -> None:
     final = run_reference(reference)
     expected = evaluate(reference, weights=final.weights, buffers=final.buffers, dataset=reference.train)
     assert sum(report.sums["loss"] for report in told) / 46 == pytest.approx(expected.means["loss"], rel=1e-6)
+    assert {report.minibatches for report in told} == {12}, "of all virtual workers together"

@@ -32,6 +32,7 @@ from hetpipe.spec.events import (
     ConditionCleared,
     ConditionRaised,
     Evaluated,
+    EvaluationSummary,
     JobEnded,
     JobEvent,
     JobState,
@@ -186,7 +187,7 @@ REPORTS: list[StageReport] = [
     StageReady(7, "grpc: the job says so"),
     progress(samples=3, clock=2, loss=0.5),
     StageWaiting("a waits for b", 5.5),
-    StageEvaluation(Clock(1), 0, 3, {"loss": 1.5}),
+    StageEvaluation(Clock(1), 0, 3, {"loss": 1.5}, minibatches=4),
     StageFailed("LinkClosed", "its neighbour is gone", secondary=True),
     StageDone(Clock(3), "end"),
 ]
@@ -222,7 +223,7 @@ def picture() -> ProgressTable:
         *(StateChanged(state) for state in JobState),
         StateChanged(JobState.RUNNING, "links between stages: gloo"),
         Waiting("a waits for b", 5.0),
-        Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 1.0}),
+        Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 1.0}, minibatches=7, rewinds=2),
         picture(),
         replace(picture(), straggler=Vw(0), slow=(Straggling(Vw(0), StageIndex(1), 9.5),)),
         WorkerLost(Vw(1), Incarnation(2), "it was killed"),
@@ -272,6 +273,11 @@ def test_submissions(restore: str | None, report: ModelReport | None) -> None:
             picture(),
             (WorkerStatus(Vw(1), Incarnation(2), 2, LifeState.AWAITING),),
             3,
+            evaluations=EvaluationSummary(
+                5,
+                Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 0.5}, minibatches=7),
+                Evaluated(Clock(6), 2, 10, {"loss": 1.0}, minibatches=14, rewinds=2),
+            ),
         ),
     ],
 )

@@ -542,7 +542,7 @@ class QueuePlace(_message.Message):
     def __init__(self, position: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds", "queue", "conditions", "proof_json")
+    __slots__ = ("job_id", "name", "state", "run_dir", "failure", "processes", "clocks", "progress", "workers", "rewinds", "queue", "conditions", "proof_json", "evaluations")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -556,6 +556,7 @@ class JobStatus(_message.Message):
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     PROOF_JSON_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: JobState
@@ -569,7 +570,8 @@ class JobStatus(_message.Message):
     queue: QueuePlace
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
     proof_json: str
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., rewinds: _Optional[int] = ..., queue: _Optional[_Union[QueuePlace, _Mapping]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., proof_json: _Optional[str] = ...) -> None: ...
+    evaluations: Evaluations
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., run_dir: _Optional[str] = ..., failure: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., clocks: _Optional[_Union[ClockSnapshot, _Mapping]] = ..., progress: _Optional[_Union[ProgressTable, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., rewinds: _Optional[int] = ..., queue: _Optional[_Union[QueuePlace, _Mapping]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., proof_json: _Optional[str] = ..., evaluations: _Optional[_Union[Evaluations, _Mapping]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)
@@ -602,7 +604,7 @@ class Waiting(_message.Message):
     def __init__(self, sentence: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("clock", "epoch", "samples", "values")
+    __slots__ = ("clock", "epoch", "samples", "values", "minibatches", "rewinds")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -614,11 +616,25 @@ class Evaluated(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
+    REWINDS_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     samples: int
     values: _containers.ScalarMap[str, float]
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    minibatches: int
+    rewinds: int
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., minibatches: _Optional[int] = ..., rewinds: _Optional[int] = ...) -> None: ...
+
+class Evaluations(_message.Message):
+    __slots__ = ("number", "best", "last")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    best: Evaluated
+    last: Evaluated
+    def __init__(self, number: _Optional[int] = ..., best: _Optional[_Union[Evaluated, _Mapping]] = ..., last: _Optional[_Union[Evaluated, _Mapping]] = ...) -> None: ...
 
 class WorkerLost(_message.Message):
     __slots__ = ("vw", "incarnation", "sentence")
