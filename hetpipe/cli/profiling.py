@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import queue
-import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from hetpipe.agent.child import Child, ChildSpec, Listener
-from hetpipe.agent.children import SINGLE_THREADED
 from hetpipe.agent.environment import child_environment
-from hetpipe.cli.outcome import error_of
+from hetpipe.cli.measuring import MeasuringProgram, measuring_process
 from hetpipe.cli.shell import Shell
-from hetpipe.errors import JobFailed
 from hetpipe.profiler.assembly import profile_for, reserve_for
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.spec import wire
-from hetpipe.spec.commands import exit_sentence
 from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import CPU_TYPE, ProfileStep
 from hetpipe.spec.profile import Profile
@@ -92,44 +81,11 @@ def _ask(
     environment: Mapping[str, str],
     on_step: Callable[[ProfileStep], None],
 ) -> ProfileAnswer:
-    with _process(order, program, environment) as news:
+    measuring = MeasuringProgram(name="profile", task="measures the model", command=program, environment=environment)
+    with measuring_process(measuring, wire.to_json(ProfileOrder, order)) as process:
         while True:
-            message = news.get()
-            if isinstance(message, str):
-                raise JobFailed(message)
+            message = process.message()
             if "ok" in message:
                 answer: ProfileAnswer = wire.revive(ProfileAnswer, message["ok"])
                 return answer
-            if "step" in message:
-                on_step(wire.revive(ProfileStep, message["step"]))
-                continue
-            raise error_of(str(message.get("error")), [str(problem) for problem in message.get("problems", ())])
-
-
-@contextmanager
-def _process(
-    order: ProfileOrder, program: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[queue.SimpleQueue[dict[str, Any] | str]]:
-    """The process that carries out `order`: its messages, and a sentence when it has ended. It ends with the block."""
-    news: queue.SimpleQueue[dict[str, Any] | str] = queue.SimpleQueue()
-
-    def on_exit(exit_code: int, last_words: str) -> None:
-        words = f"; its last words: {last_words}" if last_words else ""
-        news.put(f"the process that measures the model {exit_sentence(exit_code)} before it was done{words}")
-
-    with tempfile.TemporaryDirectory(prefix="hetpipe-profile-") as folder:
-        child = Child(
-            ChildSpec(
-                name="profile",
-                command=program,
-                first_line=wire.to_json(ProfileOrder, order),
-                environment={**environment, **SINGLE_THREADED},
-                log_path=Path(folder) / "profile.out",
-            ),
-            Listener(on_line=lambda line: news.put(json.loads(line)), on_exit=on_exit),
-        )
-        try:
-            yield news
-        finally:
-            child.send_signal(signal.SIGKILL)
-            child.exited.wait()
+            on_step(wire.revive(ProfileStep, message.get("step")))

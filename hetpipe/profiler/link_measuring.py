@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
-import hetpipe
 from hetpipe.clock import Clock
 from hetpipe.link.catalogue import Footing, call, open_door
 from hetpipe.link.cut import Cut
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.link_speed import LIMITS, CopyTrips, Effort, LinkTrips, answer_trips, speed_of
+from hetpipe.profiler.machine import versions
 from hetpipe.profiler.profiling import devices_here
 from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.link_measurement import CopyMeasurement, LinkMeasurement
@@ -39,11 +37,6 @@ def carry_out_links(
         _answer(order)
         return LinkAnswer()
     return LinkAnswer(link=_measured(order, clock, on_address, effort))
-
-
-def versions() -> tuple[str, ...]:
-    """Of hetpipe and torch, as measurements name them."""
-    return (hetpipe.__version__, torch.__version__)
 
 
 def _measured(order: LinkOrder, clock: Clock, on_address: Callable[[str], None], effort: Effort) -> LinkMeasurement:

@@ -39,9 +39,9 @@ class Effort:
     largest_bytes: int = MAX_BYTES
     long_enough_seconds: float = 0.02
     """A round trip of this length is long enough to be timed."""
-    small: Sampling = field(default_factory=lambda: Sampling(warm_up=20, least=50, most_seconds=1.0, tolerance=0.02))
+    small: Sampling = field(default_factory=lambda: Sampling(warm_up=20, least=50, most_seconds=0.5, tolerance=0.02))
     large: Sampling = field(
-        default_factory=lambda: Sampling(warm_up=1, least=5, most=100, most_seconds=1.5, tolerance=0.02)
+        default_factory=lambda: Sampling(warm_up=1, least=5, most=100, most_seconds=0.8, tolerance=0.02)
     )
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import hetpipe
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, HetpipeError, PeerUnreachable
 from hetpipe.profiler.link_measuring import carry_out_links
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
+from hetpipe.profiler.machine import versions
 from hetpipe.spec import wire
 from hetpipe.spec.policies import LinkKind
 from tests.profiler.test_link_speed import BRIEF
@@ -41,7 +41,7 @@ def test_a_link_is_measured_between_its_two_ends(transport: LinkKind) -> None:
     link = answer.link
     assert link is not None
     assert (link.between, link.transport) == (("a", "b"), transport)
-    assert link.versions == (hetpipe.__version__, torch.__version__)
+    assert link.versions == versions()
     assert 0 < link.speed.latency_seconds < 1
     assert link.speed.bytes_per_second > 1e5
     assert wire.from_json(LinkAnswer, wire.to_json(LinkAnswer, answer)) == answer
