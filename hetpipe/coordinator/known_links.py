@@ -132,8 +132,7 @@ def _newest(measurements: Sequence[LinkMeasurement], now: float) -> dict[frozens
 
 def _slowest_copy(copies: Sequence[CopyMeasurement]) -> CopyMeasurement | None:
     """A cluster file has one link for all devices of a node: that of the slowest."""
-    cuda = [copy for copy in copies if copy.method == "cuda"]
-    return min(cuda, key=lambda copy: copy.speed.bytes_per_second, default=None)
+    return min(copies, key=lambda copy: copy.speed.bytes_per_second, default=None)
 
 
 def _common(pairs: Sequence[tuple[str, str]], specs: dict[tuple[str, str], LinkSpec], assumed: LinkSpec) -> LinkSpec:
