@@ -9,12 +9,21 @@ from typing import Annotated
 import typer
 
 from hetpipe.agent.devices import discover_devices
-from hetpipe.cli import cluster_command, cluster_from_k8s, plan_command, profile_command, simulate_command
+from hetpipe.cli import (
+    cluster_command,
+    cluster_from_k8s,
+    plan_command,
+    profile_command,
+    profile_links_command,
+    simulate_command,
+)
 from hetpipe.cli.execution import Json, Set, execute
+from hetpipe.cli.link_profiling import LinkWish
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.plan_request import PlanRequest
 from hetpipe.cli.profiling import ProfileWish
 from hetpipe.cli.shell import Shell
+from hetpipe.errors import UserError
 
 clusters = typer.Typer(
     help="Show a cluster, the devices of this machine, and what is known of device types.",
@@ -74,12 +83,19 @@ def cluster_from_kubernetes(
     )
 
 
-def profile(
+def profile(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")],
+    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not with --links.")] = None,
     *,
     settings: Set = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile as JSON.")] = None,
+    links: Annotated[
+        bool,
+        typer.Option("--links", help="Measure links instead: between processes of this machine, and to its devices."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the profile as JSON; with --links, a cluster file as YAML."),
+    ] = None,
     types: Annotated[
         str | None,
         typer.Option(
@@ -96,9 +112,23 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure what every layer of a job's model costs. Times, parameters, activations, on each type of device here."""
-    wish = ProfileWish(types=profile_command.types_of(types), fresh=fresh, repeats=repeats)
-    options = profile_command.ProfileOptions(job=job, settings=tuple(settings or ()), out=out, wish=wish)
-    execute(ctx, lambda output, shell: profile_command.profile(options, output, shell), as_json=as_json)
+    settings_ = tuple(settings or ())
+
+    def command(output: Output, shell: Shell) -> ExitStatus:
+        if links:
+            not_with_links = {"JOB": job, "--set": settings_, "--types": types, "--repeats": repeats}
+            profile_links_command.check_alone([name for name, value in not_with_links.items() if value])
+            node = socket.gethostname()
+            wish = LinkWish(node=node, devices=discover_devices(node), fresh=fresh)
+            asked = profile_links_command.ProfileLinksOptions(out=out, wish=wish)
+            return profile_links_command.profile_links_of(asked, output, shell)
+        if job is None:
+            raise UserError("there is nothing to measure; name a job file, or give --links")
+        layers = ProfileWish(types=profile_command.types_of(types), fresh=fresh, repeats=repeats)
+        options = profile_command.ProfileOptions(job=job, settings=settings_, out=out, wish=layers)
+        return profile_command.profile(options, output, shell)
+
+    execute(ctx, command, as_json=as_json)
 
 
 def plan(  # noqa: PLR0913 - one for each option

@@ -25,6 +25,7 @@ _NOT_MEASURED = (
     "# The devices of this machine as a cluster file. Save it, add the other nodes, edit what differs.",
     "# Links are not measured: intra_node is the peak of the slowest link that the catalogue knows for these devices",
     "# (2 GB/s where it knows none), inter_node is 10 Gbit/s Ethernet. Real transfers get an `efficiency` of that.",
+    "# `hetpipe profile --links --out FILE` writes this file with what was measured between two processes.",
 )
 
 

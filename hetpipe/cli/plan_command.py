@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpipe.agent.devices import discover_devices
+from hetpipe.cli.link_profiling import LinkWish, cached_links
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.plan_request import PlanRequest, check_request, wishes_of
 from hetpipe.cli.plan_view import PlanFacts, view_of
 from hetpipe.cli.profile_command import view_for
+from hetpipe.cli.profile_links_command import links_sentences
 from hetpipe.cli.profiling import ProfileWish, profile_job
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.text import shown_path
 from hetpipe.coordinator.agents_cluster import cluster_of
+from hetpipe.coordinator.known_links import known_links
 from hetpipe.errors import UserError
 from hetpipe.simulator.documents import costs_of
 from hetpipe.spec.cluster import Cluster
@@ -26,6 +29,12 @@ from hetpipe.spec.ids import AgentId
 from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.run import AgentInfo
+
+#: Until coordinators know what was measured.
+_RUNS_ASSUME = (
+    "a run plans with measured links if `cluster.file` of the job names the file that `hetpipe profile --links --out` "
+    "writes; else it assumes them"
+)
 
 
 def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
@@ -48,7 +57,7 @@ def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
 
     document = choose_plan(profile, cluster, options, predict=predicted)
     facts = PlanFacts(document, costs_of(document, profile, cluster), options)
-    remarks = list(wishes.remarks)
+    remarks = [*wishes.remarks, *known.remarks]
     if request.out is not None:
         _write("--out", request.out, lambda path: write_document(document, path))
         remarks.append(f"the plan is in {shown_path(request.out.absolute(), shell.current)}")
@@ -72,6 +81,8 @@ class _Known:
     cluster: Cluster
     reserve_bytes: int = 0
     """What the framework takes of every device; 0 if nothing was measured."""
+    remarks: tuple[str, ...] = ()
+    """Where the links are from, where no cluster file states them."""
 
 
 def _given(request: PlanRequest) -> _Known:
@@ -85,8 +96,8 @@ def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> _K
     if request.profile is not None and request.cluster is not None:
         known = _given(request)
     else:
-        cluster = _cluster(request, job)
-        known = _with_profile(request, job, cluster, output, shell)
+        cluster, remarks = _cluster(request, job, shell)
+        known = replace(_with_profile(request, job, cluster, output, shell), remarks=remarks)
         check_fits(known.profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
     if known.profile.batch_size != job.batch_size:
         raise UserError(
@@ -96,12 +107,20 @@ def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> _K
     return known
 
 
-def _cluster(request: PlanRequest, job: Job) -> Cluster:
+def _cluster(request: PlanRequest, job: Job, shell: Shell) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster, and where its links are from; a file states them, and whoever named it knows that."""
     if request.cluster is not None:
-        return read_document(Cluster, request.cluster)
-    # As a run would do it.
+        return read_document(Cluster, request.cluster), ()
+    if job.cluster.file is not None:
+        return job.cluster.file, ()
+    # As a run would do it, but for links that were measured.
     node = socket.gethostname()
-    return job.cluster.file or cluster_of([AgentInfo(AgentId(node), node, os.getpid(), discover_devices(node))])
+    devices = discover_devices(node)
+    measured = cached_links(LinkWish(node=node, devices=devices), shell)
+    known = known_links([node], measured, now=shell.clock.wall())
+    cluster = cluster_of([AgentInfo(AgentId(node), node, os.getpid(), devices)], known.links)
+    remarks = links_sentences(known, shell.clock.wall())
+    return cluster, (*remarks, _RUNS_ASSUME) if "measured" in known.sources else remarks
 
 
 def _with_profile(request: PlanRequest, job: Job, cluster: Cluster, output: Output, shell: Shell) -> _Known:

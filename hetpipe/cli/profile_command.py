@@ -99,8 +99,17 @@ def _write(profile: Profile, path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}; give --out a file in a folder that exists") from error
 
 
-def view_for(output: Output, shell: Shell) -> ProfileView:
-    """Shows a measurement: a bar on a terminal, else lines."""
+def view_for(
+    output: Output, shell: Shell, *, unit: str = "layers", beginning: str = "importing the model"
+) -> ProfileView:
+    """Shows a measurement: a bar on a terminal, else lines.
+
+    Args:
+        output: where.
+        shell: the world around.
+        unit: what is measured one after the other.
+        beginning: what is done before the first of them.
+    """
     if shell.is_screen(output.people):
-        return ProfileBar(output.people)
-    return ProfileLines(output.people, shell.clock)
+        return ProfileBar(output.people, beginning)
+    return ProfileLines(output.people, shell.clock, unit)

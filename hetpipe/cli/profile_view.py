@@ -30,8 +30,10 @@ class ProfileView(Protocol):
 class ProfileLines:
     """One `key=value` line every few seconds, the first at once."""
 
-    def __init__(self, stream: TextIO, clock: Clock) -> None:
+    def __init__(self, stream: TextIO, clock: Clock, unit: str = "layers") -> None:
+        """Count steps as so many of `unit`."""
         self._stream = stream
+        self._unit = unit
         self._clock = clock
         self._written_at: float | None = None
 
@@ -48,15 +50,16 @@ class ProfileLines:
         now = self._clock.monotonic()
         if self._written_at is None or now - self._written_at >= LINE_SECONDS:
             self._written_at = now
-            layers = f"{step.done}/{step.total}"
-            self._stream.write(f"{pairs({'measuring': step.layer, 'on': step.device_type, 'layers': layers})}\n")
+            done = f"{step.done}/{step.total}"
+            self._stream.write(f"{pairs({'measuring': step.layer, 'on': step.device_type, self._unit: done})}\n")
             self._stream.flush()
 
 
 class ProfileBar:
     """A bar that fills."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, beginning: str = "importing the model") -> None:
+        """Say what is done before the first step."""
         # rich takes a while, and pipes do without
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -69,7 +72,7 @@ class ProfileBar:
             console=Console(file=stream),
             transient=True,
         )
-        self._task = self._progress.add_task("importing the model", total=None)
+        self._task = self._progress.add_task(beginning, total=None)
 
     def __enter__(self) -> Self:
         self._progress.start()

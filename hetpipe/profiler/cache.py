@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Generic, TypeVar
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.observe.log import get_logger
 from hetpipe.spec import wire
-from hetpipe.spec.measurement import Measurement
+
+T = TypeVar("T")
 
 _log = get_logger(__name__)
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where profiles are cached, by the XDG Base Directory Specification: `$XDG_CACHE_HOME/hetpipe/profiles`.
+def cache_folder(environment: Mapping[str, str], name: str = "profiles") -> Path:
+    """Where measurements are cached, by the XDG Base Directory Specification: `$XDG_CACHE_HOME/hetpipe/NAME`.
 
     >>> str(cache_folder({"XDG_CACHE_HOME": "/cache"})), str(cache_folder({"HOME": "/home/me", "XDG_CACHE_HOME": "x"}))
     ('/cache/hetpipe/profiles', '/home/me/.cache/hetpipe/profiles')
@@ -23,32 +25,35 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     named = Path(environment.get("XDG_CACHE_HOME", ""))
     home = Path(environment["HOME"]) if "HOME" in environment else Path.home()
     # The specification: a relative path is to be ignored.
-    return (named if named.is_absolute() else home / ".cache") / "hetpipe" / "profiles"
+    return (named if named.is_absolute() else home / ".cache") / "hetpipe" / name
 
 
-class MeasurementCache:
+class MeasurementCache(Generic[T]):
     """Finds and keeps measurements by key. Several processes may use one folder: files appear whole."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: type[T]) -> None:
+        """Keep values of the type `kind` in `folder`."""
         self._folder = folder
+        self._kind = kind
 
-    def find(self, key: str) -> Measurement | None:
+    def find(self, key: str) -> T | None:
         """The measurement under `key`; None if there is none that can be read."""
         try:
-            return wire.from_json(Measurement, self._path(key).read_bytes())
+            found: T = wire.from_json(self._kind, self._path(key).read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ProtocolViolation) as error:
             _log.warning("cached_profile_unusable", path=str(self._path(key)), reason=str(error))
             return None
+        return found
 
-    def keep(self, key: str, measurement: Measurement) -> None:
+    def keep(self, key: str, measurement: T) -> None:
         """Store `measurement`; a cache that cannot be written is no reason to fail."""
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile("w", dir=path.parent, prefix=f".{key}.", encoding="utf-8", delete=False) as file:
-                file.write(wire.to_json(Measurement, measurement))
+                file.write(wire.to_json(self._kind, measurement))
             Path(file.name).replace(path)
         except OSError as error:
             _log.warning("profile_not_cached", path=str(path), reason=str(error))

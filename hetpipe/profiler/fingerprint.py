@@ -17,6 +17,7 @@ import torch
 
 import hetpipe
 from hetpipe.pipeline.chain import dtype_name, tensor_spec
+from hetpipe.profiler.machine import processor_name
 from hetpipe.profiler.subject import Subject
 from hetpipe.spec import wire
 from hetpipe.spec.plan import TensorSpec
@@ -65,7 +66,7 @@ def fingerprint_of(subject: Subject, device: torch.device, import_path: Path) ->
         layers=tuple((layer.name, _specs(layer.module)) for layer in subject.chain),
         inputs=tuple(tensor_spec(str(index), value) for index, value in enumerate(subject.batch.inputs)),
         batch_size=subject.job.batch_size,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         num_threads=torch.get_num_threads(),
         torch_version=torch.__version__,
     )
@@ -88,13 +89,3 @@ def digests(modules: Mapping[str, ModuleType], folder: Path) -> dict[str, str]:
 def _specs(module: torch.nn.Module) -> tuple[TensorSpec, ...]:
     tensors: Iterable[tuple[str, torch.Tensor]] = (*module.named_parameters(), *module.named_buffers())
     return tuple(TensorSpec(name, tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors)
-
-
-def _cpu_name() -> str:
-    """The processor's model, from the kernel where it says so."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "cpu"

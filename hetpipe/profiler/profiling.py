@@ -68,7 +68,7 @@ def measured(
     Raises:
         CallableError: a layer or the loss cannot run.
     """
-    cache = MeasurementCache(Path(order.cache_folder))
+    cache = MeasurementCache(Path(order.cache_folder), Measurement)
     found: dict[str, Measurement] = {}
     if not order.fresh:
         for kind, target in targets.items():

@@ -18,8 +18,8 @@ _GIB = 1 << 30
 
 #: Figures beyond these were given in another unit: no device has less memory, no link is as slow.
 _LEAST_MEMORY_BYTES = _MIB
-_LEAST_BANDWIDTH = 1e5
-_LONGEST_LATENCY_SECONDS = 1.0
+LEAST_BANDWIDTH = 1e5
+LONGEST_LATENCY_SECONDS = 1.0
 
 #: Below, a figure counts in the larger of two units that could be meant.
 _THOUSAND = 1024
@@ -34,7 +34,7 @@ def _in_bytes(memory: int) -> int:
 
 
 def _in_bytes_per_second(bandwidth: float) -> float:
-    if bandwidth < _LEAST_BANDWIDTH:
+    if bandwidth < LEAST_BANDWIDTH:
         prefix, factor = ("giga", 1e9) if bandwidth < _THOUSAND else ("mega", 1e6)
         raise ValueError(
             f"is {bandwidth:g} bytes per second; if {prefix}bytes are meant, write {bandwidth * factor:.6g}, "
@@ -44,7 +44,7 @@ def _in_bytes_per_second(bandwidth: float) -> float:
 
 
 def _in_seconds(latency: float) -> float:
-    if latency >= _LONGEST_LATENCY_SECONDS:
+    if latency >= LONGEST_LATENCY_SECONDS:
         raise ValueError(
             f"is {latency:g} seconds; if microseconds are meant, write {latency / 1e6:.6g}, "
             f"if milliseconds, {latency / 1e3:.6g}"

@@ -12,6 +12,7 @@ import yaml
 from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.coordinator.store import JobRecord
 from hetpipe.observe.history import MemoryHistory
+from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.ps.clock_shard import ClockShard
 from hetpipe.ps.config_check import check_config, check_run
@@ -32,6 +33,7 @@ from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.spec.job import load_job
 from hetpipe.spec.job_json import job_from_json
 from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.members import MemberInfo
 from hetpipe.spec.plan import ModelReport
@@ -52,6 +54,7 @@ from tests.coordinator.builders import (
     shard_member,
     submission,
 )
+from tests.coordinator.test_known_links import copies, link
 from tests.profiler.builders import layer, measurement
 from tests.rpc.test_convert import REPORTS, START
 from tests.spec.document_cases import CLUSTER, PLAN, PROFILE
@@ -74,6 +77,10 @@ def _values() -> Iterator[tuple[Any, list[Any]]]:
     )
     yield ProfileOrder, [ProfileOrder(job={"a": 1}, import_path="/", cache_folder="/c")]
     yield ProfileAnswer, [ProfileAnswer((measurement("cpu"),), ())]
+    measured = MeasuredLinks(links=(link("a", "b", 1e9),), copies=(copies("a", 1e9),))
+    yield MeasuredLinks, [measured]
+    yield LinkOrder, [LinkOrder(role="call", node="a", other="b", address="h:1")]
+    yield LinkAnswer, [LinkAnswer(link=measured.links[0], copies=measured.copies)]
     yield MemberInfo, [agent_member(), shard_member(0)]
     yield JobRecord, [JobRecord(job_id=JOB_ID, name="a", state=JobState.RUNNING, run_dir="/r", submitted_wall=1.0)]
     yield RunDescription, [RunDescription(SHARD_CONFIG.term, RUN, LIVES, clocks(1, 2), ("stop",), is_over=False)]

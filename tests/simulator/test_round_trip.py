@@ -47,7 +47,7 @@ def test_no_simulation_is_faster_than_the_round_trip(seed: int) -> None:
     case = replace(
         random_case(seed), contention=True, staleness=staleness, apply_bytes_per_second=APPLY_BYTES_PER_SECOND
     )
-    plan, costs, options = plan_of(replace(case, minibatches=case.n * 12 * (staleness + 2)))
+    plan, costs, options = plan_of(replace(case, minibatches=case.n * 24 * (staleness + 2)))
 
     assert simulate(plan, costs, options).samples_per_second <= bound(plan, costs, options) * (1 + WINDOW)
 

@@ -1,0 +1,34 @@
+"""`python -m hetpipe.agent.link_process`: one end of a link that is measured, or copies to this node's devices."""
+
+from __future__ import annotations
+
+import json
+
+from hetpipe.agent.child_main import ReportPipe, answer_once, run_child
+
+
+def main(pipe: ReportPipe, first_line: bytes) -> int:
+    """Carry out the `LinkOrder` of the first line; the exit status."""
+    import torch
+
+    from hetpipe.clock import SYSTEM_CLOCK
+    from hetpipe.profiler.link_measuring import carry_out_links
+    from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
+    from hetpipe.spec import wire
+    from hetpipe.weights.allocator import settle_memory
+
+    def tell(address: str) -> None:
+        pipe.write(json.dumps({"address": address}))
+
+    # As stage processes do.
+    torch.set_num_threads(1)
+    settle_memory(one_heap=True)
+
+    def measure() -> object:
+        return wire.plain(LinkAnswer, carry_out_links(wire.from_json(LinkOrder, first_line), SYSTEM_CLOCK, tell))
+
+    return answer_once(pipe, measure)
+
+
+if __name__ == "__main__":
+    run_child(main)

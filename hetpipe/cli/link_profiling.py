@@ -1,0 +1,152 @@
+"""Has the links of this machine measured: between two processes of it, and between its memory and its devices."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hetpipe.agent.child import ChildSpec
+from hetpipe.agent.children import SINGLE_THREADED
+from hetpipe.agent.environment import child_environment
+from hetpipe.cli.child_answer import ReportingChild, reporting_child
+from hetpipe.cli.shell import Shell
+from hetpipe.errors import DeadlineExceeded
+from hetpipe.profiler.cache import MeasurementCache, cache_folder
+from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
+from hetpipe.profiler.machine import processor_name, versions
+from hetpipe.spec import wire
+from hetpipe.spec.job_sections import EnvironmentSection
+from hetpipe.spec.link_measurement import LinkMeasurement, LinksFingerprint, MeasuredLinks, is_valid
+from hetpipe.spec.measurement import ProfileStep
+from hetpipe.spec.policies import LinkKind
+from hetpipe.spec.run import AgentDevice
+
+#: What measures; `--report-fd N` is added.
+PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.agent.link_process")
+
+#: What stages of one node use, unless a job says `link: grpc`.
+_TRANSPORT: LinkKind = "gloo"
+
+_TITLE = "the process that measures links"
+
+#: Longest wait for a word of a process that measures: importing torch, waiting for the other end, measuring.
+_PATIENCE_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkWish:
+    """How to measure links."""
+
+    node: str
+    """What this machine is called."""
+    devices: Sequence[AgentDevice]
+    """Those of this machine."""
+    fresh: bool = False
+    """Measure again, whatever the cache has."""
+    program: Sequence[str] = field(default=PROGRAM)
+
+    @property
+    def key(self) -> str:
+        """Of the measurements in the cache."""
+        fingerprint = LinksFingerprint(
+            nodes=(self.node,),
+            transport=_TRANSPORT,
+            processor=processor_name(),
+            devices=tuple(device.type for device in self.devices),
+            versions=versions(),
+        )
+        return fingerprint.key
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledLinks:
+    """What is known of the links of this machine."""
+
+    measured: MeasuredLinks
+    cached: bool
+    """It was measured earlier."""
+
+
+def cached_links(wish: LinkWish, shell: Shell) -> MeasuredLinks:
+    """What was measured before and is still valid; nothing if there is none."""
+    found = _cache(shell).find(wish.key)
+    if found is None:
+        return MeasuredLinks()
+    now = shell.clock.wall()
+    return MeasuredLinks(
+        links=tuple(link for link in found.links if is_valid(link.measured_at, now=now)),
+        copies=tuple(copy for copy in found.copies if is_valid(copy.measured_at, now=now)),
+    )
+
+
+def profile_links(wish: LinkWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> ProfiledLinks:
+    """Measure the links of this machine, or find what was measured before.
+
+    Args:
+        wish: how.
+        shell: the world around.
+        on_step: hears of each part before it is measured; called in this thread.
+
+    Raises:
+        DeadlineExceeded: a process that measures is silent.
+        JobFailed: it died.
+    """
+    known = MeasuredLinks() if wish.fresh else cached_links(wish, shell)
+    if known.links and known.copies:
+        return ProfiledLinks(known, cached=True)
+    on_step(ProfileStep(wish.node, "the link between two processes", 0, 2))
+    link = _link(wish, shell)
+    on_step(ProfileStep(wish.node, "copies between memory and devices", 1, 2))
+    with _process(wish, shell, LinkOrder(role="copies", node=wish.node)) as process:
+        copies = _answer(process).copies
+    measured = MeasuredLinks(links=(link,), copies=copies)
+    _cache(shell).keep(wish.key, measured)
+    return ProfiledLinks(measured, cached=False)
+
+
+def _link(wish: LinkWish, shell: Shell) -> LinkMeasurement:
+    order = LinkOrder(role="await", node=wish.node, other=wish.node, transport=_TRANSPORT)
+    with ExitStack() as both:
+        first = both.enter_context(_process(wish, shell, order))
+        address = str(_message(first).get("address"))
+        both.enter_context(_process(wish, shell, replace(order, role="call", address=address)))
+        link = _answer(first).link
+    assert link is not None, "who awaits the other end measures"
+    return link
+
+
+@contextmanager
+def _process(wish: LinkWish, shell: Shell, order: LinkOrder) -> Iterator[ReportingChild]:
+    # As stages of a job that says nothing of its environment.
+    environment = child_environment(shell.environment, EnvironmentSection(), None)
+    with tempfile.TemporaryDirectory(prefix="hetpipe-links-") as folder:
+        spec = ChildSpec(
+            name="links",
+            command=wish.program,
+            first_line=wire.to_json(LinkOrder, order),
+            environment={**environment, **SINGLE_THREADED},
+            log_path=Path(folder) / "links.out",
+        )
+        with reporting_child(spec, _TITLE) as child:
+            yield child
+
+
+def _answer(child: ReportingChild) -> LinkAnswer:
+    answer: LinkAnswer = wire.revive(LinkAnswer, _message(child).get("ok"))
+    return answer
+
+
+def _message(child: ReportingChild) -> dict[str, Any]:
+    message = child.next_message(timeout_seconds=_PATIENCE_SECONDS)
+    if message is None:
+        raise DeadlineExceeded(f"{_TITLE} has said nothing for {_PATIENCE_SECONDS:.0f} s")
+    return message
+
+
+def _cache(shell: Shell) -> MeasurementCache[MeasuredLinks]:
+    return MeasurementCache(cache_folder(shell.environment, "links"), MeasuredLinks)

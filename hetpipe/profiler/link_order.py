@@ -1,0 +1,42 @@
+"""What a process that measures links is asked and what it answers: the values on its pipe. Without torch.
+
+A link has two ends, a process each: the one with the role `await` opens a door, reports its address as
+`{"address": "HOST:PORT"}`, measures, and answers; the one with the role `call` comes to that address, sends back what
+it is asked for, and answers nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hetpipe.spec.bounds import Name, Seconds
+from hetpipe.spec.link_measurement import CopyMeasurement, LinkMeasurement
+from hetpipe.spec.policies import LinkKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOrder:
+    """Measure this."""
+
+    role: Literal["await", "call", "copies"]
+    """`copies`: no link, but between host memory and this node's devices."""
+    node: Name
+    """Where the process is."""
+    other: Name = ""
+    """Where the other end is; the same for a link within a node."""
+    transport: LinkKind = "gloo"
+    host: Name = "127.0.0.1"
+    """Own address, under which the other end reaches this process."""
+    address: Name = ""
+    """Where the other end awaits this process, for `call`."""
+    deadline_seconds: Seconds = 60.0
+    """For the other end to come, and again for all messages together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkAnswer:
+    """What was measured."""
+
+    link: LinkMeasurement | None = None
+    copies: tuple[CopyMeasurement, ...] = ()
