@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.errors import InfeasiblePlan, PlanError
@@ -158,7 +158,7 @@ class TestManyDevices:
         assert all(len(worker.stages) >= 10 for worker in plan.workers)
 
 
-#: Of the best rate: what packing alone reached at worst in the cases tried (0.46, the example); `auto` tries other groups beside it.
+#: Of the best rate. What packing alone reached at worst is 0.46, in the example; `auto` tries other groups beside it.
 PACKED = 0.4
 
 
