@@ -7,7 +7,8 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import torch
@@ -21,6 +22,7 @@ from benchmarks import (
     policies,
     prediction,
     protocol,
+    records,
     recovery_shard,
     simulator,
     wire,
@@ -36,71 +38,96 @@ def _say(title: str, figures: Mapping[str, Any] | Sequence[Any]) -> None:
     sys.stdout.flush()
 
 
-def _pipeline() -> None:
+def _pipeline() -> Mapping[str, Any]:
     rates = pipeline.measure(ROUNDS)
     _say("(a) pipeline runtime, samples per second", {n: round(statistics.median(r), 2) for n, r in rates.items()})
-    _say("    ratios (of each round, then the median)", pipeline.ratios(rates))
+    ratios = pipeline.ratios(rates)
+    _say("    ratios (of each round, then the median)", ratios)
+    return ratios
 
 
-def _wire() -> None:
+def _wire() -> Mapping[str, Any]:
+    ratios = {}
     one, four = wire.measure(ROUNDS, 1), wire.measure(ROUNDS, 4)
     for streams, found in ((1, one), (4, four)):
         speeds = {name: round(wire.TOTAL_BYTES / statistics.median(s) / 1e9, 2) for name, s in found.items()}
         _say(f"(b) 256 MiB to and from one shard, {streams} stream(s), GB/s", speeds)
-        _say("    relative to one raw socket", wire.ratios(found, one))
-        _say(f"    relative to {streams} raw socket(s)", wire.ratios(found, found))
+        for raw, sockets in ((one, 1), (found, streams)):
+            ratios[f"{streams} streams / {sockets} raw sockets"] = wire.ratios(found, raw)
+    _say("    relative to raw sockets", ratios)
+    return ratios
 
 
-def _protocol() -> None:
+def _protocol() -> Mapping[str, Any]:
     runs = [protocol.measure() for _ in range(ROUNDS)]
     fractions = ("of ideal", "plain loops, of ideal", "of plain loops")
     title = "(c) protocol overhead, 4 virtual workers × 4 stages of 50 ms"
     _say(f"{title}, each run", {name: [run[name] for run in runs] for name in fractions})
-    _say("    medians", {name: statistics.median(run[name] for run in runs) for name in fractions})
+    medians = {name: statistics.median(run[name] for run in runs) for name in fractions}
+    _say("    medians", medians)
     _say("(d) peak resident MiB per process, largest of its role", runs[-1]["peak resident MiB"])
+    return medians
 
 
-def _simulator() -> None:
+def _simulator() -> Mapping[str, Any]:
     title = f"simulator, {simulator.NUM_STAGES} stages × {simulator.NUM_WAVES} waves, twice the job each time"
-    _say(title, simulator.measure())
+    found = simulator.measure()
+    _say(title, found)
+    speeds = [figures["events per second"] for figures in found.values()]
+    return {"events/s of the largest / of the smallest": round(speeds[-1] / speeds[0], 3)}
 
 
-def _allocation() -> None:
+def _allocation() -> Mapping[str, Any]:
     title = f"`auto` for a model of {allocation.NUM_LAYERS} layers, twice the cluster each time"
-    _say(title, allocation.measure())
+    found = allocation.measure()
+    _say(title, found)
+    compared = ("of the bound", "gain over NP, ED, HD")
+    return {size: {name: figures[name] for name in compared} for size, figures in found.items()}
 
 
-def _planner() -> None:
+def _planner() -> Mapping[str, Any]:
     for title, figures in planner.measure(ROUNDS):
         _say(title, figures)
+    return {}
 
 
-def _prediction() -> None:
+def _prediction() -> Mapping[str, Any]:
+    ratios = {}
     for case in prediction.CASES:
-        _say(f"predicted and measured, {case.name}", prediction.figures(prediction.measure(case)))
+        figures = prediction.figures(prediction.measure(case))
+        _say(f"predicted and measured, {case.name}", figures)
+        ratios[case.name] = {"predicted / measured": figures["predicted / measured"]}
+    return ratios
 
 
-def _policies() -> None:
+def _policies() -> Mapping[str, Any]:
     rates = policies.measure(ROUNDS)
     _say("(i) weight policies, samples per second", rates.table())
-    _say("    ratios (of each round, then the median)", rates.ratios())
+    ratios = rates.ratios()
+    _say("    ratios (of each round, then the median)", ratios)
     _say("    seconds of forward and backward per minibatch, stage by stage", rates.stage_seconds)
     _say("    memory, stage by stage", policies.memory())
+    return ratios
 
 
-def _link() -> None:
+def _link() -> Mapping[str, Any]:
     rates = link.measure(ROUNDS)
     _say("(j) frames between two stages, GB/s", link.table(rates))
-    _say("    relative to one raw socket", link.ratios(rates))
-    _say("    the demo, samples per second", link.demo(ROUNDS))
+    ratios = link.ratios(rates)
+    _say("    relative to one raw socket", ratios)
+    demo = link.demo(ROUNDS)
+    _say("    the demo, samples per second", demo)
+    return {**ratios, "the demo": {"grpc / gloo": demo["grpc / gloo"]}}
 
 
-def _recovery_shard() -> None:
+def _recovery_shard() -> Mapping[str, Any]:
     found = recovery_shard.measure(ROUNDS)
     _say("a shard of 256 MiB, seconds", {name: round(seconds, 3) for name, seconds in found.items()})
+    return {}
 
 
-PARTS = {
+#: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
+PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
     "wire": _wire,
     "protocol": _protocol,
@@ -118,8 +145,13 @@ def main(
     parts: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PARTS)}; all without one.")] = None,
     *,
     smoke: Annotated[bool, typer.Option("--smoke", help="Only see that it works: seconds, and no figures.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep the ratios in benchmarks/ratios.jsonl and docs/benchmarks.md.")
+    ] = False,
 ) -> None:
     """Measure every figure of docs/benchmarks.md, or some parts, and print medians and ratios."""
+    if record and (smoke or is_smoke()):
+        raise typer.BadParameter("--record: a smoke run finds no figures that are worth keeping")
     if smoke and not is_smoke():
         # Anew, so that every module of this process and of those that it starts has the sizes of a smoke run.
         os.environ[SMOKE] = "1"
@@ -130,8 +162,12 @@ def main(
     sys.stdout.write(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, medians of {ROUNDS}\n")
     for name in parts or PARTS:
         started = SYSTEM_CLOCK.monotonic()
-        PARTS[name]()
+        ratios = records.flat(PARTS[name]())
         sys.stderr.write(f"{name}: {SYSTEM_CLOCK.monotonic() - started:.1f} s\n")
+        if record and ratios:
+            today = datetime.fromtimestamp(SYSTEM_CLOCK.wall(), UTC).date().isoformat()
+            records.keep(records.record_of(name, ratios, rounds=ROUNDS, date=today))
+            records.PAGE.write_text(records.with_ratios(records.PAGE.read_text(), records.kept()))
 
 
 if __name__ == "__main__":
