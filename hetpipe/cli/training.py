@@ -277,7 +277,8 @@ class Training:
 
         def on_phase(phase: str, seconds: float) -> None:
             elapsed = clock.monotonic() - began
-            if elapsed >= _NOTICE_SECONDS:
+            # What has just begun is told when it lasts: short steps would be a line each.
+            if elapsed >= _NOTICE_SECONDS and seconds >= 1.0:
                 sentence = f"waiting for the inspection of the model, which is {phase} ({seconds:.0f} s)"
                 self._view.show(Waiting(sentence, elapsed))
 

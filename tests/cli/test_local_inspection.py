@@ -112,11 +112,13 @@ def test_one_that_is_silent_for_its_patience_is_given_up_and_ended(tmp_path: Pat
     assert ends(pids[0])
 
 
-def trained(folder: Path, body: str, view: RecordingView) -> tuple[RunEnd, RunFolder]:
+def trained(
+    folder: Path, body: str, view: RecordingView, *, clock: FakeClock | None = None
+) -> tuple[RunEnd, RunFolder]:
     """A local run whose services would leave a file behind."""
     mark = (sys.executable, "-S", "-E", "-c", f"open({str(folder / 'started')!r}, 'w')")
     programs = Programs(coordinator=mark, parameter_server=mark, agent=mark)
-    shell = replace(shell_of(folder, body), programs=programs)
+    shell = replace(shell_of(folder, body), programs=programs, clock=clock or FakeClock())
     run = RunFolder.create(folder / "run", name="small", clock=FakeClock())
     request = RunRequest(job=small_job(), import_path=folder)
     with Interrupts([]) as interrupts:
@@ -135,6 +137,24 @@ def test_a_mistake_ends_the_run_before_any_service_is_started(tmp_path: Path, mo
     assert written is not None
     assert (written.state, written.errors) == ("failed", end.sentences)
     assert not (tmp_path / "runs" / "latest").is_symlink()
+
+
+def test_a_phase_that_has_just_begun_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeClock):
+        def monotonic(self) -> float:
+            self.advance(10.0)
+            return super().monotonic()
+
+    class Told(RecordingView):
+        def show(self, event: object) -> None:
+            if isinstance(event, Waiting):
+                told.append(event.sentence.split(", which is ")[1])
+
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    body = "phase('importing', 0.0)\nphase('importing', 1.0)\nphase('proving', 0.0)\n" + REFUSES
+    trained(tmp_path, body, Told(), clock=Slow())
+    assert told == ["importing (1 s)"]
 
 
 def test_ctrl_c_during_the_inspection_ends_it_and_starts_nothing(tmp_path: Path) -> None:
