@@ -285,7 +285,7 @@ def _service(wishes: Wishes, service: _Service) -> Container:
 def _redis(wishes: Wishes) -> Container:
     users = Mount(f"{wishes.folders.state}/{STORE_USERS}", STORE_FOLDER)
     data = Mount(f"{wishes.folders.state}/{STORE_DATA}", DATA_FOLDER, read_only=False)
-    kept = ("--save", "", "--appendonly", "yes", "--dir", DATA_FOLDER)
+    kept = ("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--dir", DATA_FOLDER)
     return Container(
         role=Role.STORE,
         name=Role.STORE,

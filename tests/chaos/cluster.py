@@ -370,7 +370,7 @@ class Cluster:
         tls += ["--tls-ca-cert-file", str(own / "ca.pem"), "--tls-cert-file", str(own / "cert.pem")]
         tls += ["--tls-key-file", str(own / "key.pem"), "--bind", self.layout.place(REDIS).host]
         users = ["--aclfile", str(self.folder / "store" / "users.acl")]
-        kept = ["--save", "", "--appendonly", "yes", "--dir", str(self._data(REDIS))]
+        kept = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--dir", str(self._data(REDIS))]
         return ["redis-server", *tls, *users, *kept]
 
     def _disk(self, key: str) -> Path:

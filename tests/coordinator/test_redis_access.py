@@ -88,7 +88,7 @@ class TestRestarted(DurableStoreContract):
     def server(self, tmp_path: Path) -> Iterator[Server]:
         acl = tmp_path / "users.acl"
         acl.write_text("\n".join([*acl_lines("hetpipe", PASSWORD), ""]))
-        server = Server(tmp_path, "--aclfile", str(acl), "--appendonly", "yes")
+        server = Server(tmp_path, "--aclfile", str(acl), "--appendonly", "yes", "--appendfsync", "always")
         yield server
         server.stop()
 

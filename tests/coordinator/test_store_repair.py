@@ -62,7 +62,7 @@ class TestAfterAReplayUnderTheOldAcl:
     def server(self, tmp_path: Path) -> Iterator[Server]:
         acl = tmp_path / "users.acl"
         acl.write_text("\n".join(["user default off", acl_lines("hetpipe", PASSWORD)[1], ""]))
-        server = Server(tmp_path, "--aclfile", str(acl), "--appendonly", "yes")
+        server = Server(tmp_path, "--aclfile", str(acl), "--appendonly", "yes", "--appendfsync", "always")
         yield server
         server.stop()
 

@@ -89,7 +89,7 @@ class TestWhatIsSaid:
         found = settings(manifests, redis)
         assert {name: found[name] for name in ("appendonly", "appendfsync", "maxmemory-policy")} == {
             "appendonly": "yes",
-            "appendfsync": "everysec",
+            "appendfsync": "always",
             "maxmemory-policy": "noeviction",
         }
         (mount,) = (mount for mount in redis.containers[-1]["volumeMounts"] if mount["mountPath"] == found["dir"])

@@ -115,3 +115,4 @@ class TestRestarts(DurableStoreContract):
         password = box.password.read_text(encoding="utf-8").strip()
         assert box.users.read_text(encoding="utf-8").splitlines() == list(acl_lines(STORE_USER, password))
         assert box.command[box.command.index("--appendonly") + 1] == "yes"
+        assert box.command[box.command.index("--appendfsync") + 1] == "always"

@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     acl.write_text("\n".join([*acl_lines("hetpipe", "secret"), f"user {ADMIN} on >{ADMIN} ~* &* +@all", ""]))
     (tmp_path / "password").write_text("secret")
     (tmp_path / "password").chmod(0o600)
-    server = Server(tmp_path, "--aclfile", str(acl), "--appendonly", "yes", user=ADMIN)
+    server = Server(tmp_path, "--aclfile", str(acl), "--appendonly", "yes", "--appendfsync", "always", user=ADMIN)
     yield server
     server.stop()
 
