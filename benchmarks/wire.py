@@ -27,7 +27,7 @@ from hetpipe.observe.history import NullHistory
 from hetpipe.ps.chunks import ChunkReceiver, RunMap, chunks
 from hetpipe.ps.server import ShardServer
 from hetpipe.rpc.channel import open_channel
-from hetpipe.rpc.method import service_handler
+from hetpipe.rpc.method import as_is, service_handler
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
@@ -138,7 +138,7 @@ class Bench:
         self._lanes = [self._lane(index, lane_bytes) for index in range(num_streams)]
         self._shards = [GrpcShard(address, ShardIndex(0)) for _ in range(num_streams)]
         channels = [open_channel(address) for _ in range(num_streams)]
-        self._discards = [channel.stream_unary(f"/{DISCARD}/Push", _as_is, _as_is) for channel in channels]
+        self._discards = [channel.stream_unary(f"/{DISCARD}/Push", as_is, as_is) for channel in channels]
         self._wave = 0
         self._start()
 
@@ -265,10 +265,6 @@ class Bench:
             receiver.finish()
 
         return self._side_by_side(work)
-
-
-def _as_is(message: bytes) -> bytes:
-    return message
 
 
 def measure(rounds: int, num_streams: int) -> dict[str, list[float]]:

@@ -60,7 +60,7 @@ def ask(question: Question) -> str:
         question.address, credentials=_credentials(question.tls), server_name=server_name(question.role)
     )
     try:
-        check = channel.unary_unary(_METHOD, request_serializer=None, response_deserializer=None)
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
         return status_in(check(_request(question.service), timeout=question.timeout_seconds))
     except grpc.RpcError as error:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:

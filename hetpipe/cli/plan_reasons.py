@@ -15,7 +15,6 @@ from hetpipe.cli.text import count, rate
 from hetpipe.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
 from hetpipe.planner.job_rate import JobRate, bytes_leaving, job_rate
 from hetpipe.planner.round_trip import round_trip
-from hetpipe.planner.waves import SEARCHED_PER_STAGE
 from hetpipe.simulator.plan import SimulatedStage
 from hetpipe.spec.cluster import LinkSpec, node_of
 from hetpipe.spec.plan_document import Alternative
@@ -191,8 +190,8 @@ def _with_waves_of(facts: PlanFacts, forecast: _Forecast, minibatches_per_wave: 
     if abs(change) < SAME:
         return f"{start} is as fast {by}, {rate(there)} samples/s."
     gain = f"{rate(there)} samples/s {by}, {100 * abs(change):.1f} % {'more' if change > 0 else 'less'}"
-    limit = SEARCHED_PER_STAGE * min(len(worker.stages) for worker in facts.plan.virtual_workers)
-    beyond = "; the search stops at four per stage" if change > 0 and minibatches_per_wave > limit else ""
+    most = facts.plan.searched_minibatches_per_wave
+    beyond = f"; the search stopped at {most}" if change > 0 and most and minibatches_per_wave > most else ""
     return f"{start} gives {gain}{beyond}."
 
 

@@ -14,7 +14,7 @@ from hetpipe.cli.quantities import bytes_text
 from hetpipe.cli.text import count, rate
 from hetpipe.planner.costs import Costs, MemoryModel, milliseconds
 from hetpipe.planner.options import PlanOptions
-from hetpipe.planner.waves import SEARCHED_PER_STAGE
+from hetpipe.planner.waves import MOST_MINIBATCHES
 from hetpipe.simulator.documents import schedule_in, simulated_plan
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.traffic import Traffic, flows_of
@@ -296,13 +296,13 @@ def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:
 
 
 def _most_minibatches(plan: PlanDocument) -> str:
-    workers = zip(plan.virtual_workers, plan.max_minibatches_per_wave, strict=True)
-    if all(most >= SEARCHED_PER_STAGE * len(worker.stages) for worker, most in workers):
-        return f"memory allows {SEARCHED_PER_STAGE} per stage and more"
-    most = plan.max_minibatches_per_wave
+    most, searched = plan.max_minibatches_per_wave, plan.searched_minibatches_per_wave
+    tried = "" if searched is None else f"up to {searched} were tried, "
+    if min(most) >= MOST_MINIBATCHES:
+        return f"{tried}memory allows {MOST_MINIBATCHES} and more"
     if len(set(most)) == 1:
-        return f"memory allows {most[0]}"
-    return f"memory allows {_listed([str(one) for one in most])} (virtual workers in order)"
+        return f"{tried}memory allows {most[0]}"
+    return f"{tried}memory allows {_listed([str(one) for one in most])} (virtual workers in order)"
 
 
 def _crossing(facts: PlanFacts) -> str:

@@ -131,6 +131,7 @@ def _document(chosen: Ranked, alternatives: tuple[Alternative, ...]) -> PlanDocu
         virtual_workers=tuple(_worker(worker, plan, jobs) for worker in plan.workers),
         minibatches_per_wave=plan.minibatches_per_wave,
         max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),
+        searched_minibatches_per_wave=chosen.most_minibatches,
         has_shards=options.with_shards,
         shards=plan.placed.shards,
         placement=plan.placed.as_document(),

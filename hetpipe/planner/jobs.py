@@ -180,7 +180,7 @@ class Jobs:
         return self.options.memory(minibatches_per_wave)
 
     def choices(self, groups: Groups) -> Sequence[int]:
-        """Every N worth trying, ascending; which of them fit in memory is not looked at.
+        """Every N to compare groups with, ascending; which of them fit in memory is not looked at.
 
         Raises:
             PlanError: the given N does not go, or there are several virtual workers without parameter servers.
@@ -276,8 +276,8 @@ class Jobs:
         return shard_nodes(sorted(nodes, key=self._node_rank.__getitem__), self.options.num_shards)
 
     def max_minibatches_per_wave(self, devices: Sequence[DeviceId]) -> int:
-        """Max_m of a virtual worker on these devices: the largest N ≤ 4K for which a partition fits."""
-        return waves.max_minibatches_per_wave(lambda n: self.pipelines.fits(devices, n), len(devices))
+        """Max_m of a virtual worker on these devices: the largest N for which a partition fits, at most 1024."""
+        return waves.max_minibatches_per_wave(lambda n: self.pipelines.fits(devices, n))
 
     def _best_waves(self, groups: Groups) -> JobPlan:
         most_stages = max(len(group) for group in groups)

@@ -79,6 +79,8 @@ class Ranked:
     options: PlanOptions
     """With the placement and the D that were chosen."""
     predicted: Predicted
+    most_minibatches: int | None
+    """The largest N that was tried for these groups; None: N was given."""
 
     @property
     def rate(self) -> float:
@@ -90,6 +92,8 @@ class Ranked:
 class _Candidate:
     plan: JobPlan
     jobs: Jobs
+    most_minibatches: int | None = None
+    """The largest N that was tried for its groups; None: N was given."""
 
     @property
     def rate(self) -> float:
@@ -258,7 +262,10 @@ class Ranking:
                 continue
             best = max((plan.rate.samples_per_second for plan in ladder), default=0.0)
             enough = [plan for plan in ladder if plan.rate.samples_per_second * ALIKE >= best]
-            yield from (_Candidate(plan, jobs) for plan in dict.fromkeys((*enough[:1], *enough[1:4:2], *enough[-1:])))
+            given = self._options.minibatches_per_wave is not None
+            most = None if given or not ladder else ladder[-1].minibatches_per_wave
+            chosen = dict.fromkeys((*enough[:1], *enough[1:4:2], *enough[-1:]))
+            yield from (_Candidate(plan, jobs, most) for plan in chosen)
 
     # -- simulating --------------------------------------------------------------------------------------------------
 
@@ -283,7 +290,8 @@ class Ranking:
         return [self._whole(one) for _, one in ranked[: max(1, min(affordable, _FINALISTS))]]
 
     def _whole(self, one: _Candidate) -> Ranked:
-        return Ranked(one.plan, one.jobs.options, self._predict(one.plan, one.jobs.options))
+        options = one.jobs.options
+        return Ranked(one.plan, options, self._predict(one.plan, options), one.most_minibatches)
 
 
 _BY_NAME: Mapping[AllocationName, Callable[[Jobs], JobPlan]] = {

@@ -23,6 +23,7 @@ lower bound of the time that the simulator takes, so a rate is never below the s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -146,6 +147,11 @@ class _Pipe:
         self._ahead = [0, *accumulate(map(int.__add__, self._forward, hops))]
         self._back = [0, *accumulate(map(int.__add__, self._backward, hops))]
 
+    @property
+    def ticks(self) -> tuple[tuple[int, ...], ...]:
+        """All that `through` depends on, but for the policy."""
+        return tuple(self._forward), tuple(self._backward), tuple(self._ahead), tuple(self._back)
+
     def through(self, span: int, enter: Mapping[int, int], leave: Mapping[int, int]) -> int:
         """The least time that `span` minibatches, one after the other, take through the pipeline.
 
@@ -207,36 +213,15 @@ class _Load:
         return self.work_ticks + (self.latency_ticks or 0)
 
 
-class _Side:
-    """All pushes of one wave of every virtual worker, or all pulls of one clock."""
-
-    def __init__(self) -> None:
-        #: (virtual worker, stage) → the time of its own transfers, which go side by side.
-        self.alone: dict[tuple[int, int], int] = {}
-        #: What they share with those of others, and whose they are.
-        self.loads: dict[_Resource, _Load] = {}
-        self.users: dict[_Resource, list[tuple[int, int]]] = {}
-
-    def add(self, vw: int, stage: int, transfers: Sequence[tuple[int, int, Sequence[tuple[_Resource, int]]]]) -> None:
-        """The transfers of one stage: ticks alone, latency, and what each passes with its ticks of work there."""
-        own: dict[_Resource, _Load] = {}
-        for _, latency, passes in transfers:
-            for resource, work in passes:
-                own.setdefault(resource, _Load()).add(work, latency)
-                self.loads.setdefault(resource, _Load()).add(work, latency)
-        for resource in own:
-            self.users.setdefault(resource, []).append((vw, stage))
-        self.alone[vw, stage] = max(
-            max((alone for alone, _, _ in transfers), default=0), max((load.ticks for load in own.values()), default=0)
-        )
-
-    def of(self, vw: int) -> dict[int, int]:
-        """Stage → the time of its own transfers."""
-        return {stage: found for (worker, stage), found in self.alone.items() if worker == vw}
+#: A node, and the layers [first, last) that a stage on it has: stages of which that is the same exchange the same.
+_Place = tuple[str, int, int]
 
 
 class _Exchanges:
-    """Pushes and pulls of a job between the stages and the shards."""
+    """Pushes of one wave of every virtual worker. The pulls of one clock are their mirror image.
+
+    A large cluster has many stages that are alike, so each kind is looked at once.
+    """
 
     def __init__(
         self, pipes: Sequence[_Pipe], costs: Costs, placed: PlacedParameters, network_cards: Mapping[str, float]
@@ -244,58 +229,79 @@ class _Exchanges:
         self._pipes = pipes
         self._costs = costs
         self._cards = network_cards
-        self._pushes, self._pulls = _Side(), _Side()
-        for vw, pipe in enumerate(pipes):
-            for index, stage in enumerate(pipe.stages):
-                node = node_of(stage.device)
-                moved = [
+        #: The place of each stage of each virtual worker.
+        self._places: list[list[_Place]] = [
+            [(node_of(stage.device), stage.first, stage.last) for stage in pipe.stages] for pipe in pipes
+        ]
+        #: Place → the time of a stage's own transfers, which go side by side.
+        self.alone: dict[_Place, int] = {}
+        #: What they share with those of others, and whose they are.
+        self.loads: dict[_Resource, _Load] = {}
+        self._users: dict[_Resource, list[_Place]] = {}
+        moved: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        for place, times in Counter(place for places in self._places for place in places).items():
+            _, first, last = place
+            if (first, last) not in moved:
+                moved[first, last] = [
                     (shard, num_bytes)
                     for shard, sums in zip(placed.shards, placed.by_shard, strict=True)
-                    if (num_bytes := sums[stage.last] - sums[stage.first])
+                    if (num_bytes := sums[last] - sums[first])
                 ]
-                self._pushes.add(vw, index, [self._transfer(node, shard, size, "out") for shard, size in moved])
-                self._pulls.add(vw, index, [self._transfer(shard, node, size, "in") for shard, size in moved])
+            self._add(place, moved[first, last], times)
+
+    def _add(self, place: _Place, moved: Sequence[tuple[str, int]], times: int) -> None:
+        """The transfers of as many stages, each to these shards."""
+        node, longest = place[0], 0
+        own: dict[_Resource, _Load] = {}
+        for shard, num_bytes in moved:
+            alone, latency, passes = self._transfer(node, shard, num_bytes)
+            longest = max(longest, alone)
+            for resource, work in passes:
+                own.setdefault(resource, _Load()).add(work, latency)
+        self.alone[place] = max(longest, max((load.ticks for load in own.values()), default=0))
+        for resource, load in own.items():
+            self._users.setdefault(resource, []).append(place)
+            self.loads.setdefault(resource, _Load()).add(times * load.work_ticks, load.latency_ticks or 0)
 
     @property
     def longest_push(self) -> int:
         """Ticks for each wave of every virtual worker: a stage pushes one after the other."""
-        pushes = self._pushes
-        return max(0, *pushes.alone.values(), *(load.work_ticks for load in pushes.loads.values()))
+        return max(0, *self.alone.values(), *(load.work_ticks for load in self.loads.values()))
 
     def longest(self, span: int, apply_ticks: int) -> int:
         """Ticks of the round trip that takes longest, from one publication to another."""
-        num_workers = len(self._pipes)
-        pulls = [self._pulls.of(vw) for vw in range(num_workers)]
-        pushes = [self._pushes.of(vw) for vw in range(num_workers)]
-        found = [
-            pipe.through(span, pulls[vw], pushes[vw]) + (num_workers - vw) * apply_ticks
-            for vw, pipe in enumerate(self._pipes)
-        ]
+        num_workers, found = len(self._pipes), 0
         # Whoever's pull is the last one through a resource has all the rest before it; whoever's push, all behind it.
-        rest = {
-            (vw, stage): pipe.through(span, {stage: 0}, pushes[vw]) + (num_workers - vw) * apply_ticks
-            for vw, pipe in enumerate(self._pipes)
-            for stage in pulls[vw]
-        }
-        begun = {
-            (vw, stage): pipe.through(span, pulls[vw], {stage: 0})
-            for vw, pipe in enumerate(self._pipes)
-            for stage in pushes[vw]
-        }
-        for resource, load in self._pulls.loads.items():
-            found.append(load.ticks + min(rest[user] for user in self._pulls.users[resource]))
-        for resource, load in self._pushes.loads.items():
-            found.append(min(begun[user] for user in self._pushes.users[resource]) + load.ticks + apply_ticks)
-        return max(found)
+        rest: dict[_Place, int] = {}
+        begun: dict[_Place, int] = {}
+        ways: dict[tuple[object, ...], _Ways] = {}
+        for vw, (pipe, places) in enumerate(zip(self._pipes, self._places, strict=True)):
+            alone = tuple(self.alone[place] for place in places)
+            alike = (*pipe.ticks, alone)
+            way = ways.get(alike)
+            if way is None:
+                way = ways[alike] = _ways(pipe, span, dict(enumerate(alone)))
+            added = (num_workers - vw) * apply_ticks
+            found = max(found, way.whole + added)
+            for place, after, before in zip(places, way.rest, way.begun, strict=True):
+                rest[place] = min(rest.get(place, after + added), after + added)
+                begun[place] = min(begun.get(place, before), before)
+        for resource, load in self.loads.items():
+            users = self._users[resource]
+            found = max(
+                found,
+                load.ticks + min(rest[place] for place in users),
+                load.ticks + min(begun[place] for place in users) + apply_ticks,
+            )
+        return found
 
-    def _transfer(
-        self, source: str, target: str, num_bytes: int, way: Literal["out", "in"]
-    ) -> tuple[int, int, list[tuple[_Resource, int]]]:
+    def _transfer(self, source: str, target: str, num_bytes: int) -> tuple[int, int, list[tuple[_Resource, int]]]:
+        """Of a push: ticks alone, latency, and what it passes with its ticks of work there."""
         link: LinkSpec = self._costs.cluster.link(source, target)
         alone, latency = ticks(link.transfer_ms(num_bytes)), ticks(1000 * link.latency_seconds)
         if source == target:
             work = ticks(1000 * num_bytes / link.effective_bytes_per_second)
-            return alone, latency, [((source, "root", way), work)]
+            return alone, latency, [((source, "root", "out"), work)]
         return (
             alone,
             latency,
@@ -304,3 +310,24 @@ class _Exchanges:
                 ((target, "card", "in"), ticks(1000 * num_bytes / self._cards[target])),
             ],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """The time of some minibatches through a pipeline."""
+
+    whole: int
+    """With the pulls before and the pushes after."""
+    rest: tuple[int, ...]
+    """Of each stage: from its first forward on, without any pull."""
+    begun: tuple[int, ...]
+    """Of each stage: to its last backward, without any push."""
+
+
+def _ways(pipe: _Pipe, span: int, moved: Mapping[int, int]) -> _Ways:
+    """`moved`: stage → the time of its own pull, and of its own push."""
+    return _Ways(
+        pipe.through(span, moved, moved),
+        tuple(pipe.through(span, {stage: 0}, moved) for stage in moved),
+        tuple(pipe.through(span, moved, {stage: 0}) for stage in moved),
+    )

@@ -1,7 +1,14 @@
 """How many minibatches per wave? Max_m of the paper (§4), and which N to try.
 
 Memory bounds N from above: no stage needs less memory with a larger N, so one bisection finds the largest that fits.
-The search stops at 4K: beyond that no pipeline gets faster, and weights only get staler.
+It is looked for up to `MOST_MINIBATCHES`, as under some policies memory never ends it. N is searched twice:
+
+* which devices form virtual workers is asked by closed form with every N from the least that the policy allows to
+  `SEARCHED_PER_STAGE` for each stage of the shortest virtual worker (`choices`): with that many a pipeline is full, and
+  more only make the round trip of weights rarer, for all groups alike;
+* which N runs is asked for the groups that come of it, in steps of a half: up to Max_m, or to four times an N, at least
+  one per stage, with which neither a network card nor the round trip of weights holds the stages back (`Jobs.ladder`).
+  The largest that was tried is what a plan calls `searched_minibatches_per_wave`.
 """
 
 from __future__ import annotations
@@ -14,21 +21,20 @@ from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
 #: No search for N goes beyond: some policies keep no more for a larger one, so memory never ends it.
 MOST_MINIBATCHES = 1024
 
-#: The search stops at this many minibatches per stage.
+#: Groups of devices are compared with at most this many minibatches per stage.
 SEARCHED_PER_STAGE = 4
 
 
-def max_minibatches_per_wave(fits: Callable[[int], bool], num_stages: int) -> int:
-    """Max_m: the largest N ≤ 4K that fits, 0 if none does.
+def max_minibatches_per_wave(fits: Callable[[int], bool]) -> int:
+    """Max_m: the largest N ≤ `MOST_MINIBATCHES` that fits, 0 if none does.
 
     Args:
         fits: whether a virtual worker's memory suffices for N; never true again once false.
-        num_stages: K.
 
-    >>> max_minibatches_per_wave(lambda n: n <= 5, 2), max_minibatches_per_wave(lambda n: n <= 50, 2)
-    (5, 8)
+    >>> max_minibatches_per_wave(lambda n: n <= 5), max_minibatches_per_wave(lambda n: True)
+    (5, 1024)
     """
-    low, high = 0, SEARCHED_PER_STAGE * num_stages
+    low, high = 0, MOST_MINIBATCHES
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):

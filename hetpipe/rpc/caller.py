@@ -53,7 +53,7 @@ class Caller:
             with self._connection.calling(method.name, started, awaited) as channel:
                 call = channel.unary_unary(f"/{self._service}/{method.name}", serialize, method.response.FromString)
                 metadata = None if self._metadata is None else self._metadata()
-                return call(request, timeout=left, metadata=metadata)  # type: ignore[no-any-return]
+                return call(request, timeout=left, metadata=metadata)
 
         return while_busy(attempt, until=started + deadline_seconds, clock=self._clock)
 
@@ -85,7 +85,7 @@ class Caller:
             try:
                 yield from responses
             finally:
-                responses.cancel()  # type: ignore[no-untyped-call]
+                responses.cancel()
 
     def close(self) -> None:
         """End all calls and the channel."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import grpc
 
@@ -38,9 +38,6 @@ from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Su
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
-
-if TYPE_CHECKING:
-    from hetpipe.rpc.method import GenericHandler
 
 
 class CoordinatorHandlers(Protocol):
@@ -128,7 +125,7 @@ class CoordinatorHandlers(Protocol):
         ...
 
 
-def coordinator_service(handlers: CoordinatorHandlers) -> GenericHandler:
+def coordinator_service(handlers: CoordinatorHandlers) -> grpc.GenericRpcHandler:
     """All calls of the service, for `Server.add(SERVICE, …)`."""
     adapter = _Adapter(handlers)
     return service_handler(

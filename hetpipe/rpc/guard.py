@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 _Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
 
-class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic when the program runs
+class Guard(grpc.ServerInterceptor):
     """The interceptor of one server. Thread-safe."""
 
     def __init__(self, access: Mapping[str, Rule] | None, limits: Limits, *, num_threads: int, clock: Clock) -> None:
@@ -258,7 +258,7 @@ def _cancel(context: grpc.ServicerContext, error: HetpipeError) -> None:
     # gRPC's own `cancel` knows no status, so the peer could not tell it from a server that dies.
     cancel = getattr(getattr(getattr(context, "_rpc_event", None), "call", None), "cancel", None)
     if cancel is None:
-        context.cancel()  # type: ignore[no-untyped-call]
+        context.cancel()
         return
     code: tuple[int, str] = status_of(error).value
     cancel(code[0], text_of(error))

@@ -15,11 +15,11 @@ from hetpipe.rpc.connection import Connection, Target
 from hetpipe.rpc.link_stream import (
     CALL,
     LinkStream,
-    as_is,
     hello_from_bytes,
     incoming_messages,
     outgoing_messages,
 )
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.requests import LinkHello, Requester
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -28,6 +28,9 @@ from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.identity import Role, StagePeer
 from hetpipe.spec.requests import LinkHello, Requester
+
+if TYPE_CHECKING:
+    from hetpipe.rpc.method import Handler
 
 #: Longest wait for the hello of a caller.
 HELLO_SECONDS = 10.0
@@ -79,7 +82,7 @@ class LinkServer:
                 limits=Limits(idle_seconds=HELLO_SECONDS),
             )
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._connect)
+        handler: Handler = grpc.stream_stream_rpc_method_handler(self._connect)
         self._server.add(SERVICE, service_handler(SERVICE, {CONNECT: handler}))
 
     def start(self) -> str:

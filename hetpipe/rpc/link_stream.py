@@ -33,8 +33,8 @@ class LinkStream:
     incoming: Iterator[bytes]
     """The other end's messages, to its end of the stream; raises `PeerUnreachable` when the stream breaks."""
     outgoing: Future[Iterator[bytes]]
-    cancel: Callable[[], None]
-    """Break the stream at once. From any thread."""
+    cancel: Callable[[], object]
+    """Break the stream at once; what it returns says nothing. From any thread."""
     close: Callable[[], None]
     """End what the stream needs: channel or server. Once, when both iterators have ended or do not matter."""
 
@@ -60,11 +60,6 @@ def incoming_messages(messages: Iterator[bytes], peer: Requester) -> Iterator[by
     except grpc.RpcError as error:
         details = error.details() if isinstance(error, grpc.Call) else None
         raise PeerUnreachable(f"the stream from {peer} broke: {details or 'it was cancelled'}") from error
-
-
-def as_is(message: bytes) -> bytes:
-    """Bytes need no serializer."""
-    return message
 
 
 def hello_to_bytes(hello: LinkHello) -> bytes:

@@ -39,9 +39,8 @@ class Streaming(Generic[RequestT, ResponseT]):
 
 Method = Unary[Any, Any] | Streaming[Any, Any]
 
-if TYPE_CHECKING:  # gRPC's own classes cannot be subscripted when the program runs
+if TYPE_CHECKING:  # gRPC's own class cannot be subscripted when the program runs
     Handler = grpc.RpcMethodHandler[Any, Any]
-    GenericHandler = grpc.GenericRpcHandler[Any, Any]
 
 
 def parse(kind: type[RequestT], data: bytes) -> RequestT:
@@ -59,6 +58,11 @@ def parse(kind: type[RequestT], data: bytes) -> RequestT:
 def serialize(message: Message) -> bytes:
     """A message as bytes."""
     return message.SerializeToString()
+
+
+def as_is(message: bytes) -> bytes:
+    """Bytes need no serializer."""
+    return message
 
 
 def unary_handler(
@@ -80,6 +84,6 @@ def streaming_handler(
     )
 
 
-def service_handler(service: str, handlers: Mapping[str, Handler]) -> GenericHandler:
+def service_handler(service: str, handlers: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
     """All calls of one service, for `Server.add`."""
     return grpc.method_handlers_generic_handler(service, dict(handlers))

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -30,9 +29,6 @@ from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.listening import listen, refuse_plaintext_beyond_loopback
 from hetpipe.rpc.probes import LIVE, Probes
 from hetpipe.rpc.tls import Tls
-
-if TYPE_CHECKING:
-    from hetpipe.rpc.method import GenericHandler
 
 #: Shortest pause between two pings of one client that the server accepts, in milliseconds; below every client's own.
 _MIN_PING_INTERVAL_MS = 2_000
@@ -114,7 +110,7 @@ class Server:
         #: The same of the port for probes, if there is one.
         self.health_address = ""
 
-    def add(self, service: str, handler: GenericHandler) -> None:
+    def add(self, service: str, handler: grpc.GenericRpcHandler) -> None:
         """Serve the calls of `service` (its full name). Before `start` only."""
         self._services.append(service)
         self._server.add_generic_rpc_handlers((handler,))

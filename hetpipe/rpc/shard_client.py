@@ -15,7 +15,7 @@ from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.connection import Connection, Target
 from hetpipe.rpc.fencing import fence_metadata
-from hetpipe.rpc.method import parse
+from hetpipe.rpc.method import as_is, parse
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
 from hetpipe.spec import wire
@@ -57,28 +57,23 @@ class _BulkCaller:
     def send(self, name: str, header: bytes, chunks: Iterable[bytes], *, seconds: float) -> bytes:
         """Stream a header and chunks; returns the response's bytes."""
         with self._connection.calling(name, self._clock.monotonic()) as channel:
-            call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+            call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", as_is, as_is)
             response: bytes = call(_with_header(header, chunks), timeout=seconds)
         return response
 
     def receive(self, name: str, header: bytes, *, seconds: float) -> Iterator[bytes]:
         """Ask by a header; yields the chunks."""
         with self._connection.calling(name, self._clock.monotonic()) as channel:
-            call = channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+            call = channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", as_is, as_is)
             responses = call(header, timeout=seconds)
             try:
                 yield from responses
             finally:
-                responses.cancel()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
+                responses.cancel()
 
     def close(self) -> None:
         """End all calls."""
         self._connection.close()
-
-
-def _as_is(message: bytes) -> bytes:
-    """Identity serializer: tensor messages are bytes already."""
-    return message
 
 
 def _with_header(header: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -117,7 +117,10 @@ class PlanDocument(Document):
     minibatches_per_wave: Positive
     """N."""
     max_minibatches_per_wave: tuple[Index, ...]
-    """The largest feasible N of each virtual worker; looked for up to 4K."""
+    """The largest feasible N of each virtual worker, the paper's Max_m; looked for up to 1024."""
+    searched_minibatches_per_wave: Positive | None = None
+    """The largest N that was tried for these virtual workers: the least of the figures above, or less where a larger N
+    could not gain; null: N was given. For people."""
     has_shards: bool = True
     """Whether parameter servers hold the weights; if not, there is one virtual worker and nothing is placed."""
     shards: tuple[str, ...] = ()

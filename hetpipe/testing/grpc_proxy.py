@@ -22,11 +22,12 @@ import grpc
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, message_options, open_channel
 from hetpipe.rpc.listening import listen
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.tls import Tls
 from hetpipe.testing.call_faults import Deed, Fate, Faults, Flip, fate_of
 
 if TYPE_CHECKING:
-    from hetpipe.rpc.method import GenericHandler, Handler
+    from hetpipe.rpc.method import Handler
 
 #: Calls under way at a time.
 _NUM_THREADS = 64
@@ -193,7 +194,7 @@ class _Wire:
 
     def begin(self, method: str, requests: Iterator[bytes], **options: Any) -> Any:
         """Pass a call on."""
-        call = self._channel.stream_stream(method, _as_is, _as_is)(requests, **options)
+        call = self._channel.stream_stream(method, as_is, as_is)(requests, **options)
         with self._passed:
             self._num_passed += 1
             self._calls.add(call)
@@ -356,19 +357,15 @@ class _Call:
         self._wire.note(Done(self._method, self._number, deed))
 
 
-def _as_is(message: bytes) -> bytes:
-    return message
-
-
 def _is_of_user(key: str) -> bool:
     """Whether a key of metadata is the caller's and not gRPC's own."""
     return not key.startswith("grpc-") and key != "user-agent"
 
 
-def _any_method(handler_of: Callable[[str], Handler]) -> GenericHandler:
+def _any_method(handler_of: Callable[[str], Handler]) -> grpc.GenericRpcHandler:
     """Takes every call there is."""
 
-    class AnyMethod(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # cannot be subscripted when the program runs
+    class AnyMethod(grpc.GenericRpcHandler):
         def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
             return handler_of(handler_call_details.method)
 

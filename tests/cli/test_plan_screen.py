@@ -118,6 +118,15 @@ def test_policy_and_schedule() -> None:
     assert "weights flush · schedule gpipe" in "\n".join(screen(replace(facts, plan=drained), 120))
 
 
+def test_the_screen_says_how_far_n_was_searched_and_what_memory_allows() -> None:
+    facts = plans.equal_mix()
+    assert "minibatches; memory allows 5" in "\n".join(screen(facts, 120))
+    free = facts.plan.model_copy(update={"searched_minibatches_per_wave": 4})
+    assert "minibatches; up to 4 were tried, memory allows 5" in "\n".join(screen(replace(facts, plan=free), 120))
+    endless = free.model_copy(update={"max_minibatches_per_wave": tuple(1024 for _ in free.virtual_workers)})
+    assert "up to 4 were tried, memory allows 1024 and more" in "\n".join(screen(replace(facts, plan=endless), 120))
+
+
 def test_without_parameter_servers_there_is_nothing_to_bound() -> None:
     facts = plans.equal_mix()
     assert "D = 0" in "\n".join(screen(facts, 120))

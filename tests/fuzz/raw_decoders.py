@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import grpc
 import torch
@@ -39,6 +38,7 @@ from tests.coordinator.builders import (
     model,
 )
 from tests.ps.builders import chunk_of
+from tests.rpc.failed_call import FailedCall
 
 from .decoder import Decoder
 
@@ -107,28 +107,16 @@ def _link_stream_example(*tensors: torch.Tensor | None) -> bytes:
     return b"".join(len(message).to_bytes(_MESSAGE_LENGTH_BYTES, "little") + message for message in messages)
 
 
-class _FailedCall(grpc.RpcError, grpc.Call):
+def _failed_call(data: bytes) -> FailedCall:
     """A failed call whose trailing metadata a peer wrote: class name, sentence and problems, one per line."""
-
-    def __init__(self, data: bytes) -> None:
-        self._name, _, rest = data.partition(b"\n")
-        self._sentence, _, self._problems = rest.partition(b"\n")
-
-    def trailing_metadata(self) -> Any:
-        return (("hetpipe-error", self._name.decode(errors="replace")), ("hetpipe-problems-bin", self._problems))
-
-    def details(self) -> str:
-        return self._sentence.decode(errors="replace")
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNKNOWN
-
-
-_FailedCall.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  # what is not asked for need not be there
+    name, _, rest = data.partition(b"\n")
+    sentence, _, problems = rest.partition(b"\n")
+    metadata = (("hetpipe-error", name.decode(errors="replace")), ("hetpipe-problems-bin", problems))
+    return FailedCall(grpc.StatusCode.UNKNOWN, sentence.decode(errors="replace"), metadata)
 
 
 def _status(data: bytes) -> object:
-    error = translate_rpc_error(_FailedCall(data), peer="p", role="r", call="c", elapsed_seconds=0.0)
+    error = translate_rpc_error(_failed_call(data), peer="p", role="r", call="c", elapsed_seconds=0.0)
     assert isinstance(error, HetpipeError)
     metadata_of(error)
     return str(error)

@@ -24,6 +24,7 @@ from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.link_client import connect_link
 from hetpipe.rpc.link_server import LinkServer
 from hetpipe.rpc.link_stream import CALL
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.shard_service import add_shard_service
@@ -69,9 +70,9 @@ class RawClient:
         seconds = _WAIT_SECONDS if waits else SECONDS
         call: Any
         if case.streams_requests:
-            call = self._channel.stream_unary(case.call, None, None).future(iter(case.messages), timeout=seconds)
+            call = self._channel.stream_unary(case.call, as_is, as_is).future(iter(case.messages), timeout=seconds)
         else:
-            call = self._channel.unary_stream(case.call, None, None)(case.messages[0], timeout=seconds)
+            call = self._channel.unary_stream(case.call, as_is, as_is)(case.messages[0], timeout=seconds)
         with suppress(grpc.RpcError):
             if case.streams_requests:
                 call.result()

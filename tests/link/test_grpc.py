@@ -35,7 +35,8 @@ from hetpipe.link.wire import encode
 from hetpipe.rpc import link_server, server
 from hetpipe.rpc.channel import open_channel
 from hetpipe.rpc.link_client import connect_link
-from hetpipe.rpc.link_stream import CALL, LinkStream, as_is
+from hetpipe.rpc.link_stream import CALL, LinkStream
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.ids import Incarnation, JobId, Term
 from hetpipe.spec.requests import LinkHello, Requester

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -38,12 +39,27 @@ def test_every_figure_follows_from_the_definitions(plan: PlanDocument) -> None:
             assert PAPER_CLUSTER.devices[stage.device] == stage.type
         assert worker.bottleneck_ms == max(stage.time_ms for stage in worker.stages)
         assert worker.samples_per_second == pytest.approx(32 * 1000 / worker.bottleneck_ms)
-    assert (plan.minibatches_per_wave, plan.max_minibatches_per_wave) == (4, (16, 16, 16, 16))
+    assert (plan.minibatches_per_wave, plan.max_minibatches_per_wave) == (4, (599, 599, 862, 862))
     assert plan.shards == ("n0", "n1", "n2", "n3")
     assert plan.placement["layer5"] == 1
     assert plan.idle_devices == ()
     slowest = min(worker.samples_per_second for worker in plan.virtual_workers)
     assert plan.predicted.samples_per_second == pytest.approx(4 * slowest)
+
+
+def test_a_plan_says_how_far_n_was_searched(plan: PlanDocument) -> None:
+    """Up to Max_m where larger waves gain, as far as a larger one could gain where not; nothing where N was given."""
+    assert plan.searched_minibatches_per_wave is None
+    free = replace(FAST, minibatches_per_wave=None)
+
+    held_back = choose_plan(PROFILE, cluster_of(["V", "V"], gib={"V": 2}, network=1e8), free, predict=closed_form)
+    not_held_back = choose_plan(PROFILE, PAPER_CLUSTER, replace(free, staleness=None), predict=closed_form)
+
+    assert held_back.searched_minibatches_per_wave == min(held_back.max_minibatches_per_wave)
+    assert 4 < min(held_back.max_minibatches_per_wave) < 1024
+    most = not_held_back.searched_minibatches_per_wave
+    assert most is not None
+    assert not_held_back.minibatches_per_wave <= most < min(not_held_back.max_minibatches_per_wave)
 
 
 def test_alternatives_say_how_much_they_lose(plan: PlanDocument) -> None:

@@ -37,6 +37,7 @@ from hetpipe.ps.manifest import newest_checkpoint, read_complete
 from hetpipe.ps.server import ShardServer
 from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, open_channel
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
 from hetpipe.rpc.shard_service import add_shard_service
@@ -403,7 +404,7 @@ class TestRefusals:
 
     def test_a_config_that_is_none(self, begun: Job) -> None:
         with closing(open_channel(begun.addresses[0])) as channel:
-            call = channel.unary_unary(f"/{methods.SERVICE}/Configure", _as_is, _as_is)
+            call = channel.unary_unary(f"/{methods.SERVICE}/Configure", as_is, as_is)
             with pytest.raises(ProtocolViolation, match="not a valid ShardConfig"):
                 _translating(lambda: call(b"\x0a\x02{}", timeout=SECONDS))
 
@@ -412,7 +413,7 @@ class TestRefusals:
     @pytest.mark.parametrize("name", [methods.PUSH, methods.PUSH_BUFFERS])
     def test_garbage_for_a_header(self, begun: Job, name: str) -> None:
         with closing(open_channel(begun.addresses[0])) as channel:
-            call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+            call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{name}", as_is, as_is)
             for messages in ([], [b"\xff\xff\xff garbage"], [b"\xff" * 100_000, b"more"]):
                 with pytest.raises(MalformedChunk):
                     _translating(lambda messages=messages: call(iter(messages), timeout=SECONDS))
@@ -424,7 +425,7 @@ class TestRefusals:
     @pytest.mark.parametrize("name", [methods.PULL, methods.PULL_BUFFERS])
     def test_garbage_for_a_question(self, begun: Job, name: str) -> None:
         with closing(open_channel(begun.addresses[0])) as channel:
-            call = channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", _as_is, _as_is)
+            call = channel.unary_stream(f"/{methods.TENSOR_SERVICE}/{name}", as_is, as_is)
             with pytest.raises(MalformedChunk):
                 _translating(lambda: list(call(b"\xff\xff\xff garbage", timeout=SECONDS)))
 
@@ -432,7 +433,7 @@ class TestRefusals:
 
     def test_a_message_that_is_too_large(self, begun: Job) -> None:
         with closing(open_channel(begun.addresses[0], max_message_bytes=8 * MAX_MESSAGE_BYTES)) as channel:
-            call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{methods.PUSH}", _as_is, _as_is)
+            call = channel.stream_unary(f"/{methods.TENSOR_SERVICE}/{methods.PUSH}", as_is, as_is)
             with pytest.raises(ResourceExhausted):
                 _translating(lambda: call(iter([bytes(MAX_MESSAGE_BYTES + 1)]), timeout=SECONDS))
 
@@ -443,10 +444,6 @@ class TestRefusals:
         """Nothing was applied, and everything works."""
         job.run_wave(0)
         assert WITNESS.faults([job.pull(1, shard) for shard in range(2)], {0: 1, 1: 1}) == []
-
-
-def _as_is(message: bytes) -> bytes:
-    return message
 
 
 def _translating(call: object) -> None:

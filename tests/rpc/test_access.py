@@ -24,6 +24,7 @@ from hetpipe.ps.server import ShardServer
 from hetpipe.rpc import shard_methods
 from hetpipe.rpc.access import ACCESS
 from hetpipe.rpc.connection import Connection, Target
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.rpc.tls import Tls
@@ -94,14 +95,14 @@ class Fixture:
         """
         connection = self.connection(tls, server)
         with connection.channel() as channel:
-            method = channel.stream_stream(call, _as_is, _as_is)
+            method = channel.stream_stream(call, as_is, as_is)
             answers = method(iter((request,)), timeout=SECONDS)
             try:
                 next(iter(answers), None)
             except grpc.RpcError as error:
                 raise connection.translated(error, call, 0.0) from error
             finally:
-                answers.cancel()  # type: ignore[no-untyped-call]
+                answers.cancel()
 
     def close(self) -> None:
         for connection in self.connections.values():
@@ -112,10 +113,6 @@ class Fixture:
 
 def _never(*_: object) -> Any:
     raise AssertionError("nobody gets this far")
-
-
-def _as_is(message: bytes) -> bytes:
-    return message
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from hetpipe.rpc import coordinator_methods, shard_methods
 from hetpipe.rpc.access import ACCESS
 from hetpipe.rpc.access_fields import FIELDS, REQUESTS, VALUES, Outcome, leaves, unclassified
 from hetpipe.rpc.connection import Connection, Target
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.spec import wire
@@ -137,13 +138,13 @@ class World:
             connection = self._connections[peer.uri, role] = Connection(target)
         seconds = STREAM_SECONDS if call.rpartition("/")[2] in STREAMS else SECONDS
         with connection.channel() as channel:
-            answers = channel.stream_stream(call, _as_is, _as_is)(iter((request.SerializeToString(),)), timeout=seconds)
+            answers = channel.stream_stream(call, as_is, as_is)(iter((request.SerializeToString(),)), timeout=seconds)
             try:
                 next(iter(answers), None)
             except grpc.RpcError as error:
                 return connection.translated(error, call, 0.0)
             finally:
-                answers.cancel()  # type: ignore[no-untyped-call]
+                answers.cancel()
         return None
 
     def others(self, caller: Peer) -> object:
@@ -192,10 +193,6 @@ def _config_of(name: str, others: tuple[int, ...]) -> Any:
         for member, index in zip(run.shards, others, strict=True)
     )
     return replace(bare, run=replace(run, shards=shards))
-
-
-def _as_is(message: bytes) -> bytes:
-    return message
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from hetpipe.errors import Busy, DeadlineExceeded
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import audit
 from hetpipe.rpc.limits import Admission, Limits, Uploads
+from hetpipe.rpc.method import as_is
 from hetpipe.rpc.patience import stream_while_busy, while_busy
 from hetpipe.rpc.server import Server
 from hetpipe.testing.fake_clock import FakeClock
@@ -173,7 +174,7 @@ def uploading(server: Server, call: str, *first: bytes) -> Iterator[Any]:
 
     with grpc.insecure_channel(server.address) as channel:
         try:
-            yield channel.stream_unary(f"/{call}", None, None).future(messages(), timeout=SECONDS)
+            yield channel.stream_unary(f"/{call}", as_is, as_is).future(messages(), timeout=SECONDS)
         finally:
             go_on.set()
 
@@ -210,7 +211,7 @@ class TestServer:
             return b""
 
         server = echo_server(clock=clock)
-        handler = grpc.stream_unary_rpc_method_handler(take)
+        handler = grpc.stream_unary_rpc_method_handler(take, as_is, as_is)
         server.add("test.Take", grpc.method_handlers_generic_handler("test.Take", {"Take": handler}))
         with (
             structlog.testing.capture_logs() as lines,
@@ -299,6 +300,6 @@ class TestAudit:
         server = echo_server()
         with serving(server), structlog.testing.capture_logs() as lines:
             with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/no/Such\x7fCall", None, None)(b"", timeout=SECONDS)
+                channel.unary_unary("/no/Such\x7fCall", as_is, as_is)(b"", timeout=SECONDS)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert [line["error"] for line in lines if line["event"] == "call_refused"] == ["UnknownCall"]

@@ -11,6 +11,7 @@ from hetpipe import errors
 from hetpipe.errors import HetpipeError, JobError
 from hetpipe.rpc import status
 from hetpipe.rpc.status import STATUS_BY_ERROR, error_from_name, metadata_of, status_of, text_of, translate_rpc_error
+from tests.rpc.failed_call import FailedCall
 
 
 def all_errors(kind: type[HetpipeError] = HetpipeError) -> Iterator[type[HetpipeError]]:
@@ -18,22 +19,6 @@ def all_errors(kind: type[HetpipeError] = HetpipeError) -> Iterator[type[Hetpipe
     for below in kind.__subclasses__():
         if below.__module__ == errors.__name__:
             yield from all_errors(below)
-
-
-class FakeCall(grpc.RpcError, grpc.Call):
-    """What a client gets when a call fails."""
-
-    def __init__(self, code: grpc.StatusCode, details: str = "", trailing: status.Metadata = ()) -> None:
-        self._answer = (code, details, trailing)
-
-    def code(self) -> grpc.StatusCode:
-        return self._answer[0]
-
-    def details(self) -> str:
-        return self._answer[1]
-
-    def trailing_metadata(self) -> status.Metadata:  # type: ignore[override]
-        return self._answer[2]
 
 
 def translated(error: grpc.RpcError) -> HetpipeError:
@@ -50,7 +35,7 @@ def test_the_table_has_every_error() -> None:
 def test_every_error_comes_back_as_itself(kind: type[HetpipeError]) -> None:
     sent = kind("it does not fit")
 
-    received = translated(FakeCall(status_of(sent), text_of(sent), metadata_of(sent)))
+    received = translated(FailedCall(status_of(sent), text_of(sent), metadata_of(sent)))
 
     assert type(received) is kind
     assert str(received) == "it does not fit"
@@ -59,7 +44,7 @@ def test_every_error_comes_back_as_itself(kind: type[HetpipeError]) -> None:
 def test_all_problems_of_a_job_come_back() -> None:
     sent = JobError(["epochs: must be positive", "sync.D: größer als 0"])
 
-    received = translated(FakeCall(status_of(sent), text_of(sent), metadata_of(sent)))
+    received = translated(FailedCall(status_of(sent), text_of(sent), metadata_of(sent)))
 
     assert isinstance(received, JobError)
     assert received.problems == sent.problems
@@ -71,7 +56,7 @@ def test_a_flood_of_problems_is_cut_to_what_fits() -> None:
     metadata = dict(metadata_of(sent))
     assert len(metadata[status.PROBLEMS_KEY]) <= status.MAX_PROBLEMS_BYTES
     assert len(text_of(sent).encode()) <= status.MAX_TEXT_BYTES + 3
-    received = translated(FakeCall(status_of(sent), text_of(sent), metadata_of(sent)))
+    received = translated(FailedCall(status_of(sent), text_of(sent), metadata_of(sent)))
     assert isinstance(received, JobError)
     assert received.problems[0] == "key0: unknown"
     assert received.problems[-1].startswith("and ")
@@ -91,7 +76,7 @@ def test_a_class_of_a_newer_version_becomes_the_base() -> None:
 
 
 def test_damaged_metadata_do_not_hurt() -> None:
-    call = FakeCall(
+    call = FailedCall(
         grpc.StatusCode.INVALID_ARGUMENT, "bad", ((status.ERROR_KEY, "JobError"), (status.PROBLEMS_KEY, b"\xff"))
     )
 
@@ -123,7 +108,7 @@ def test_damaged_metadata_do_not_hurt() -> None:
 def test_failures_of_grpc_itself_name_everything(
     code: grpc.StatusCode, kind: type[HetpipeError], sentence: str
 ) -> None:
-    received = translated(FakeCall(code, "details"))
+    received = translated(FailedCall(code, "details"))
 
     assert type(received) is kind
     assert str(received).startswith(sentence)
@@ -131,7 +116,7 @@ def test_failures_of_grpc_itself_name_everything(
 
 def test_a_server_with_too_many_calls_is_busy() -> None:
     """It has done nothing yet, so asking again is right."""
-    received = translated(FakeCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"))
+    received = translated(FailedCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"))
     assert type(received) is errors.Busy
 
 

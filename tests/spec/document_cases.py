@@ -84,6 +84,7 @@ PLAN: dict[str, Any] = {
     ],
     "minibatches_per_wave": 2,
     "max_minibatches_per_wave": [8, 4],
+    "searched_minibatches_per_wave": 4,
     "has_shards": True,
     "shards": ["n0", "n1"],
     "placement": {"a.weight": 1, "b.weight": [[0, 0, 100], [1, 100, 4096]]},

@@ -17,6 +17,7 @@ from hetpipe.errors import Unauthenticated
 from hetpipe.rpc.caller import Caller
 from hetpipe.rpc.channel import open_channel
 from hetpipe.rpc.connection import Target
+from hetpipe.rpc.method import as_is
 from hetpipe.spec.identity import Role, server_name
 from hetpipe.testing.call_faults import UNHARMED, Deed, Fate, Faults, Flip, fate_of
 from hetpipe.testing.grpc_proxy import GrpcProxy, ProxyTls
@@ -85,23 +86,23 @@ class Case:
         self._channel = channel
 
     def one_one(self, request: bytes, **options: Any) -> bytes:
-        call = self._channel.unary_unary("/t.T/OneOne", None, None)
+        call = self._channel.unary_unary("/t.T/OneOne", as_is, as_is)
         answer: bytes = call(request, timeout=SECONDS, **options)
         return answer
 
     def one_many(self, request: bytes) -> Iterator[bytes]:
-        yield from self._channel.unary_stream("/t.T/OneMany", None, None)(request, timeout=SECONDS)
+        yield from self._channel.unary_stream("/t.T/OneMany", as_is, as_is)(request, timeout=SECONDS)
 
     def many_one(self, *requests: bytes) -> bytes:
-        call = self._channel.stream_unary("/t.T/ManyOne", None, None)
+        call = self._channel.stream_unary("/t.T/ManyOne", as_is, as_is)
         answer: bytes = call(iter(requests), timeout=SECONDS)
         return answer
 
     def many_many(self, *requests: bytes) -> list[bytes]:
-        return list(self._channel.stream_stream("/t.T/ManyMany", None, None)(iter(requests), timeout=SECONDS))
+        return list(self._channel.stream_stream("/t.T/ManyMany", as_is, as_is)(iter(requests), timeout=SECONDS))
 
     def with_call(self, request: bytes, **options: Any) -> Any:
-        return self._channel.unary_unary("/t.T/OneOne", None, None).with_call(request, timeout=SECONDS, **options)
+        return self._channel.unary_unary("/t.T/OneOne", as_is, as_is).with_call(request, timeout=SECONDS, **options)
 
     def fails(self, what: Callable[..., Iterable[object]], *arguments: Any) -> str:
         """The words of a broken connection."""
@@ -261,7 +262,7 @@ class TestFaults:
                 yield b"a"
                 going_on.wait(SECONDS)
 
-            stream: Any = calls._channel.stream_stream("/t.T/ManyMany", None, None)(requests(), timeout=SECONDS)
+            stream: Any = calls._channel.stream_stream("/t.T/ManyMany", as_is, as_is)(requests(), timeout=SECONDS)
             assert next(stream) == b"A"
             calls.proxy.cut()
             assert "the connection is cut" in calls.fails(list, stream)
