@@ -38,7 +38,7 @@ def child_environment(
     Raises:
         UserError: the job names a variable that it may not have here; the message has no values.
     """
-    _check(wish, allowed)
+    check_wish(wish, allowed)
     unless_said: tuple[str, ...] = ("*",) if allowed is None else ()
     inherited = unless_said if wish.inherit is None else wish.inherit
     kept = {
@@ -51,7 +51,7 @@ def child_environment(
 
 def missing(own: Mapping[str, str], wish: EnvironmentSection) -> tuple[str, ...]:
     """Names that a job inherits and that are not set here; patterns match what there is."""
-    return tuple(name for name in wish.inherit or () if not {"*", "?"} & set(name) and name not in own)
+    return tuple(name for name in wish.inherit or () if not is_pattern(name) and name not in own)
 
 
 def checked_allowed(patterns: Sequence[str]) -> tuple[str, ...]:
@@ -65,7 +65,30 @@ def checked_allowed(patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(patterns)
 
 
-def _check(wish: EnvironmentSection, allowed: Sequence[str] | None) -> None:
+def is_pattern(name: str) -> bool:
+    """Whether an entry of a list stands for any number of variables.
+
+    >>> is_pattern("WANDB_*"), is_pattern("HF_HOME")
+    (True, False)
+    """
+    return not {"*", "?", "["}.isdisjoint(name)
+
+
+def passed_on(allowed: Sequence[str]) -> tuple[str, ...]:
+    """The variables that a container of an agent is given for a list: no patterns, and none that every program has.
+
+    >>> passed_on(["HF_HOME", "WANDB_*", "PATH"])
+    ('HF_HOME',)
+    """
+    return tuple(name for name in allowed if not is_pattern(name) and not _matches(name, ALWAYS))
+
+
+def check_wish(wish: EnvironmentSection, allowed: Sequence[str] | None) -> None:
+    """Refuse a job that names a variable that it may not have where `allowed` holds; None: it may have any.
+
+    Raises:
+        UserError: naming the variable and the option; without values.
+    """
     if allowed is None:
         return
     named = {f"environment.inherit: {name}": name for name in wish.inherit or ()}

@@ -58,6 +58,14 @@ Modules = Annotated[
         help="Modules that stages may import user code from. Repeatable.  [default: those that the job names]",
     ),
 ]
+AllowedEnvironment = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-environment",
+        metavar="NAME",
+        help="Environment variables, or patterns of them, that agents pass on to jobs. Repeatable.  [default: none]",
+    ),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Leave the containers; do not follow the job.")]
 NewRunDir = Annotated[
     Path | None,
@@ -85,6 +93,7 @@ def up(  # noqa: PLR0913 - one for each option
     insecure: Insecure = False,
     data: Data = None,
     allow_modules: Modules = None,
+    allow_environment: AllowedEnvironment = None,
     run_dir: NewRunDir = None,
     resume: Resume = None,
     detach: Detach = False,
@@ -109,6 +118,7 @@ def up(  # noqa: PLR0913 - one for each option
         insecure=insecure,
         data=tuple(data or ()),
         modules=tuple(allow_modules or ()),
+        allowed_environment=tuple(allow_environment or ()),
         run_dir=run_dir,
         resume=resume,
     )

@@ -89,6 +89,7 @@ def compose(  # noqa: PLR0913 - one for each option
     insecure: deploy.Insecure = False,
     data: deploy.Data = None,
     allow_modules: deploy.Modules = None,
+    allow_environment: deploy.AllowedEnvironment = None,
     as_json: Json = False,
 ) -> None:
     """Write what `hetpipe up` does as a Compose file. With the certificates it needs, in a folder of your own."""
@@ -106,6 +107,7 @@ def compose(  # noqa: PLR0913 - one for each option
         insecure=insecure,
         data=tuple(data or ()),
         modules=tuple(allow_modules or ()),
+        allowed_environment=tuple(allow_environment or ()),
     )
     execute(ctx, lambda output, shell: render_deploy.compose(options, out, output, shell), as_json=as_json)
 
@@ -150,6 +152,7 @@ def kubernetes(  # noqa: PLR0913 - one for each option
         list[Path] | None,
         typer.Option("--code", metavar="FILE", help="Take this file along, too; of the job's own folder. Repeatable."),
     ] = None,
+    allow_environment: deploy.AllowedEnvironment = None,
     insecure: deploy.Insecure = False,
     as_json: Json = False,
 ) -> None:
@@ -162,6 +165,7 @@ def kubernetes(  # noqa: PLR0913 - one for each option
         image=image,
         k8s=k8s,
         files=tuple(code or ()),
+        allowed_environment=tuple(allow_environment or ()),
         insecure=insecure,
     )
     execute(ctx, lambda output, shell: render_deploy.kubernetes(options, output, shell), as_json=as_json)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hetpipe import __version__
 from hetpipe.agent.devices import discover_devices
+from hetpipe.agent.environment import check_wish, checked_allowed
 from hetpipe.cli.outcome import Output
 from hetpipe.cli.profile_command import view_for
 from hetpipe.cli.profiling import ProfileWish, profile_job
@@ -55,6 +56,7 @@ class DeploymentOptions:
     insecure: bool = False
     data: tuple[Path, ...] = ()
     modules: tuple[str, ...] = ()
+    allowed_environment: tuple[str, ...] = ()
     run_dir: Path | None = None
     resume: Path | None = None
 
@@ -83,8 +85,11 @@ def describe(options: DeploymentOptions, output: Output, shell: Shell) -> Descri
         UserError: options, the job or the plan cannot be used, or devices are missing.
     """
     check_project(options.project)
+    allowed_environment = checked_allowed(options.allowed_environment)
     request = _request(options, shell)
     job = None if request is None else request.job
+    if job is not None:
+        check_wish(job.environment, allowed_environment)
     num_cpu_devices = options.cpu_devices
     if num_cpu_devices is None and job is not None:
         num_cpu_devices, _ = choose_devices(job)
@@ -101,6 +106,7 @@ def describe(options: DeploymentOptions, output: Output, shell: Shell) -> Descri
         num_shards=_num_shards(options, job),
         folders=_folders(options, request, shell),
         modules=options.modules or (("*",) if job is None else tuple(modules_of(job))),
+        allowed_environment=allowed_environment,
         tls=not options.insecure,
         store=options.store,
         store_image=options.store_image,

@@ -15,7 +15,7 @@ from hetpipe.cli.plan_page_style import STYLE
 from hetpipe.cli.plan_reasons import Reasons
 from hetpipe.cli.plan_view import PipelineView, PlanFacts, PlanView, SpeedView, StageView, view_of
 from hetpipe.cli.quantities import bytes_text, of_bytes_text, time_text
-from hetpipe.cli.text import count, rate
+from hetpipe.cli.text import count, percent, rate
 from hetpipe.simulator.documents import schedule_in, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.result import ActivityKind, SimulatedActivity
@@ -149,6 +149,9 @@ def _speeds(speeds: Sequence[SpeedView]) -> Iterator[str]:
     yield "</section>"
 
 
+_UTILISATION_HEADING = '<th scope="col" class="number">MFU</th>'
+
+
 def _pipeline(pipeline: PipelineView, view: PlanView) -> Iterator[str]:
     each = " each" if len(pipeline.workers) > 1 else ""
     slowest = ' <span class="tag">the slowest</span>' if pipeline.is_slowest and len(view.pipelines) > 1 else ""
@@ -157,9 +160,10 @@ def _pipeline(pipeline: PipelineView, view: PlanView) -> Iterator[str]:
     headings = ("#", "device", "layers", "time per minibatch", "memory")
     yield "".join(f'<th scope="col">{heading}</th>' for heading in headings)
     yield '<th scope="col" class="number">in flight</th><th scope="col" class="number">receives</th>'
-    yield "</tr></thead><tbody>"
+    has_utilisation = any(stage.utilisation is not None for stage in pipeline.stages)
+    yield f"{_UTILISATION_HEADING if has_utilisation else ''}</tr></thead><tbody>"
     for index, stage in enumerate(pipeline.stages):
-        yield from _stage(index, stage, view.longest_ms)
+        yield from _stage(index, stage, view.longest_ms, has_utilisation=has_utilisation)
     yield "</tbody></table></div>"
     if len(pipeline.workers) > 1:
         yield '<details><summary class="faint">devices of the others</summary>'
@@ -168,7 +172,7 @@ def _pipeline(pipeline: PipelineView, view: PlanView) -> Iterator[str]:
         yield "</details>"
 
 
-def _stage(index: int, stage: StageView, longest_ms: float) -> Iterator[str]:
+def _stage(index: int, stage: StageView, longest_ms: float, *, has_utilisation: bool) -> Iterator[str]:
     time_parts = [
         ("forward", stage.forward_ms, f"{time_text(stage.forward_ms)} forward"),
         ("backward", stage.backward_ms, f"{time_text(stage.backward_ms)} backward"),
@@ -190,7 +194,11 @@ def _stage(index: int, stage: StageView, longest_ms: float) -> Iterator[str]:
     yield f'<td class="wide">{_bar(longest_ms, time_parts, f"stage {index}: {time}")}{time} {marks}</td>'
     yield f'<td class="wide">{_bar(stage.device_bytes, memory_parts, f"stage {index}: {memory}")}{memory}</td>'
     yield f'<td class="number" data-label="in flight">{stage.in_flight}</td>'
-    yield f'<td class="number" data-label="receives">{time_text(stage.receive_ms)}</td></tr>'
+    yield f'<td class="number" data-label="receives">{time_text(stage.receive_ms)}</td>'
+    if has_utilisation:
+        share = "–" if stage.utilisation is None else percent(stage.utilisation)
+        yield f'<td class="number" data-label="MFU">{share}</td>'
+    yield "</tr>"
 
 
 def _bar(whole: float, parts: _Parts, what: str) -> str:

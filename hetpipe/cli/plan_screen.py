@@ -13,7 +13,7 @@ from rich.text import Text
 from hetpipe.cli.plan_reasons import Reasons
 from hetpipe.cli.plan_view import PipelineView, PlanView, SpeedView, StageView
 from hetpipe.cli.quantities import of_bytes_text, time_text
-from hetpipe.cli.text import count, rate
+from hetpipe.cli.text import count, percent, rate
 
 #: From so many columns on a stage is one line; below, a second one has the layers and what does not fit.
 _WIDE_COLUMNS = 104
@@ -153,6 +153,7 @@ class _Stages:
         slowest_first = sorted(view.pipelines, key=lambda pipeline: pipeline.samples_per_second)
         self._pipelines = [one for one in view.pipelines if one in slowest_first[:_MOST_PIPELINES]]
         self._stages = [stage for pipeline in self._pipelines for stage in pipeline.stages]
+        self._has_utilisation = any(stage.utilisation is not None for stage in self._stages)
         bare = self._columns(names=0, bar=0)
         free = width - sum(column.width for column in bare) - (len(bare) - 1)
         longest = max(len(stage.names) for stage in self._stages) if self._is_wide else 0
@@ -197,6 +198,7 @@ class _Stages:
             columns += [
                 self._text("in flight", lambda stage: str(stage.in_flight), "right"),
                 self._text("receives", _receives, "right"),
+                *([self._text("MFU", _utilisation, "right")] if self._has_utilisation else []),
                 self._text("", _recomputes),
             ]
         return columns
@@ -235,6 +237,8 @@ class _Stages:
             f"{stage.in_flight} in flight",
             f"receives {_receives(stage)}",
         ]
+        if stage.utilisation is not None:
+            parts.append(f"{_utilisation(stage)} MFU")
         if stage.is_recomputed:
             parts.append("recomputes")
         parts.append(stage.names)  # what may be cut off comes last
@@ -280,6 +284,10 @@ def _time(stage: StageView) -> str:
 
 def _receives(stage: StageView) -> str:
     return time_text(stage.receive_ms)
+
+
+def _utilisation(stage: StageView) -> str:
+    return "-" if stage.utilisation is None else percent(stage.utilisation)
 
 
 def _memory(stage: StageView) -> str:

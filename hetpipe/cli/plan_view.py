@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetpipe.cli.quantities import bytes_text
-from hetpipe.cli.text import count, rate
+from hetpipe.cli.text import count, percent, rate
 from hetpipe.planner.costs import Costs, MemoryModel, milliseconds
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.waves import MOST_MINIBATCHES
@@ -19,7 +19,7 @@ from hetpipe.simulator.documents import schedule_in, simulated_plan
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.simulator.traffic import Traffic, flows_of
 from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker
+from hetpipe.spec.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
 
 ALL_REDUCE = "allreduce"
 SINGLE = "single:"
@@ -73,6 +73,8 @@ class StageView:
     is_recomputed: bool
     is_bottleneck: bool
     is_estimated: bool
+    utilisation: float | None = None
+    """MFU; None where it is not known."""
 
     @property
     def time_ms(self) -> float:
@@ -261,6 +263,7 @@ def _stages(facts: PlanFacts, worker: PlannedWorker) -> list[StageView]:
                 is_recomputed=stage.recompute,
                 is_bottleneck=index == bottleneck,
                 is_estimated=stage.type in costs.profile.estimated,
+                utilisation=stage.model_flops_utilisation,
             )
         )
     return found
@@ -278,8 +281,22 @@ def _facts(facts: PlanFacts) -> list[tuple[str, str]]:
         ("in a wave", f"N = {plan.minibatches_per_wave} minibatches; {_most_minibatches(plan)}"),
         *_synchronisation(facts),
         ("over the network", _crossing(facts)),
+        *_model_speed(plan.predicted),
         ("idle", _listed([f"{name} ({facts.costs.cluster.devices[name]})" for name in plan.idle_devices]) or "nothing"),
     ]
+
+
+def _model_speed(predicted: Predicted) -> list[tuple[str, str]]:
+    """Tokens and operations, at the speed of the plan."""
+    told = []
+    if predicted.tokens_per_second is not None:
+        told.append(("tokens", f"{rate(predicted.tokens_per_second)} tokens/s"))
+    if predicted.model_flops_utilisation is not None:
+        share = percent(predicted.model_flops_utilisation)
+        told.append(("MFU", f"{share} of the peak of the devices in use"))
+    elif predicted.model_flops_utilisation_reason is not None:
+        told.append(("MFU", f"not given: {predicted.model_flops_utilisation_reason}"))
+    return told
 
 
 def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:

@@ -75,7 +75,7 @@ def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[Pr
     environment = child_environment(shell.environment, job.environment, None)
     answer = _ask(order, wish.program, environment, on_step)
     measured = {measurement.device_type: measurement.measured_at for measurement in answer.measurements}
-    profile = profile_for(job.model, job.batch_size, answer.measurements, wish.types)
+    profile = profile_for(job, answer.measurements, wish.types)
     cached = {kind: measured[kind] for kind in answer.cached}
     return Profiled(profile, cached, reserve_for(answer.measurements, wish.types))
 

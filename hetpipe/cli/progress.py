@@ -101,6 +101,11 @@ def speeds_text(tokens_per_second: float | None, model_flops_utilisation: float 
     return tokens if model_flops_utilisation is None else f"{tokens}{percent(model_flops_utilisation)} MFU, "
 
 
+def no_utilisation_text(reason: str) -> str:
+    """Why MFU is not among the figures."""
+    return f"no MFU: {reason}"
+
+
 def slow_text(slow: Straggling) -> str:
     """Who takes longer than planned: `stage 1 of virtual worker 0 takes 9.5 times as long as planned`."""
     return f"stage {slow.stage} of virtual worker {slow.vw} takes {slow.factor:.1f} times as long as planned"

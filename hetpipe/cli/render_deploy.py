@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hetpipe import __version__
+from hetpipe.agent.environment import check_wish, checked_allowed
 from hetpipe.bundled import bundled_root
 from hetpipe.cli.deployment_request import DeploymentOptions, describe, modules_of
 from hetpipe.cli.outcome import ExitStatus, Output
@@ -46,6 +47,7 @@ class KubernetesOptions:
     k8s: Path | None = None
     """The folder of the manifests; None: those that come with hetpipe are written along."""
     files: tuple[Path, ...] = ()
+    allowed_environment: tuple[str, ...] = ()
     insecure: bool = False
 
 
@@ -100,6 +102,7 @@ def kubernetes(options: KubernetesOptions, output: Output, shell: Shell) -> Exit
         )
     k8s = options.out / _OWN_MANIFESTS if options.k8s is None else options.k8s
     job = new_run(options.job, options.settings, shell=shell).job
+    check_wish(job.environment, checked_allowed(options.allowed_environment))
     groups = groups_of_options(options.agents)
     code = dict(_code(job, options.files, shell.current))
     overlay = Overlay(
@@ -110,6 +113,7 @@ def kubernetes(options: KubernetesOptions, output: Output, shell: Shell) -> Exit
         k8s=os.path.relpath(k8s.resolve(), options.out.resolve()),
         tls=not options.insecure,
         modules=tuple(m for m in modules_of(job) if not any(fnmatchcase(m, p) for p in _ALLOWED_BY_MANIFESTS)),
+        allowed_environment=options.allowed_environment,
     )
     files = overlay_files(overlay)
     if options.k8s is None:

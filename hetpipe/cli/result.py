@@ -119,7 +119,9 @@ class TrainResult:
     tokens_per_second: float | None = None
     """None where samples are no sequences of tokens."""
     model_flops_utilisation: float | None = None
-    """Share of the devices' float32 peak that the model's forward and backward took; None on devices without one."""
+    """MFU: operations of the model per second, as a share of the devices' peak; None where either is not known."""
+    model_flops_utilisation_reason: str | None = None
+    """Why there is no MFU; None where there is one."""
     stages: tuple[StageResult, ...] = ()
     """By virtual worker and place; those that reported."""
 

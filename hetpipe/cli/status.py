@@ -6,25 +6,26 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from hetpipe.cli.conditions import condition_lines
-from hetpipe.cli.progress import slow_text
+from hetpipe.cli.progress import no_utilisation_text, slow_text
 from hetpipe.cli.result import EvaluationResult, EvaluationResults
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import columns, count, loss_first, measure, shown_path
+from hetpipe.cli.text import columns, count, loss_first, measure, percent, rate, shown_path
 from hetpipe.cli.training import resume_command
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.ps.manifest import has_checkpoint
 from hetpipe.spec.conditions import Condition
-from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, QueuePlace, Straggling, WorkerStatus
+from hetpipe.spec.events import JobState, JobStatus, ProcessStatus, ProgressTable, QueuePlace, Straggling, WorkerStatus
 from hetpipe.spec.ids import JobId
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.plan import ProofReport
 from hetpipe.spec.rewinds import run_folders
+from hetpipe.spec.utilisation import ModelSpeed
 from hetpipe.spec.wire import plain, revive
 
 #: States of a run beyond those of its job.
@@ -61,6 +62,28 @@ def _place(evaluation: EvaluationResult) -> str:
     return f"after epoch {evaluation.epoch}, clock {evaluation.clock}"
 
 
+@dataclass(frozen=True, slots=True)
+class RunSpeed:
+    """How fast a run trains now, or did as a whole."""
+
+    samples_per_second: float
+    model: ModelSpeed
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `status --json`."""
+        return {"samples_per_second": self.samples_per_second, **plain(ModelSpeed, self.model)}
+
+    def __str__(self) -> str:
+        """`speed: 123 samples/s, 15744 tokens/s, 41.0 % MFU`, or why there is no MFU."""
+        model, told = self.model, f"speed: {rate(self.samples_per_second)} samples/s"
+        if model.tokens_per_second is not None:
+            told += f", {rate(model.tokens_per_second)} tokens/s"
+        if model.model_flops_utilisation is not None:
+            return f"{told}, {percent(model.model_flops_utilisation)} MFU"
+        reason = model.model_flops_utilisation_reason
+        return f"{told}; {no_utilisation_text(reason)}" if reason else told
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """One run at one moment."""
@@ -92,6 +115,8 @@ class RunStatus:
     """What was proven of the model before training; None before that, and where nobody knows."""
     evaluations: EvaluationsSoFar | None = None
     """None before the first one, and where nobody knows."""
+    speed: RunSpeed | None = None
+    """None before training, and where nobody knows."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -110,6 +135,7 @@ class RunStatus:
             "conditions": [plain(Condition, one) for one in self.conditions],
             "proof": None if self.proof is None else plain(ProofReport, self.proof),
             "evaluations": None if self.evaluations is None else plain(EvaluationsSoFar, self.evaluations),
+            "speed": None if self.speed is None else self.speed.to_json(),
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -123,6 +149,8 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
+        if self.speed is not None:
+            lines.append(str(self.speed))
         if self.evaluations is not None:
             lines.append(str(self.evaluations))
         if self.proof is not None:
@@ -238,6 +266,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         conditions=status.conditions or (() if result is None else result.conditions),
         proof=status.proof,
         evaluations=None if status.evaluations is None else revive(EvaluationsSoFar, status.evaluations.to_object()),
+        speed=_speed_of(result) if progress is None else _speed_now(progress),
     )
 
 
@@ -255,7 +284,24 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         conditions=result.conditions,
         proof=_proof_of(result),
         evaluations=_evaluations_of(result),
+        speed=_speed_of(result),
     )
+
+
+def _speed_now(progress: ProgressTable) -> RunSpeed:
+    model = ModelSpeed(
+        progress.tokens_per_second, progress.model_flops_utilisation, progress.model_flops_utilisation_reason
+    )
+    return RunSpeed(progress.samples_per_second, model)
+
+
+def _speed_of(result: RunResult | None) -> RunSpeed | None:
+    """As an ended run tells it; those of earlier versions have some of the figures."""
+    told = {} if result is None else result.values
+    if "samples_per_second" not in told:
+        return None
+    figures = {key.name: told.get(key.name) for key in fields(ModelSpeed)}
+    return RunSpeed(float(told["samples_per_second"]), revive(ModelSpeed, figures))
 
 
 def _proof_of(result: RunResult) -> ProofReport | None:

@@ -64,7 +64,7 @@ def _other_speeds(result: TrainResult) -> str:
     """Tokens and operations, where they are known."""
     tokens, share = result.tokens_per_second, result.model_flops_utilisation
     said = "" if tokens is None else f", {rate(tokens)} tokens/s"
-    return said if share is None else f"{said}, {share:.1%} of the devices' float32 peak (MFU)"
+    return said if share is None else f"{said}, {share:.1%} of the devices' peak (MFU)"
 
 
 def _quality(result: TrainResult) -> list[str]:

@@ -13,7 +13,7 @@ from hetpipe.cli.clocks import snapshot_text
 from hetpipe.cli.looking import Which
 from hetpipe.cli.mending import Contact, Mending
 from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.progress import STATE_TEXTS, cells, headings, totals_text
+from hetpipe.cli.progress import STATE_TEXTS, cells, headings, no_utilisation_text, totals_text
 from hetpipe.cli.quantities import bytes_text
 from hetpipe.cli.run_folder import RunFolder, RunRecord, find_run
 from hetpipe.cli.shell import CoordinatorPort, Shell
@@ -59,6 +59,8 @@ class Picture:
             lines.append(status.failure)
         if status.progress is not None:
             lines.append(totals_text(status.progress))
+            if status.progress.model_flops_utilisation_reason:
+                lines.append(no_utilisation_text(status.progress.model_flops_utilisation_reason))
         if status.clocks is not None:
             lines.append(snapshot_text(status.clocks))
         lines += self._stages()

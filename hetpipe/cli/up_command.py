@@ -41,7 +41,7 @@ def up(options: UpOptions, output: Output, shell: Shell) -> ExitStatus:
     # First, because all that follows may take minutes.
     client = shell.open_docker(shell.environment)
     try:
-        engine = Engine(client, clock=shell.clock, say=output.say)
+        engine = Engine(client, clock=shell.clock, say=output.say, environment=shell.environment)
         described = describe(options.deployment, output, shell)
         engine.check(described.deployment)
         with answering(), Interrupts() as interrupts:

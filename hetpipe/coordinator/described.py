@@ -41,7 +41,7 @@ def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo]) -> Des
     if profile is None:
         for measurement in inspected.measurements:
             _check_measured(measurement, inspected.model)
-        profile = profile_for(job.model, job.batch_size, inspected.measurements, cluster.devices.values())
+        profile = profile_for(job, inspected.measurements, cluster.devices.values())
         if not job.cluster.emulate:
             reserve_bytes = reserve_for(inspected.measurements, cluster.devices.values())
     else:

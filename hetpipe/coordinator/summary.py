@@ -11,14 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetpipe.coordinator.agents_cluster import type_of
 from hetpipe.coordinator.evaluations import EvaluationHistory
-from hetpipe.spec.catalogue import CATALOGUE, type_of_device_name
 from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import EvaluationSummary
 from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.plan import Plan, ProofReport
+from hetpipe.spec.job import Job
+from hetpipe.spec.plan import DEFAULT_DTYPE, Plan, ProofReport
 from hetpipe.spec.run import AgentInfo, ClockSnapshot, StageProgress
 from hetpipe.spec.sync import Progress
+from hetpipe.spec.utilisation import ModelSpeed, Peak, model_speed, peak_of_types
 from hetpipe.spec.wire import plain
 
 
@@ -46,8 +48,8 @@ class RunRecord:
     """What endangered the run."""
     proof: ProofReport | None = None
     """Of the model, before training; None if nobody knows."""
-    peak_flops_per_second: float | None = None
-    """Of all devices in use together, in float32; None where the catalogue lacks one."""
+    peak: Peak = Peak(None)
+    """Of all devices in use together."""
 
     @property
     def clocks(self) -> ClockSnapshot:
@@ -104,34 +106,33 @@ def result_object(record: RunRecord) -> dict[str, Any]:
         "rewinds": record.rewinds,
         "conditions": [plain(Condition, one) for one in record.conditions],
         "proof": None if record.proof is None else plain(ProofReport, record.proof),
-        **speeds(record.proof, samples / seconds if seconds > 0.0 else 0.0, record.peak_flops_per_second),
+        **plain(ModelSpeed, speed_of(record.proof, samples / seconds if seconds > 0.0 else 0.0, record.peak)),
         "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
     }
 
 
-def speeds(proof: ProofReport | None, samples_per_second: float, peak: float | None) -> dict[str, float | None]:
-    """Samples/s as tokens/s and as the share of the devices' peak; None where what they need is not known."""
-    work = None if proof is None else proof.work
-    tokens = None if work is None else work.tokens_per_sample
-    flops = None if work is None else work.flops_per_sample
-    return {
-        "tokens_per_second": None if tokens is None else round(tokens * samples_per_second, 3),
-        "model_flops_utilisation": None if flops is None or not peak else round(flops * samples_per_second / peak, 6),
-    }
+def speed_of(proof: ProofReport | None, samples_per_second: float, peak: Peak) -> ModelSpeed:
+    """Samples/s as tokens/s and as the share of the devices' peak, by what was counted before training."""
+    return model_speed(samples_per_second, None if proof is None else proof.work, peak)
 
 
-def peak_of(plan: Plan, agents: Iterable[AgentInfo]) -> float | None:
-    """Float32 operations per second of all devices of a plan together, by the catalogue; None where it lacks one."""
+def peak_of(plan: Plan, agents: Iterable[AgentInfo], job: Job, proof: ProofReport | None) -> Peak:
+    """Operations per second of all devices of a plan together.
+
+    A device has the type that `cluster.file` of the job gives it, else the one that it reports.
+    """
+    cluster = job.cluster.file
+    if job.cluster.emulate:
+        return Peak(None, "the devices are played (`cluster.emulate`): they take their time, and do not compute in it")
+    named = {} if cluster is None else cluster.devices
     offered = {device.device: device for agent in agents for device in agent.devices}
-    total = 0.0
-    for worker in plan.virtual_workers:
-        for stage in worker.stages:
-            device = offered.get(stage.device)
-            name = None if device is None else type_of_device_name(device.type, device.memory_bytes)
-            if name is None:
-                return None
-            total += CATALOGUE[name].fp32_flops_per_second
-    return total
+    kinds = [
+        named.get(stage.device) or (type_of(offered[stage.device]) if stage.device in offered else stage.device)
+        for worker in plan.virtual_workers
+        for stage in worker.stages
+    ]
+    dtype = DEFAULT_DTYPE if proof is None or proof.work is None else proof.work.compute_dtype
+    return peak_of_types(kinds, {} if cluster is None else cluster.device_types, dtype)
 
 
 def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[StageProgress]) -> ClockSnapshot:

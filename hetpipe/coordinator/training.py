@@ -31,7 +31,7 @@ from hetpipe.coordinator.replanning import basis_if_known
 from hetpipe.coordinator.root_cause import Failure
 from hetpipe.coordinator.shard_watch import ShardWatch
 from hetpipe.coordinator.stage_table import StageTable
-from hetpipe.coordinator.summary import RunRecord, peak_of, result_object, speeds
+from hetpipe.coordinator.summary import RunRecord, peak_of, result_object, speed_of
 from hetpipe.coordinator.worker_life import WorkerLife
 from hetpipe.coordinator.worker_lives import LivesInput, WorkerLives
 from hetpipe.coordinator.worker_steps import Told
@@ -41,6 +41,7 @@ from hetpipe.spec.events import Evaluated, JobEvent, Waiting
 from hetpipe.spec.life_state import COMPUTING, LifeState
 from hetpipe.spec.run import ClockSnapshot, StageEvaluation, StageProgress, StageWaiting
 from hetpipe.spec.run_document import RunDescription
+from hetpipe.spec.utilisation import Peak
 
 
 class Training:
@@ -177,9 +178,15 @@ class Training:
                 rewinds=rewinds,
                 conditions=tuple(conditions),
                 proof=self._prepared.run.proof,
-                peak_flops_per_second=peak_of(self._prepared.plan, self._assignment.agents),
+                peak=self._peak,
             )
         )
+
+    @property
+    def _peak(self) -> Peak:
+        """Of the devices as they are dealt now: virtual workers that joined later count from then on."""
+        now = self._lives.assignment
+        return peak_of(now.plan, now.agents, now.job, self._prepared.run.proof)
 
     def running_seconds(self, *, now: float) -> float:
         """Since training began; 0 before."""
@@ -210,11 +217,18 @@ class Training:
             self._pictured = now
             self._board.follow(self._lives.assignment.plan, now=now)
             table = self._board.table(self.clocks, states=self._lives.states, now=now)
-            peak = peak_of(self._prepared.plan, self._assignment.agents)
-            other = speeds(self._prepared.run.proof, table.samples_per_second, peak)
-            tokens, share = other["tokens_per_second"], other["model_flops_utilisation"]
-            slow = self._repartitions.slow
-            out.append(Announce(replace(table, slow=slow, tokens_per_second=tokens, model_flops_utilisation=share)))
+            speed = speed_of(self._prepared.run.proof, table.samples_per_second, self._peak)
+            out.append(
+                Announce(
+                    replace(
+                        table,
+                        slow=self._repartitions.slow,
+                        tokens_per_second=speed.tokens_per_second,
+                        model_flops_utilisation=speed.model_flops_utilisation,
+                        model_flops_utilisation_reason=speed.model_flops_utilisation_reason,
+                    )
+                )
+            )
             out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)
         return out
 

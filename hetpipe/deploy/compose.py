@@ -44,7 +44,8 @@ def _service(project: str, container: Container) -> dict[str, Any]:
         "command": _escaped(container.command[1:]),
         "user": container.user,
         "labels": labels.labels_of(project, container),
-        "environment": dict(container.environment),
+        # Without a value Compose takes that of its own environment, so that none is written down.
+        "environment": {**dict.fromkeys(container.passed_environment), **dict(container.environment)},
         "init": True,
         "read_only": True,
         "cap_drop": ["ALL"],

@@ -105,17 +105,26 @@ def answering() -> Iterator[None]:
 class Engine:
     """A Docker engine. For one thread."""
 
-    def __init__(self, client: DockerPort, *, clock: Clock, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: DockerPort,
+        *,
+        clock: Clock,
+        say: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Wrap a client.
 
         Args:
             client: connected.
             clock: for deadlines.
             say: hears in a sentence what is being done.
+            environment: of whoever calls; containers get the variables of it that their description names.
         """
         self._client = client
         self._clock = clock
         self._say = say
+        self._environment = environment or {}
 
     def check(self, deployment: Deployment) -> None:
         """Refuse what cannot start, before anything is made.
@@ -211,7 +220,7 @@ class Engine:
         self._say(f"starting {container.name}")
         try:
             made = self._client.containers.create(
-                container.image, list(container.command[1:]), **create_options(project, container)
+                container.image, list(container.command[1:]), **create_options(project, container, self._environment)
             )
             made.start()
         except APIError as error:
@@ -251,15 +260,22 @@ class Engine:
         return _unless_gone(container.reload) and container.status == "running"
 
 
-def create_options(project: str, container: Container) -> dict[str, Any]:
-    """What the SDK is told of a container, beside its image and the arguments of its program."""
+def create_options(project: str, container: Container, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the SDK is told of a container, beside its image and the arguments of its program.
+
+    Args:
+        project: names the whole.
+        container: its description.
+        environment: from which the variables come that are passed on.
+    """
+    passed = {name: environment[name] for name in container.passed_environment if name in environment}
     health = container.health
     return {
         "name": labels.full_name(project, container.name),
         "hostname": container.name,
         "labels": labels.labels_of(project, container),
         "entrypoint": [container.command[0]],
-        "environment": dict(container.environment),
+        "environment": {**passed, **dict(container.environment)},
         "working_dir": container.working_dir or None,
         "user": container.user,
         "network": project,

@@ -76,6 +76,8 @@ class Overlay:
     tls: bool = True
     modules: tuple[str, ...] = field(default=())
     """Patterns of modules that agents allow beside those that the manifests name."""
+    allowed_environment: tuple[str, ...] = field(default=())
+    """Names and patterns of the environment variables that agents pass on to jobs."""
 
 
 def groups_of_options(texts: Sequence[str]) -> tuple[AgentNodes, ...]:
@@ -168,7 +170,7 @@ def _kustomization(overlay: Overlay, carried: Mapping[str, str]) -> dict[str, An
                 "options": {"disableNameSuffixHash": True},
             }
         ],
-        "patches": [_shards(overlay), *_job_volumes(keys), *_modules(overlay)],
+        "patches": [_shards(overlay), *_job_volumes(keys), *_allowed(overlay)],
         "components": [f"{overlay.k8s}/components/{component}"],
         "images": [{"name": "hetpipe", "newName": name, "newTag": tag}],
     }
@@ -186,8 +188,11 @@ def _job_volumes(keys: Mapping[str, str]) -> list[dict[str, Any]]:
     return [_patch(target, [operation]) for target in (_AGENTS, {"kind": "Job", "name": "submit"})]
 
 
-def _modules(overlay: Overlay) -> list[dict[str, Any]]:
-    operations = [{"op": "add", "path": _ARGS, "value": f"--allow-modules={module}"} for module in overlay.modules]
+def _allowed(overlay: Overlay) -> list[dict[str, Any]]:
+    """What agents let jobs import and inherit."""
+    options = [f"--allow-modules={module}" for module in overlay.modules]
+    options += [f"--allow-environment={name}" for name in overlay.allowed_environment]
+    operations = [{"op": "add", "path": _ARGS, "value": option} for option in options]
     return [_patch(_AGENTS, operations)] if operations else []
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
 
+from hetpipe.agent.environment import passed_on
 from hetpipe.certs.files import process_folder
 from hetpipe.deploy.groups import AgentGroup
 from hetpipe.errors import UserError
@@ -134,6 +135,8 @@ class Container:
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that it sees."""
     environment: tuple[tuple[str, str], ...] = ()
+    passed_environment: tuple[str, ...] = ()
+    """Names of variables that it has with the values of whoever starts it, as far as they are set there."""
     depends_on: tuple[str, ...] = ()
     """Names of containers that must be ready before it starts."""
     published: int | None = None
@@ -188,6 +191,8 @@ class Wishes:
     folders: Folders
     modules: tuple[str, ...] = ("*",)
     """Patterns of the modules that stages may import user code from."""
+    allowed_environment: tuple[str, ...] = ()
+    """Names and patterns of the environment variables that agents pass on to jobs."""
     tls: bool = True
     """Whether the processes prove themselves to each other."""
     store: Store = Store.MEMORY
@@ -258,6 +263,7 @@ class _Service:
     published: int | None = None
     shm_bytes: int = 64 * _MIB
     environment: tuple[tuple[str, str], ...] = field(default=())
+    passed_environment: tuple[str, ...] = ()
 
 
 def _service(wishes: Wishes, service: _Service) -> Container:
@@ -274,6 +280,7 @@ def _service(wishes: Wishes, service: _Service) -> Container:
         mounts=(*service.mounts, *_certificates(wishes, service.peer)),
         gpus=service.gpus,
         environment=(*_ENVIRONMENT, *service.environment),
+        passed_environment=service.passed_environment,
         depends_on=service.depends_on,
         published=service.published,
         shm_bytes=service.shm_bytes,
@@ -352,6 +359,7 @@ def _agents(wishes: Wishes) -> Iterator[Container]:
         gpus = tuple(device.gpu for device in group.devices if device.gpu)
         offered = () if gpus else ("--cpu-devices", str(len(group.devices)))
         allowed = tuple(part for pattern in wishes.modules for part in ("--allow-modules", pattern))
+        allowed += tuple(part for name in wishes.allowed_environment for part in ("--allow-environment", name))
         roots = ("--code-root", wishes.folders.code, *_run_root(wishes.folders))
         yield _service(
             wishes,
@@ -365,6 +373,7 @@ def _agents(wishes: Wishes) -> Iterator[Container]:
                 shm_bytes=SHM_BYTES,
                 # The order of the stages, whatever order the engine and CUDA count the GPUs in.
                 environment=(("CUDA_VISIBLE_DEVICES", ",".join(gpus)),) if gpus else (),
+                passed_environment=passed_on(wishes.allowed_environment),
             ),
         )
         before = name

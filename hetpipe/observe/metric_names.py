@@ -98,7 +98,7 @@ def _of_coordinator() -> tuple[Family, ...]:
         gauge(
             "job_model_flops_utilisation_ratio",
             "1",
-            "Share of the devices' float32 peak that the model's forward and backward take; only on known devices.",
+            "Operations of the model over the peak of all devices in use (MFU); absent where either is not known.",
             *_JOB,
         ),
         gauge("job_epoch", "epochs", "Pass over the training data that is under way, from 1.", *_JOB),

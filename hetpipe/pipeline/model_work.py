@@ -1,8 +1,7 @@
 """What one sample takes: tokens, and floating-point operations of the model's forward and backward.
 
-Operations are counted by torch while one minibatch runs (`torch.utils.flop_counter`): a multiplication and an addition
-are two, and only what torch knows the count of (matrix products, convolutions, attention) is counted. A layer that is
-computed again in the backward is not counted twice, as usual for model FLOPs.
+Operations are counted while one minibatch runs, by the same `FlopCounter` as in a profile; what the backward computes
+again does not count, as usual for model FLOPs.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from collections.abc import Callable, Sequence
 import structlog
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from hetpipe.spec.plan import ModelWork
+from hetpipe.pipeline.chain import dtype_name
+from hetpipe.pipeline.flop_counter import FlopCounter
+from hetpipe.spec.plan import ModelWork, compute_dtype
 
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +40,8 @@ def model_work(
     """
     samples = inputs[0].shape[0]
     tokens = tokens_of(inputs) if tokens_per_sample is None else tokens_per_sample
-    return ModelWork(tokens, _count(compute_loss, parameters, samples))
+    dtype = compute_dtype((dtype_name(one.dtype), one.numel()) for one in parameters)
+    return ModelWork(tokens, _count(compute_loss, parameters, samples), dtype)
 
 
 def tokens_of(inputs: Sequence[Tensor]) -> int | None:
@@ -58,14 +59,15 @@ def tokens_of(inputs: Sequence[Tensor]) -> int | None:
 def _count(compute_loss: Callable[[], Tensor], parameters: Sequence[Tensor], samples: int) -> float | None:
     """Operations per sample; None where torch counted none, or cannot count this model."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    counter = FlopCounterMode(display=False)
+    forward, backward = FlopCounter(is_backward=False), FlopCounter(is_backward=True)
     try:
-        with torch.enable_grad(), counter:
+        with torch.enable_grad(), forward:
             loss = compute_loss()
-            if trained and loss.requires_grad:
+        if trained and loss.requires_grad:
+            with backward:
                 torch.autograd.grad(loss, trained, allow_unused=True)
     except Exception as error:  # noqa: BLE001 - no run fails because it cannot be counted
         _log.warning("flops_not_counted", reason=f"{type(error).__name__}: {error}")
         return None
-    total = counter.get_total_flops()
+    total = forward.model_flops + backward.model_flops
     return total / samples if total and samples else None

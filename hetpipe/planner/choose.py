@@ -21,6 +21,7 @@ from hetpipe.planner.jobs import JobPlan, Jobs
 from hetpipe.planner.options import AllocationName, PlanOptions, schedule_for
 from hetpipe.planner.partitioner import Partitioner
 from hetpipe.planner.ranking import Predict, Ranked, Ranking
+from hetpipe.planner.utilisation import with_utilisation
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.fit import check_fits
 from hetpipe.spec.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
@@ -59,7 +60,8 @@ def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, pre
         raise PlanError("every layer takes 0 ms in the profile, so nothing can be planned by it; profile again")
     ranking = Ranking(jobs, predict)
     chosen = ranking.of(options.allocation, ALLOCATIONS[options.allocation])
-    return _document(chosen, tuple(_alternatives(ranking, jobs, chosen.predicted)))
+    document = _document(chosen, tuple(_alternatives(ranking, jobs, chosen.predicted)))
+    return with_utilisation(document, profile, cluster)
 
 
 def closed_form(plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:  # noqa: ARG001 - a `Predict`

@@ -8,8 +8,11 @@ from hetpipe.spec.profile import Profile
 def scaled_profile(profile: Profile, batch_size: int) -> Profile:
     """The profile of minibatches of `batch_size` samples, in proportion; parameters stay."""
 
-    def scaled(num_bytes: int) -> int:
-        return -(-num_bytes * batch_size // profile.batch_size)
+    def scaled(number: int) -> int:
+        return -(-number * batch_size // profile.batch_size)
+
+    def scaled_if_known(number: int | None) -> int | None:
+        return None if number is None else scaled(number)
 
     if batch_size == profile.batch_size:
         return profile
@@ -18,6 +21,8 @@ def scaled_profile(profile: Profile, batch_size: int) -> Profile:
             update={
                 "activation_bytes": scaled(layer.activation_bytes),
                 "output_bytes": scaled(layer.output_bytes),
+                "forward_flops": scaled_if_known(layer.forward_flops),
+                "backward_flops": scaled_if_known(layer.backward_flops),
                 "forward_ms": {k: ms * batch_size / profile.batch_size for k, ms in layer.forward_ms.items()},
                 "backward_ms": {k: ms * batch_size / profile.batch_size for k, ms in layer.backward_ms.items()},
             }

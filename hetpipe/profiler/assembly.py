@@ -7,13 +7,19 @@ from collections.abc import Iterable, Sequence
 from hetpipe.errors import UserError
 from hetpipe.profiler.estimates import estimated
 from hetpipe.spec.catalogue import CATALOGUE
+from hetpipe.spec.job import Job
 from hetpipe.spec.measurement import LayerMeasurement, Measurement
 from hetpipe.spec.profile import LayerProfile, ParameterProfile, Profile
 from hetpipe.spec.suggest import did_you_mean
 
 
 def profile_of(
-    model: str, batch_size: int, *, measured: Sequence[Measurement], estimated: Sequence[Measurement] = ()
+    model: str,
+    batch_size: int,
+    *,
+    measured: Sequence[Measurement],
+    estimated: Sequence[Measurement] = (),
+    tokens_per_sample: int | None = None,
 ) -> Profile:
     """The profile of a model.
 
@@ -24,6 +30,7 @@ def profile_of(
         batch_size: samples per minibatch.
         measured: one per type that is here, at least one, all of the same model.
         estimated: one per further type.
+        tokens_per_sample: as the job says; None: as was measured.
     """
     every = [*measured, *estimated]
     columns = zip(*(measurement.layers for measurement in every), strict=True)
@@ -34,12 +41,13 @@ def profile_of(
         batch_size=batch_size,
         input_bytes=measured[0].input_bytes,
         layers=tuple(_layer(types, column) for column in columns),
+        tokens_per_sample=tokens_per_sample or measured[0].tokens_per_sample,
         estimated=tuple(measurement.device_type for measurement in estimated),
     )
 
 
-def profile_for(model: str, batch_size: int, measured: Sequence[Measurement], types: Iterable[str]) -> Profile:
-    """The profile of a model on all types that were measured, and on those of `types` that were not, by estimate.
+def profile_for(job: Job, measured: Sequence[Measurement], types: Iterable[str]) -> Profile:
+    """The profile of a job's model on all types that were measured, and on those of `types` that were not, by estimate.
 
     Raises:
         UserError: a type was neither measured, nor is it in the catalogue.
@@ -52,7 +60,13 @@ def profile_for(model: str, batch_size: int, measured: Sequence[Measurement], ty
                 f"device type {kind} is not among those here ({', '.join(here)}), and the catalogue does not know it; "
                 f"{did_you_mean(kind, [*CATALOGUE, *here])}"
             )
-    return profile_of(model, batch_size, measured=measured, estimated=[estimated(measured, kind) for kind in others])
+    return profile_of(
+        job.model,
+        job.batch_size,
+        measured=measured,
+        estimated=[estimated(measured, kind) for kind in others],
+        tokens_per_sample=job.tokens_per_sample,
+    )
 
 
 def reserve_for(measured: Sequence[Measurement], types: Iterable[str]) -> int:
@@ -70,5 +84,7 @@ def _layer(types: Sequence[str], by_type: Sequence[LayerMeasurement]) -> LayerPr
         output_bytes=one.output_bytes,
         forward_ms={kind: layer.forward_ms for kind, layer in zip(types, by_type, strict=True)},
         backward_ms={kind: layer.backward_ms for kind, layer in zip(types, by_type, strict=True)},
+        forward_flops=one.forward.model_flops,
+        backward_flops=one.backward.model_flops,
         parameters=tuple(ParameterProfile(name=p.name, shape=p.shape, dtype=p.dtype) for p in one.parameters),
     )

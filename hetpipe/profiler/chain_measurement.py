@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hetpipe.clock import Clock
 from hetpipe.pipeline.chain import Values, tensor_spec
+from hetpipe.pipeline.model_work import tokens_of
 from hetpipe.profiler.kept import Saved, kept_bytes
 from hetpipe.profiler.layer_run import LayerRun, told_as_the_users
 from hetpipe.profiler.sampling import Sampling
@@ -71,7 +72,14 @@ def measure_chain(
             found.append(_Found(run, saved, _num_bytes(values), times_ms, work))
     kept = kept_bytes([layer.saved for layer in found])
     layers = tuple(_measurement(layer, size) for layer, size in zip(found, kept, strict=True))
-    return Measurement(device_type, layers, input_bytes, sampling.least, clock.wall())
+    return Measurement(
+        device_type,
+        layers,
+        input_bytes,
+        sampling.least,
+        clock.wall(),
+        tokens_per_sample=tokens_of(subject.batch.inputs),
+    )
 
 
 def _median_times(

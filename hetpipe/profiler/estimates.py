@@ -57,9 +57,8 @@ class Bounds:
 
 
 def bounds_of(entry: CatalogueEntry, dtype: str) -> Bounds:
-    """What bounds arithmetic in `dtype` on a type of the catalogue; float32 without TF32, PyTorch's default."""
-    peaks = {"float16": entry.fp16_flops_per_second, "bfloat16": entry.bf16_flops_per_second}
-    return Bounds(peaks.get(dtype) or entry.fp32_flops_per_second, entry.memory_bytes_per_second)
+    """What bounds arithmetic in `dtype` on a type of the catalogue."""
+    return Bounds(entry.peak_flops(dtype), entry.memory_bytes_per_second)
 
 
 def estimated(measurements: Sequence[Measurement], kind: str) -> Measurement:

@@ -23,7 +23,7 @@ from hetpipe.spec import wire
 from hetpipe.spec.plan import TensorSpec
 
 #: Changes when measurements of older versions must not be used any more.
-_METHOD = 1
+_METHOD = 2
 
 #: Top names of modules that are hetpipe's own; whichever of its programs measures is also the main module.
 _OWN = frozenset({hetpipe.__name__, "__main__", "__mp_main__"})

@@ -161,6 +161,7 @@ def progress_to_proto(table: ProgressTable) -> pb.ProgressTable:
         slow=[pb.Straggling(vw=one.vw, stage=one.stage, factor=one.factor) for one in table.slow],
         tokens_per_second=table.tokens_per_second,
         model_flops_utilisation=table.model_flops_utilisation,
+        model_flops_utilisation_reason=table.model_flops_utilisation_reason,
     )
 
 
@@ -199,6 +200,7 @@ def progress_from_proto(message: pb.ProgressTable) -> ProgressTable:
         model_flops_utilisation=(
             message.model_flops_utilisation if message.HasField("model_flops_utilisation") else None
         ),
+        model_flops_utilisation_reason=message.model_flops_utilisation_reason or None,
     )
 
 

@@ -55,6 +55,11 @@ class CatalogueEntry:
     reported_as: tuple[str, ...] = ()
     """Names that drivers report, where they say more or other than `name`."""
 
+    def peak_flops(self, dtype: str) -> float:
+        """Operations per second of arithmetic in `dtype` at most; float32 is without TF32, PyTorch's default."""
+        narrow = {"float16": self.fp16_flops_per_second, "bfloat16": self.bf16_flops_per_second}
+        return narrow.get(dtype) or self.fp32_flops_per_second
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:

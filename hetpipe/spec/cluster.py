@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isclose
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
@@ -19,11 +20,16 @@ _GIB = 1 << 30
 #: Figures beyond these were given in another unit: no device has less memory, no link is as slow.
 _LEAST_MEMORY_BYTES = _MIB
 LEAST_BANDWIDTH = 1e5
+_LEAST_PEAK_FLOPS = 1e8
 LONGEST_LATENCY_SECONDS = 1.0
 
 #: Below, a figure counts in the larger of two units that could be meant.
 _THOUSAND = 1024
 _HUNDRED_PERCENT = 100.0
+_MOST_TERAFLOPS = 2500.0
+
+#: Data sheets give the peak of matrices with every second element 0, too, which is twice that of others.
+_SPARSE_FACTOR = 2.0
 
 
 def _in_bytes(memory: int) -> int:
@@ -59,6 +65,13 @@ def _a_share(efficiency: float) -> float:
     return efficiency
 
 
+def _in_flops(peak: float) -> float:
+    if peak < _LEAST_PEAK_FLOPS:
+        prefix, factor = ("tera", 1e12) if peak < _MOST_TERAFLOPS else ("giga", 1e9)
+        raise ValueError(f"is {peak:g} operations per second; if {prefix}FLOP/s are meant, write {peak * factor:.6g}")
+    return peak
+
+
 def _without_default(schema: dict[str, Any]) -> None:
     """The default is in the catalogue; the null here only stands for it."""
     del schema["default"]
@@ -71,6 +84,10 @@ class DeviceType(Section):
         default=None, validate_default=True, json_schema_extra=_without_default
     )
     """Of one device; what the catalogue says where it has the type."""
+    peak_flops: Annotated[float, Field(gt=0), AfterValidator(_in_flops)] | None = None
+    """Floating-point operations per second of one device at most, in the format that the model computes in, without
+    sparsity; a multiplication and an addition are two. By it utilisation (MFU) is told. Null: what the catalogue says
+    of the format of the model's parameters; for a type that it lacks there is no MFU."""
 
 
 class LinkSpec(Section):
@@ -152,6 +169,7 @@ class Cluster(Document):
         nodes = [mapping(node) for node in entries(value.get("nodes"))]
         for name, given in mapping(types).items():
             yield from _memory_problems(name, given)
+            yield from _peak_problems(name, given)
         yield from _node_problems(nodes)
         if isinstance(types, Mapping):
             yield from _type_problems(nodes, types)
@@ -203,6 +221,20 @@ def _memory_problems(name: str, given: object) -> Iterator[Problem]:
     true = CATALOGUE[known].memory_bytes
     if memory == true // _GIB * 10**9:
         yield Problem(path, f"is {memory}, counting in GB; the catalogue says {memory_text(true)}")
+
+
+def _peak_problems(name: str, given: object) -> Iterator[Problem]:
+    known = type_of_device_name(name)
+    peak = mapping(given).get("peak_flops")
+    if known is None or not isinstance(peak, int | float):
+        return
+    dense = max(CATALOGUE[known].peak_flops(dtype) for dtype in ("float32", "bfloat16", "float16"))
+    if isclose(peak, _SPARSE_FACTOR * dense, rel_tol=0.01):
+        yield Problem(
+            ("device_types", name, "peak_flops"),
+            f"is {peak:g}, which is with sparsity: the catalogue says {dense:g} at most; write {dense:g}, "
+            "or the peak of the format that the model computes in",
+        )
 
 
 def _node_problems(nodes: list[Mapping[str, Any]]) -> Iterator[Problem]:

@@ -318,8 +318,9 @@ class ProgressTable:
     tokens_per_second: float | None = None
     """None where samples are no sequences of tokens."""
     model_flops_utilisation: float | None = None
-    """Operations of the model's forward and backward per second, as a share of the devices' float32 peak; None where
-    either is not known."""
+    """MFU: operations of the model per second, as a share of the devices' peak; None where either is not known."""
+    model_flops_utilisation_reason: str | None = None
+    """Why there is no MFU; None where there is one, or from a coordinator of an earlier version."""
     kind: Literal["progress"] = "progress"
 
 

@@ -6,17 +6,16 @@ estimated.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from hetpipe.spec.bounds import Count, Name, Seconds
-from hetpipe.spec.plan import DTYPE_BYTES, TensorSpec
+from hetpipe.spec.plan import TensorSpec, compute_dtype
 
 #: The device type of CPUs, in profiles and of agents' devices.
 CPU_TYPE = "cpu"
-
-#: What a model computes in that has no trainable parameter.
-_DEFAULT_DTYPE = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,13 @@ class Work:
     """Of matrix products, convolutions and attention; one multiply-add counts as two."""
     operations: Count
     """Operations that compute or move something (no views): on a GPU about one kernel each."""
+    recomputed_flops: Count = 0
+    """Those of `flops` that only repeat what was computed before."""
+
+    @property
+    def model_flops(self) -> int:
+        """Those of `flops` that the model needs."""
+        return self.flops - self.recomputed_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +70,13 @@ class Measurement:
     """Seconds since 1970-01-01 UTC."""
     reserve_bytes: Count = 0
     """What the framework takes of the device beside the tensors of the model."""
+    tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
+    """None where the minibatch is no sequences of ids."""
 
     @property
     def compute_dtype(self) -> str:
         """The dtype of most of the parameters, by bytes."""
-        bytes_by_dtype = Counter[str]()
-        for layer in self.layers:
-            for parameter in layer.parameters:
-                bytes_by_dtype[parameter.dtype] += parameter.num_elements * DTYPE_BYTES[parameter.dtype]
-        return bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else _DEFAULT_DTYPE
+        return compute_dtype((p.dtype, p.num_elements) for layer in self.layers for p in layer.parameters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ A `Plan` is complete: with it and the job file, every process knows its part. It
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -38,6 +40,25 @@ DTYPE_BYTES: dict[str, int] = {
     "uint8": 1,
     "bool": 1,
 }
+
+
+#: What a model computes in that has no trainable parameter.
+DEFAULT_DTYPE = "float32"
+
+
+def compute_dtype(sizes: Iterable[tuple[str, int]]) -> str:
+    """The dtype of most of the parameters, by bytes.
+
+    Args:
+        sizes: dtype and number of elements of each parameter; of other dtypes than those known, all are as large.
+
+    >>> compute_dtype([("float32", 10), ("bfloat16", 30)])
+    'bfloat16'
+    """
+    bytes_by_dtype = Counter[str]()
+    for dtype, num_elements in sizes:
+        bytes_by_dtype[dtype] += num_elements * DTYPE_BYTES.get(dtype, 1)
+    return bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else DEFAULT_DTYPE
 
 
 def _checked_dtype(dtype: str) -> str:
@@ -90,7 +111,9 @@ class ModelWork:
     tokens_per_sample: Annotated[int, Field(ge=1)] | None
     """None where samples are no sequences of ids, and the job says no number."""
     flops_per_sample: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
-    """Of the model's forward and backward, as torch counts them; None where it cannot."""
+    """Of the model's forward and backward, without what is computed again; None where torch cannot count them."""
+    compute_dtype: Name = DEFAULT_DTYPE
+    """Of most of the parameters, by bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class PlannedStage(Section):
     """Whether activations are computed again before the backward instead of kept."""
     in_flight: Positive | None = None
     """S_i: minibatches between forward and backward at most. It follows from the rest of the plan; for people."""
+    model_flops_utilisation: NotNegative | None = None
+    """MFU of the device, in the steady state; null where operations or the type's peak are not known. For people."""
 
 
 class PlannedWorker(Section):
@@ -73,6 +75,13 @@ class Predicted(Section):
     """Over all virtual workers."""
     cross_node_bytes_per_minibatch: NotNegative
     """Every byte that leaves a node, per minibatch of the job."""
+    tokens_per_second: NotNegative | None = None
+    """Over all virtual workers; null where samples are no sequences of tokens."""
+    model_flops_utilisation: NotNegative | None = None
+    """MFU: operations of the model per second, as a share of the peak of all devices in use; null where either is not
+    known."""
+    model_flops_utilisation_reason: str | None = None
+    """Why there is no MFU; null where there is one, or nobody has looked."""
 
 
 class RunForecast(Section):

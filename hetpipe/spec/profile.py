@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from hetpipe.spec.document import Document, Section, entries, mapping
 from hetpipe.spec.job_problems import Path, Problem, format_path, shown
+from hetpipe.spec.plan import compute_dtype
 from hetpipe.spec.suggest import closest, did_you_mean, join_names
 
 #: No layer takes an hour for a minibatch; such a number is in another unit.
@@ -28,6 +30,7 @@ def _in_milliseconds(time_ms: float) -> float:
 
 
 Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 Milliseconds = Annotated[float, Field(ge=0), AfterValidator(_in_milliseconds)]
 
 
@@ -57,6 +60,11 @@ class LayerProfile(Section):
     """Device type → milliseconds."""
     backward_ms: dict[str, Milliseconds]
     """Device type → milliseconds."""
+    forward_flops: Count | None = None
+    """Floating-point operations of the model in the forward, for one minibatch: a multiplication and an addition are
+    two; only matrix products, convolutions and attention count. Null: nobody has counted."""
+    backward_flops: Count | None = None
+    """The same of the backward, without what it computes again."""
     parameters: tuple[ParameterProfile, ...] = ()
     """The layer's trainable parameters, where the profile was measured; placement deals with them one by one."""
 
@@ -74,6 +82,8 @@ class Profile(Document):
     """What the first stage reads per minibatch."""
     layers: tuple[LayerProfile, ...]
     """In the order of the chain."""
+    tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of one sample, for tokens/s beside samples/s; null: samples are no sequences of tokens."""
     estimated: tuple[str, ...] = ()
     """The device types whose times were not measured but estimated from the catalogue."""
 
@@ -104,6 +114,20 @@ class Profile(Document):
     def device_types(self) -> tuple[str, ...]:
         """The types with times, sorted."""
         return tuple(sorted(self.layers[0].forward_ms))
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of most of the parameters, by bytes; float32 where the profile names none."""
+        return compute_dtype((p.dtype, prod(p.shape)) for layer in self.layers for p in layer.parameters)
+
+    def model_flops(self, first: int, last: int) -> int | None:
+        """Operations of layers [first, last), forward and backward, for one minibatch; None where nobody counted."""
+        total = 0
+        for layer in self.layers[first:last]:
+            if layer.forward_flops is None or layer.backward_flops is None:
+                return None
+            total += layer.forward_flops + layer.backward_flops
+        return total
 
 
 def _names_given_twice(layers: Sequence[Any]) -> Iterator[Problem]:

@@ -81,6 +81,7 @@ RESULT: dict[str, Any] = {
     "proof": None,
     "tokens_per_second": None,
     "model_flops_utilisation": None,
+    "model_flops_utilisation_reason": "the operations of the model were not counted",
     "stages": [
         {
             "vw": vw,

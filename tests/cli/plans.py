@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hetpipe.cli.plan_view import PlanFacts
@@ -10,6 +11,7 @@ from hetpipe.planner.costs import Costs, MemoryModel, milliseconds, minibatches_
 from hetpipe.planner.job_rate import samples_per_second
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.shard_bytes import place_bytes
+from hetpipe.planner.utilisation import with_utilisation
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.simulator.simulate import simulate
@@ -130,6 +132,14 @@ def plan(
         ),
         alternatives=alternatives,
     )
+
+
+def with_counted_operations(facts: PlanFacts) -> PlanFacts:
+    """The same plan of a model of token sequences whose layers' operations are known."""
+    flops = {"forward_flops": 20 * 10**9, "backward_flops": 40 * 10**9}
+    layers = tuple(layer.model_copy(update=flops) for layer in facts.costs.profile.layers)
+    counted = facts.costs.profile.model_copy(update={"layers": layers, "tokens_per_sample": 128})
+    return replace(facts, plan=with_utilisation(facts.plan, counted, facts.costs.cluster))
 
 
 def _worker(

@@ -82,6 +82,7 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "proof",
         "tokens_per_second",
         "model_flops_utilisation",
+        "model_flops_utilisation_reason",
         "stages",
     ]
     assert result.clocks == {0: 6, 1: 6}

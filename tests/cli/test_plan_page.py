@@ -11,6 +11,7 @@ import pytest
 from hetpipe.cli.plan_page import Picture, page_of, picture_of
 from hetpipe.cli.plan_reasons import reasons_of
 from hetpipe.cli.plan_view import PlanFacts, view_of
+from hetpipe.cli.text import percent
 from tests.cli import plans
 
 #: Elements without an end.
@@ -106,6 +107,15 @@ def test_it_says_what_the_screen_says(equal_mix: str) -> None:
     assert "virtual worker 3: n2/3, n3/3, n1/3, n0/3" in text
     assert "~50.5 ms" in text
     assert len(Page(equal_mix).of_class("longest")) == 1
+
+
+def test_stages_have_their_utilisation_where_it_is_known(equal_mix: str) -> None:
+    facts = plans.with_counted_operations(plans.equal_mix())
+    text = Page(page(facts)).text
+    for stage in view_of(facts).pipelines[0].stages:
+        assert stage.utilisation is not None
+        assert percent(stage.utilisation) in text
+    assert "MFU" not in Page(equal_mix).text
 
 
 def test_names_are_escaped() -> None:

@@ -13,6 +13,8 @@ from rich.console import Console
 from hetpipe.cli.plan_reasons import reasons_of
 from hetpipe.cli.plan_screen import show_plan
 from hetpipe.cli.plan_view import PlanFacts, view_of
+from hetpipe.cli.text import percent
+from hetpipe.planner.utilisation import with_utilisation
 from hetpipe.spec.plan_document import Alternative
 from tests.cli import plans
 
@@ -109,6 +111,27 @@ def test_totals_and_comparisons() -> None:
     assert "idle" in text
     assert "n3/4 (QUADRO_P4000)" in text
     assert "MiB leave a node per minibatch" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_utilisation_is_told_of_the_plan_and_of_each_stage(width: int) -> None:
+    facts = plans.with_counted_operations(plans.node_by_node())
+    predicted, lines = facts.plan.predicted, screen(facts, width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert f"{128 * predicted.samples_per_second:.0f} tokens/s" in text
+    assert f"{percent(predicted.model_flops_utilisation or 0.0)} of the peak of the devices in use" in text
+    for stage in facts.plan.virtual_workers[0].stages:
+        at = next(index for index, line in enumerate(lines) if f" {stage.device} " in line)
+        assert percent(stage.model_flops_utilisation or 0.0) in lines[at] + lines[at + 1]
+    assert "MFU" not in "\n".join(screen(plans.node_by_node(), width))
+
+
+def test_why_a_plan_has_no_utilisation_is_told() -> None:
+    facts = plans.equal_mix()
+    facts = replace(facts, plan=with_utilisation(facts.plan, facts.costs.profile, facts.costs.cluster))
+    assert "MFU" in "\n".join(screen(facts, 120))
+    assert "not given: the profile has no FLOPs of its layers; make it again" in "\n".join(screen(facts, 200))
 
 
 def test_policy_and_schedule() -> None:

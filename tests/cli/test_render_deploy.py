@@ -150,3 +150,24 @@ def test_what_cannot_be_rendered(arguments: tuple[str, ...], sentence: str) -> N
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert not Path("over").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compose", "job.yaml", "--cpu-devices", "2", "--insecure"),
+        ("k8s", "job.yaml", "--agents", "cpu=1x2", "--k8s", "k8s", "--out", "x"),
+    ],
+)
+def test_a_job_whose_variables_no_agent_would_pass_on_is_refused_when_it_is_rendered(
+    arguments: tuple[str, ...],
+) -> None:
+    manifests()
+    write_job(environment={"inherit": ["HF_HOME"], "set": {"WANDB_MODE": "offline"}})
+    refused = render(*arguments)
+    assert refused.exit_code == 2
+    assert "environment.inherit: HF_HOME is not among any it passes on" in refused.stderr.replace("\n", " ")
+    assert "`--allow-environment 'HF_HOME'`" in refused.stderr.replace("\n", " ")
+    assert "--allow-environment is empty" in render(*arguments, "--allow-environment", "").stderr
+    allowed = render(*arguments, "--allow-environment", "HF_HOME", "--allow-environment", "WANDB_*")
+    assert allowed.exit_code == 0, allowed.output

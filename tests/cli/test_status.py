@@ -16,6 +16,7 @@ import pytest
 
 from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.cli.status import RunStatus, is_service, status_of_coordinator, status_of_run
+from hetpipe.cli.text import rate
 from hetpipe.errors import PeerUnreachable, UnknownJob
 from hetpipe.spec.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
 from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex
@@ -94,6 +95,7 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "queue": None,
         "proof": None,
         "evaluations": None,
+        "speed": None,
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",
@@ -153,6 +155,7 @@ def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> No
     )
     status = ask(folder, FakeCoordinator(status=running))
     assert status.lines(folder.path.parent)[2:] == [
+        "speed: 300 samples/s",
         "the whole job went back to a checkpoint 2 times",
         "virtual worker 1: life 2, lost 1 time",
         "virtual worker 2: life 5, lost 5 times, out: `hetpipe workers add 2` brings it back",
@@ -250,3 +253,33 @@ def test_a_coordinator_without_a_job(tmp_path: Path) -> None:
     status = status_of_coordinator("127.0.0.1:7300", shell_with(FakeCoordinator(), tmp_path))
     assert status.state == "no job"
     assert status.lines(tmp_path) == ["run: no job"]
+
+
+def test_the_speed_is_told_in_samples_tokens_and_as_a_share_of_the_peak(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    picture = replace(table(4, 3), tokens_per_second=38_400.0, model_flops_utilisation=0.412)
+    status = ask(folder, FakeCoordinator(status=replace(running_status(str(folder.path)), progress=picture)))
+    assert "speed: 300 samples/s, 38400 tokens/s, 41.2 % MFU" in status.lines(folder.path.parent)
+    assert status.to_json()["speed"] == {
+        "samples_per_second": picture.samples_per_second,
+        "tokens_per_second": 38_400.0,
+        "model_flops_utilisation": 0.412,
+        "model_flops_utilisation_reason": None,
+    }
+
+
+def test_why_there_is_no_utilisation_is_told_also_when_the_run_has_ended(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    reason = "no peak is known of ACME"
+    picture = replace(table(4, 3), model_flops_utilisation_reason=reason)
+    running = ask(folder, FakeCoordinator(status=replace(running_status(str(folder.path)), progress=picture)))
+    assert f"speed: 300 samples/s; no MFU: {reason}" in running.lines(folder.path.parent)
+
+    values = {**RESULT, "model_flops_utilisation_reason": reason}
+    folder.write_result("finished", values)
+    ended = ask(folder, Away())
+    assert f"speed: {rate(RESULT['samples_per_second'])} samples/s; no MFU: {reason}" in ended.lines(folder.path.parent)
+
+    earlier = {key: value for key, value in values.items() if not key.startswith(("model_flops", "tokens_per"))}
+    folder.write_result("finished", earlier)
+    assert f"speed: {rate(RESULT['samples_per_second'])} samples/s" in ask(folder, Away()).lines(folder.path.parent)

@@ -81,6 +81,21 @@ def test_a_picture_for_people() -> None:
     ]
 
 
+def test_utilisation_or_why_there_is_none_is_told() -> None:
+    status = running()
+    assert status.progress is not None
+    known = replace(status.progress, tokens_per_second=38_400.0, model_flops_utilisation=0.412)
+    shown = invoke(FakeCoordinator(status=replace(status, progress=known)), "--coordinator", ADDRESS, "--once").stdout
+    assert "300 samples/s, 38400 tokens/s, 41.2 % MFU, ETA" in shown
+    assert "no MFU" not in shown
+
+    unknown = replace(status.progress, model_flops_utilisation_reason="no peak is known of ACME")
+    asked = FakeCoordinator(status=replace(status, progress=unknown))
+    assert "no MFU: no peak is known of ACME" in invoke(asked, "--coordinator", ADDRESS, "--once").stdout.splitlines()
+    told = json.loads(invoke(asked, "--coordinator", ADDRESS, "--once", "--json").stdout)
+    assert told["progress"]["model_flops_utilisation_reason"] == "no peak is known of ACME"
+
+
 def test_who_was_lost_is_away_or_slow_and_that_the_job_went_back_is_told() -> None:
     picture = table(4, 3)
     rows = (picture.rows[0], replace(picture.rows[1], state=LifeState.ENDING))

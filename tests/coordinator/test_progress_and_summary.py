@@ -221,6 +221,7 @@ class TestResult:
             "samples_per_second": 20.0,
             "tokens_per_second": None,
             "model_flops_utilisation": None,
+            "model_flops_utilisation_reason": "the operations of the model were not counted",
             "loss": {"first": pytest.approx(1.5), "last": pytest.approx(0.15)},
             "eval": {"epoch": 2, "clock": 6, "samples": 10, "accuracy": 0.9, "loss": 0.2},
             "evaluations": {

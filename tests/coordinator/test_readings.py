@@ -13,6 +13,7 @@ from hetpipe.observe.readings import Distribution, sorted_by_family
 from hetpipe.spec.commands import StageNews
 from hetpipe.spec.events import JobState
 from hetpipe.spec.ids import Term
+from hetpipe.spec.utilisation import ModelSpeed
 from tests.coordinator.builders import JOB_ID, STAGES, clocks, job, progress, submission
 from tests.coordinator.fakes import Cluster
 
@@ -79,8 +80,8 @@ def test_a_running_job(tmp_path: Path) -> None:
 
 
 def test_every_metric_of_the_list_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {"tokens_per_second": 1280.0, "model_flops_utilisation": 0.2}
-    monkeypatch.setattr("hetpipe.coordinator.training.speeds", lambda *_: other)
+    speed = ModelSpeed(1280.0, 0.2, None)
+    monkeypatch.setattr("hetpipe.coordinator.training.speed_of", lambda *_: speed)
     told = sorted_by_family(readings(training(tmp_path).coordinator), "coordinator")
     elsewhere = {"hetpipe_info", "hetpipe_rpc_handled_total", "hetpipe_rpc_refused_total", "hetpipe_rpc_seconds"}
     assert {family.name for family in told} == {family.name for family in families_of("coordinator")} - elsewhere

@@ -9,7 +9,7 @@ import yaml
 
 from hetpipe.deploy.compose import compose_file
 from hetpipe.deploy.engine import create_options
-from hetpipe.deploy.topology import Store, submission_of
+from hetpipe.deploy.topology import Role, Store, submission_of
 from tests.deploy.deployments import ON_GPUS, WISHES, deployment
 
 
@@ -84,7 +84,7 @@ def test_the_engine_is_told_the_same(changes: dict[str, Any]) -> None:
     described = deployment(**changes)
     services = yaml.safe_load(compose_file(described))["services"]
     for container in described.containers:
-        service, told = services[container.name], create_options("mine", container)
+        service, told = services[container.name], create_options("mine", container, {})
         for key in ("user", "read_only", "cap_drop", "security_opt", "init", "pids_limit", "shm_size", "labels"):
             assert service[key] == told[key], key
         assert service["container_name"] == told["name"]
@@ -92,3 +92,16 @@ def test_the_engine_is_told_the_same(changes: dict[str, Any]) -> None:
         assert service["environment"] == told["environment"]
         mounts = [(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in told["mounts"]]
         assert [(v["source"], v["target"], v["read_only"]) for v in service["volumes"]] == mounts
+
+
+def test_variables_of_the_callers_environment_are_named_in_the_file_and_their_values_are_not() -> None:
+    """Compose takes a variable without a value from where it is called; the engine is told the value, for it cannot."""
+    described = deployment(allowed_environment=("HF_HOME", "WANDB_*", "PATH"))
+    agent = next(container for container in described.containers if container.name == "agent-0")
+    environment = yaml.safe_load(compose_file(described))["services"]["agent-0"]["environment"]
+    told = create_options("mine", agent, {"HF_HOME": "/cache/hf", "WANDB_API_KEY": "secret", "PATH": "/bin"})
+
+    assert environment == {"HF_HOME": None, **dict(agent.environment)}
+    assert told["environment"] == {"HF_HOME": "/cache/hf", **dict(agent.environment)}
+    assert create_options("mine", agent, {})["environment"] == dict(agent.environment)
+    assert all(not c.passed_environment for c in described.containers if c.role is not Role.AGENT)

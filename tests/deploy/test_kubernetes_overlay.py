@@ -78,6 +78,16 @@ def test_code_keeps_its_folders() -> None:
     assert of_agents[1]["value"] == "--allow-modules=mine.model"
 
 
+def test_agents_of_an_overlay_pass_on_the_variables_that_are_named() -> None:
+    def added(overlay: Overlay) -> list[str]:
+        whole = parsed(overlay)["kustomization.yaml"]
+        found = operations(whole, labelSelector="app.kubernetes.io/component=agent")[1:]
+        return [operation["value"] for operation in found]
+
+    allowing = replace(OVERLAY, allowed_environment=("HF_HOME", "WANDB_*"))
+    assert added(allowing) == [*added(OVERLAY), "--allow-environment=HF_HOME", "--allow-environment=WANDB_*"]
+
+
 def test_a_group_of_gpu_nodes() -> None:
     group = parsed()["titan-v/kustomization.yaml"]
     assert group["resources"] == ["../../k8s/base/agents"]

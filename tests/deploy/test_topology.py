@@ -136,6 +136,12 @@ def test_modules_that_stages_may_import() -> None:
     assert [command[i + 1] for i, word in enumerate(command) if word == "--allow-modules"] == ["model", "torch.*"]
 
 
+def test_agents_pass_on_the_variables_that_are_named_and_no_others() -> None:
+    command = by_name(deployment(allowed_environment=("HF_HOME", "WANDB_*")))["agent-0"].command
+    assert [command[i + 1] for i, word in enumerate(command) if word == "--allow-environment"] == ["HF_HOME", "WANDB_*"]
+    assert "--allow-environment" not in by_name(deployment())["agent-0"].command
+
+
 def test_redis_is_known_to_the_coordinator_only() -> None:
     described = by_name(deployment(store=Store.REDIS, store_image="redis:test"))
     assert next(iter(described)) == "store"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hetpipe.profiler.assembly import profile_of
 from hetpipe.spec.document import parse_document, to_json
+from hetpipe.spec.measurement import Work
 from hetpipe.spec.profile import Profile
 from tests.profiler.builders import layer, measurement
 
@@ -29,6 +30,16 @@ def test_the_largest_activations_of_all_types_count() -> None:
     more = replace(B, activation_bytes=999)
     profile = profile_of("m", 1, measured=[measurement("cpu", A, B), measurement("L4", A, more)])
     assert [found.activation_bytes for found in profile.layers] == [300, 999]
+
+
+def test_operations_are_those_of_the_model_and_tokens_those_of_the_job() -> None:
+    again = replace(A, forward=Work(70, 1), backward=Work(210, 2, recomputed_flops=70))
+    here = replace(measurement("cpu", again, B), tokens_per_sample=16)
+    profile = profile_of("m", 1, measured=[here])
+    assert [(found.forward_flops, found.backward_flops) for found in profile.layers] == [(70, 140), (0, 0)]
+    assert (profile.model_flops(0, 1), profile.model_flops(0, 2)) == (210, 210)
+    assert profile.tokens_per_sample == 16
+    assert profile_of("m", 1, measured=[here], tokens_per_sample=7).tokens_per_sample == 7
 
 
 def test_the_profile_is_a_document() -> None:

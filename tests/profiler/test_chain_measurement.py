@@ -88,6 +88,7 @@ def test_attention_counts_as_work() -> None:
     attention = 2 * 2 * texts * positions * positions * width
     assert block.forward.flops == products + attention
     assert block.backward.flops == 2 * products + 5 * attention // 2
+    assert block.backward.model_flops == 2 * products + 2 * attention, "it computes its scores again"
 
 
 def test_frozen_parameters_are_neither_trained_nor_kept() -> None:

@@ -63,6 +63,7 @@ def _stage(device: str, kind: str, first: int, last: int) -> dict[str, Any]:
         "receive_ms": 0.5,
         "recompute": False,
         "in_flight": 2,
+        "model_flops_utilisation": 0.4,
     }
 
 
@@ -90,7 +91,13 @@ PLAN: dict[str, Any] = {
     "placement": {"a.weight": 1, "b.weight": [[0, 0, 100], [1, 100, 4096]]},
     "placement_policy": "",
     "idle_devices": ["n1/1"],
-    "predicted": {"samples_per_second": 4000.0, "cross_node_bytes_per_minibatch": 2048.0},
+    "predicted": {
+        "samples_per_second": 4000.0,
+        "cross_node_bytes_per_minibatch": 2048.0,
+        "tokens_per_second": None,
+        "model_flops_utilisation": 0.4,
+        "model_flops_utilisation_reason": None,
+    },
     "run": {"samples_per_second": 80.0, "seconds": 2.5},
     "alternatives": [{"name": "NP", "samples_per_second": None, "reason": "n0: layer c misses 20 bytes"}],
 }

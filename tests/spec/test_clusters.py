@@ -92,6 +92,29 @@ class TestMistakes:
                 "is 24000000000, counting in GB; the catalogue says 25769803776 (24 GiB)",
             ),
             (
+                ("device_types", "V", "peak_flops"),
+                14.9,
+                "is 14.9 operations per second; if teraFLOP/s are meant, write 1.49e+13",
+            ),
+            (
+                ("device_types", "V", "peak_flops"),
+                14900,
+                "is 14900 operations per second; if gigaFLOP/s are meant, write 1.49e+13",
+            ),
+            (
+                ("device_types", "V", "peak_flops"),
+                0,
+                "must be more than 0, not 0",
+            ),
+            (
+                ("device_types", "RTX_3090", "peak_flops"),
+                142e12,
+                (
+                    "is 1.42e+14, which is with sparsity: the catalogue says 7.1e+13 at most; write 7.1e+13, or the "
+                    "peak of the format that the model computes in"
+                ),
+            ),
+            (
                 ("links", "intra_node", "bandwidth_bytes_per_second"),
                 100,
                 "is 100 bytes per second; if gigabytes are meant, write 1e+11, if gigabits, 1.25e+10",
