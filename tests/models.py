@@ -176,6 +176,24 @@ def noisy() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), Noise(), nn.Linear(7, 6), Noise(), nn.Linear(6, 3))
 
 
+class Counts(nn.Module):
+    """Counts its calls in a buffer, in evaluation mode as well, and computes with the count."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x * (1 + 0.01 * self.calls)
+
+
+def counts() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), Counts(), nn.Tanh(), nn.Linear(7, 7), Counts(), nn.Linear(7, 3))
+
+
 class Copies(nn.Module):
     """Returns the first three inputs, and trains nothing that matters."""
 

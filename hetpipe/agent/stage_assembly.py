@@ -109,7 +109,14 @@ def load_user_code(config: StageConfig) -> UserCode:
     metrics = {"loss": loss, **load_metrics(job, import_path)} if loss is not None else {}
     return UserCode(
         chain[stage.first_layer : stage.last_layer],
-        StageData(job.data_spec(num_samples), train, evaluation, metrics),
+        StageData(
+            job.data_spec(num_samples),
+            train,
+            evaluation,
+            metrics,
+            evaluate_every_waves=job.evaluate.every_waves,
+            max_evaluation_batches=job.evaluate.max_batches,
+        ),
         loss,
     )
 

@@ -30,7 +30,7 @@ class Recorder(View):
         self._clock = clock
         #: When all stages were ready, in monotonic seconds; None before.
         self.began: float | None = None
-        #: Evaluations, each with the monotonic time at which it was heard of.
+        #: Evaluations over all of the evaluation data, each with the monotonic time at which it was heard of.
         self.evaluations: list[tuple[float, Evaluated]] = []
 
     def show(self, event: JobEvent) -> None:
@@ -38,7 +38,7 @@ class Recorder(View):
         match event:
             case StateChanged(state=JobState.RUNNING):
                 self.began = self._clock.monotonic()
-            case Evaluated():
+            case Evaluated(whole=True):
                 self.evaluations.append((self._clock.monotonic(), event))
         self._view.show(event)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from hetpipe.cli.text import count, duration, loss_first, measure, pairs, percent, rate
 from hetpipe.spec.events import (
@@ -115,7 +116,21 @@ def evaluation_text(evaluated: Evaluated) -> str:
     """The latest evaluation: `evaluation after epoch 2: loss 0.1312, accuracy 0.9634 (355 samples)`."""
     values = ", ".join(f"{name} {measure(value)}" for name, value in _loss_first(evaluated.values).items())
     samples = count(evaluated.samples, "sample")
-    return f"evaluation after epoch {evaluated.epoch}, clock {evaluated.clock}: {values} ({samples})"
+    return f"evaluation {place_of(evaluated)}: {values} ({samples})"
+
+
+class _Placed(Protocol):
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def clock(self) -> int: ...
+    @property
+    def within_epoch(self) -> bool: ...
+
+
+def place_of(evaluated: _Placed) -> str:
+    """`after epoch 2, clock 12`, or `in epoch 3, clock 15`."""
+    return f"{'in' if evaluated.within_epoch else 'after'} epoch {evaluated.epoch}, clock {evaluated.clock}"
 
 
 def _loss_first(values: dict[str, float]) -> dict[str, float]:
@@ -155,6 +170,8 @@ def table_line(table: ProgressTable) -> str:
 def evaluation_line(evaluated: Evaluated) -> str:
     """An evaluation as one `key=value` line."""
     place: dict[str, object] = {"event": "evaluation", "epoch": evaluated.epoch, "clock": evaluated.clock}
+    if not evaluated.whole:
+        place["whole"] = "false"
     return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})
 
 

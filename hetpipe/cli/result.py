@@ -63,12 +63,16 @@ class EvaluationResult:
     epoch: int
     clock: int
     minibatches: int
-    """Committed by then since the start of the training, over all virtual workers."""
+    """In those weights since the start of the training, over all virtual workers."""
     samples: int
     rewinds: int
     """How often the whole job had gone back to a checkpoint by then."""
     values: dict[str, float | None]
     """`loss` and the job's metrics; None for what is not finite."""
+    within_epoch: bool = False
+    """Made while the epoch was under way, by one virtual worker; else at its end, by all."""
+    whole: bool = True
+    """Over all of the evaluation data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class EvaluationResults:
 
     number: int = 0
     best: EvaluationResult | None = None
-    """The first one with the least loss; None without any."""
+    """The first one with the least loss of those over all of the evaluation data; None without any."""
     listed: tuple[EvaluationResult, ...] = ()
     """In order; of more than a hundred that many, evenly spaced, among them the first, the best and the last."""
 
@@ -96,7 +100,8 @@ class TrainResult:
     samples_per_second: float
     loss: LossRange
     eval: dict[str, int | float | None]
-    """The last evaluation: `epoch`, `clock`, `samples`, `loss` and the job's metrics; empty without any."""
+    """The last evaluation over all of the evaluation data: `epoch`, `clock`, `samples`, `loss` and the job's metrics;
+    empty without any."""
     staleness: Staleness
     clocks: dict[int, int]
     """Local clock per virtual worker."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetpipe.cli.conditions import condition_lines
-from hetpipe.cli.progress import no_utilisation_text, slow_text
+from hetpipe.cli.progress import no_utilisation_text, place_of, slow_text
 from hetpipe.cli.result import EvaluationResult, EvaluationResults
 from hetpipe.cli.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.cli.shell import Shell
@@ -47,19 +47,18 @@ class EvaluationsSoFar:
     """The evaluations of a run, without those that a rewind has undone."""
 
     number: int
-    best: EvaluationResult
+    best: EvaluationResult | None
+    """None where none was over all of the evaluation data."""
     last: EvaluationResult
 
     def __str__(self) -> str:
         """`evaluation: loss 0.0850 after epoch 9, clock 90 (9 so far); least loss 0.0831 after epoch 8, clock 80`."""
         values = ", ".join(f"{name} {measure(self.last.values[name])}" for name in loss_first(self.last.values))
-        least = f"; least loss {measure(self.best.values.get('loss'))} {_place(self.best)}"
-        is_last = self.best == self.last
-        return f"evaluation: {values} {_place(self.last)} ({self.number} so far){'' if is_last else least}"
-
-
-def _place(evaluation: EvaluationResult) -> str:
-    return f"after epoch {evaluation.epoch}, clock {evaluation.clock}"
+        least = ""
+        if self.best is not None and self.best != self.last:
+            least = f"; least loss {measure(self.best.values.get('loss'))} {place_of(self.best)}"
+        part = "" if self.last.whole else f" on {count(self.last.samples, 'sample')}"
+        return f"evaluation: {values}{part} {place_of(self.last)} ({self.number} so far){least}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +310,7 @@ def _proof_of(result: RunResult) -> ProofReport | None:
 
 def _evaluations_of(result: RunResult) -> EvaluationsSoFar | None:
     told: EvaluationResults = revive(EvaluationResults, result.values.get("evaluations", {}))
-    return None if told.best is None else EvaluationsSoFar(told.number, told.best, told.listed[-1])
+    return EvaluationsSoFar(told.number, told.best, told.listed[-1]) if told.listed else None
 
 
 def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:

@@ -26,7 +26,7 @@ def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:
 
     >>> from hetpipe.spec.ids import Clock
     >>> evaluation_line(Evaluated(Clock(6), 2, 46, {"loss": 0.5}), wall=0.0)
-    '{"t":"1970-01-01T00:00:00Z","epoch":2,"clock":6,"minibatches":0,"samples":46,"rewinds":0,"values":{"loss":0.5}}'
+    '{"t":"1970-01-01T00:00:00Z","epoch":2,"clock":6,"minibatches":0,"samples":46,"rewinds":0,"within_epoch":false,"whole":true,"values":{"loss":0.5}}'
     """
     date = datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return json.dumps({"t": date, **evaluated.to_object()}, separators=(",", ":"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
 from hetpipe.coordinator.store import MAX_EVENTS
@@ -32,7 +32,9 @@ class Evaluations:
         self.latest: Evaluated | None = None
 
     def add(self, vw: VirtualWorkerIndex, part: StageEvaluation) -> Evaluated | None:
-        """Add the part of `vw`; the whole evaluation if it was the last missing one."""
+        """Add the part of `vw`; the evaluation if no part of it is missing any more."""
+        if part.within_epoch:
+            return whole({vw: part})
         if self.latest is not None and part.clock <= self.latest.clock:
             return None
         self._newest[vw] = max(part.clock, self._newest.get(vw, part.clock))
@@ -74,7 +76,15 @@ def whole(parts: dict[VirtualWorkerIndex, StageEvaluation]) -> Evaluated:
             total += part.sums.get(name, 0.0)
         values[name] = total / samples
     first = ordered[0]
-    return Evaluated(first.clock, first.epoch, samples, values, minibatches=first.minibatches)
+    return Evaluated(
+        first.clock,
+        first.epoch,
+        samples,
+        values,
+        minibatches=first.minibatches,
+        within_epoch=first.within_epoch,
+        whole=first.whole,
+    )
 
 
 #: Evaluations listed in a result.
@@ -85,11 +95,12 @@ class EvaluationHistory:
     """What became of the evaluations of a job, over its rewinds and the coordinators that have led it.
 
     It holds those that led to the weights of now: a rewind drops what came after the clock that it went back to. Only
-    the newest `MAX_EVENTS` are held, as of all events of a job; that many come of no run that evaluates at barriers.
+    the newest `MAX_EVENTS` are held, as of all events of a job; so many are only had by evaluating within epochs.
     """
 
     def __init__(self) -> None:
-        self._held: deque[Evaluated] = deque(maxlen=MAX_EVENTS)
+        #: In the order of their clocks, of which no two are the same.
+        self._held: list[Evaluated] = []
 
     def recall(self, events: Iterable[NumberedEvent]) -> None:
         """Begin with what followers were told by earlier coordinators, in order."""
@@ -103,10 +114,16 @@ class EvaluationHistory:
                     """It is about something else."""
 
     def add(self, evaluated: Evaluated) -> bool:
-        """Take the next one; False if it is known: stages tell a new coordinator again what they told the last."""
-        if self._held and evaluated.clock <= self._held[-1].clock:
+        """Take one; False if it is known: stages tell a new coordinator again what they told the last.
+
+        One within an epoch may overtake that of the barrier before it, whose last part is on its way from another node.
+        """
+        place = bisect_left(self._held, evaluated.clock, key=lambda held: held.clock)
+        is_known = place < len(self._held) and self._held[place].clock == evaluated.clock
+        if is_known or (place == 0 and len(self._held) == MAX_EVENTS):
             return False
-        self._held.append(evaluated)
+        self._held.insert(place, evaluated)
+        del self._held[:-MAX_EVENTS]
         return True
 
     def rewind(self, clock: Clock) -> None:
@@ -118,15 +135,21 @@ class EvaluationHistory:
     def summary(self) -> EvaluationSummary | None:
         """Number, best and last; None without any."""
         held = self._held
-        return EvaluationSummary(len(held), min(held, key=_loss_of), held[-1]) if held else None
+        best = min((one for one in held if one.whole), key=_loss_of, default=None)
+        return EvaluationSummary(len(held), best, held[-1]) if held else None
+
+    @property
+    def last_whole(self) -> Evaluated | None:
+        """The last one over all of the evaluation data."""
+        return next((one for one in reversed(self._held) if one.whole), None)
 
     @property
     def listed(self) -> tuple[Evaluated, ...]:
         """All in order; of more than `MAX_LISTED` that many, evenly spaced, with the first, the best and the last."""
-        held, summary = list(self._held), self.summary
+        held, summary = self._held, self.summary
         if summary is None or len(held) <= MAX_LISTED:
             return tuple(held)
-        best = held.index(summary.best)
+        best = 0 if summary.best is None else held.index(summary.best)
         spaced = [round(place * (len(held) - 1) / (MAX_LISTED - 1)) for place in range(MAX_LISTED)]
         if best not in spaced:
             # In place of its nearest neighbour, but for the two ends.

@@ -14,7 +14,7 @@ from typing import Any
 from hetpipe.coordinator.agents_cluster import type_of
 from hetpipe.coordinator.evaluations import EvaluationHistory
 from hetpipe.spec.conditions import Condition
-from hetpipe.spec.events import EvaluationSummary
+from hetpipe.spec.events import Evaluated
 from hetpipe.spec.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import DEFAULT_DTYPE, Plan, ProofReport
@@ -66,6 +66,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
     `conditions`: what endangered the run, by the time at which it began; what has no `cleared` held to the end.
     `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one,
     but for the evaluations: those that led to the weights count, also from before it.
+    `eval`: the last one over all of the evaluation data.
     `evaluations`: their number, the best, and a list of all or of some of them (see `EvaluationHistory.listed`).
     `proof`: what was proven of the model before training; null if nobody knows.
     `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
@@ -87,7 +88,7 @@ def result_object(record: RunRecord) -> dict[str, Any]:
             "first": _mean(report.first_loss for report in last_stages if report is not None),
             "last": _mean(report.loss for report in last_stages if report is not None),
         },
-        "eval": _evaluation(record.evaluations.summary),
+        "eval": _evaluation(record.evaluations.last_whole),
         "staleness": {
             "bound_clock_distance": bound,
             "max_clock_distance": clocks.max_distance,
@@ -185,16 +186,16 @@ def _stage(vw: VirtualWorkerIndex, stage: StageIndex, report: StageProgress) -> 
     }
 
 
-def _evaluation(summary: EvaluationSummary | None) -> dict[str, Any]:
-    if summary is None:
+def _evaluation(evaluated: Evaluated | None) -> dict[str, Any]:
+    if evaluated is None:
         return {}
-    last = summary.last.to_object()
+    last = evaluated.to_object()
     return {"epoch": last["epoch"], "clock": last["clock"], "samples": last["samples"], **last["values"]}
 
 
 def _evaluations(history: EvaluationHistory) -> dict[str, Any]:
     summary = history.summary
-    best = None if summary is None else summary.best.to_object()
+    best = None if summary is None or summary.best is None else summary.best.to_object()
     number = 0 if summary is None else summary.number
     return {"number": number, "best": best, "listed": [one.to_object() for one in history.listed]}
 

@@ -12,13 +12,11 @@ from math import ceil
 import torch
 
 from hetpipe.link.policy import Frame, FrameKind
-from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.barrier_checkpoint import CheckpointWork
-from hetpipe.pipeline.chain import Values, dtype_name
-from hetpipe.pipeline.compute import metric_sums
-from hetpipe.pipeline.data import Batch, read_evaluation_minibatch
+from hetpipe.pipeline.chain import dtype_name
+from hetpipe.pipeline.evaluation import EvaluationPass
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
+from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.spec.checkpoint import NUM_KEEPERS
 from hetpipe.spec.ids import Clock
@@ -112,49 +110,17 @@ class BarrierWork:
 
     def _evaluate(self, clock: Clock, epoch: int, blocks: tuple[Block, ...]) -> None:
         """Run `blocks` of the evaluation data through the pipeline; the last stage reports sums."""
-        identity, data = self._parts.identity, self._parts.data
-        sums = dict.fromkeys(data.metrics, 0.0)
+        parts, identity = self._parts, self._parts.identity
+        evaluation = EvaluationPass(parts, self._waiter, clock, blocks)
+        weights = parts.weights.at_barrier
         if identity.is_first:
-            for number, block in enumerate(blocks, start=1):
-                self._pass_on(number, clock, self._read(number, block).inputs, block, sums)
-            self._send_end(clock)
+            evaluation.run(weights)
         else:
-            while (frame := self._receive()).minibatch > 0:
-                values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-                block = blocks[frame.minibatch - 1] if blocks else ()
-                self._pass_on(frame.minibatch, clock, values, block, sums)
-            self._send_end(clock)
+            while not evaluation.take(self._receive(), weights):
+                pass
         if identity.is_last and blocks:
-            samples = sum(len(block) for block in blocks)
-            minibatches = self._parts.synchroniser.progress().minibatches
-            self._parts.report(StageEvaluation(clock, epoch, samples, sums, minibatches))
-
-    def _pass_on(self, number: int, clock: Clock, values: Values, block: Block, sums: dict[str, float]) -> None:
-        parts = self._parts
-        with parts.timeline.span(Activity.EVALUATE, p=number), parts.guard:
-            outputs = parts.compute.evaluate(number, parts.weights.at_barrier.views, values)
-        self._waiter.show_life()
-        if parts.downstream is not None:
-            frame = Frame(FrameKind.EVALUATE, number, clock, number, outputs)
-            parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
-            return
-        target = parts.compute.to_device(self._read(number, block).target)
-        found = metric_sums(outputs, target, functions=parts.data.metrics, num_samples=len(block))
-        for name, value in found.items():
-            sums[name] += value
-
-    def _read(self, number: int, block: Block) -> Batch:
-        data = self._parts.data
-        assert data.evaluation is not None, "the first and last stage have the evaluation data that there are blocks of"
-        with self._parts.guard:
-            return read_evaluation_minibatch(
-                data.evaluation, block, seed=data.spec.seed, vw=self._parts.identity.vw, number=number
-            )
-
-    def _send_end(self, clock: Clock) -> None:
-        if self._parts.downstream is not None:
-            end = Frame(FrameKind.EVALUATE, 0, clock, 0)
-            self._parts.downstream.send(end, deadline_seconds=SEND_SECONDS)
+            minibatches = parts.synchroniser.progress().minibatches
+            parts.report(StageEvaluation(clock, epoch, evaluation.num_samples, evaluation.sums, minibatches))
 
     def _receive(self) -> Frame:
         """The next evaluation frame."""

@@ -233,6 +233,27 @@ def forget_weights(layers: Sequence[Layer]) -> None:
             owner[key] = placeholder
 
 
+@contextmanager
+def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
+    """In this block, copies stand where the modules of `layers` keep their buffers: whatever is written is undone.
+
+    The buffers themselves are not touched, as minibatches between forward and backward may have saved them.
+    """
+    kept = [
+        (part._buffers, name, buffer)  # noqa: SLF001 - as the places of parameters
+        for layer in layers
+        for part in layer.module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+    ]
+    try:
+        for owner, name, buffer in kept:
+            owner[name] = buffer.clone()
+        yield
+    finally:
+        for owner, name, buffer in kept:
+            owner[name] = buffer
+
+
 def _normal(tensor: Tensor) -> Tensor:
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()

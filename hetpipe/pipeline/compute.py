@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hetpipe.clock import Clock
 from hetpipe.pipeline.activation_bytes import ActivationBytes
 from hetpipe.pipeline.callables import LossFunction, call_loss, call_metric
-from hetpipe.pipeline.chain import Layer, Values, hooked, run_layers, weights_in_place
+from hetpipe.pipeline.chain import Layer, Values, copied_buffers, hooked, run_layers, weights_in_place
 from hetpipe.pipeline.differentiation import Differentiation
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.remapping import Remapping
@@ -190,11 +190,12 @@ class StageCompute:
 
     @torch.no_grad()
     def evaluate(self, number: int, weights: Mapping[str, Tensor], values: Values) -> Values:
-        """Run evaluation minibatch `number` (from 1) in evaluation mode; nothing is kept."""
+        """Run evaluation minibatch `number` (from 1) in evaluation mode; nothing is kept, and no buffer changed."""
         values = tuple(value.to(self._device) for value in values)
         enter_evaluation(self._modes)
         try:
-            return run_layers(self._layers, weights, values, lambda layer: self._seed_for_evaluation(number, layer))
+            with copied_buffers(self._layers):
+                return run_layers(self._layers, weights, values, lambda layer: self._seed_for_evaluation(number, layer))
         finally:
             enter_training(self._modes)
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.entry import Entry
+from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.non_finite import explained, known_data
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.tally import Figures, Tally
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock
+from hetpipe.spec.ids import Clock, VirtualWorkerIndex
 from hetpipe.spec.run import StageDone
+from hetpipe.spec.sync import Progress
 from hetpipe.sync.division import Block
 from hetpipe.sync.log_core import names
 from hetpipe.sync.records import SegmentRecord
@@ -74,14 +76,22 @@ class StageRunner:
         segment, identity = self._entry.wait(), self._parts.identity
         if identity.in_segment(segment) is not None:
             self._tally.begin(segment.start)
+            evaluations = EvaluationsWithinEpochs(self._parts, self._inbox, self._waiter, segment.start)
             while not self._cross(segment):
                 self._wait_for_next_barrier(segment.start)
-                blocks = self._blocks(segment)
+                blocks: tuple[Block, ...] = ()
+                if identity.is_first or identity.is_last:
+                    progress, division = self._division(segment)
+                    evaluations.begin(progress, division)
+                    blocks = division[identity.vw]
                 try:
-                    SegmentRun(self._parts, self._inbox, self._waiter, self._tally, segment.start, blocks).run()
+                    SegmentRun(
+                        self._parts, self._inbox, self._waiter, self._tally, evaluations, segment.start, blocks
+                    ).run()
                 except NonFiniteUpdate as error:
                     first = segment.start * self._parts.sync.minibatches_per_wave + 1
-                    raise explained(error, self._parts, self._dealt(segment), first=first) from error
+                    dealt = self._division(segment)[1][identity.vw]
+                    raise explained(error, self._parts, dealt, first=first) from error
                 segment = self._reach_barrier(segment.start)
             self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
         return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else "+".join(segment.reasons))
@@ -111,18 +121,12 @@ class StageRunner:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _blocks(self, segment: SegmentRecord) -> tuple[Block, ...]:
-        """This worker's minibatches of a segment, which is shared by all who were members when it began."""
-        identity = self._parts.identity
-        if not (identity.is_first or identity.is_last):
-            return ()
-        return self._dealt(segment)
-
-    def _dealt(self, segment: SegmentRecord) -> tuple[Block, ...]:
+    def _division(self, segment: SegmentRecord) -> tuple[Progress, dict[VirtualWorkerIndex, tuple[Block, ...]]]:
+        """The state at the start of a segment, and its minibatches: shared by all who were members when it began."""
         progress = self._parts.synchroniser.progress()
         assert progress.clock == segment.start, f"the segment under way began at {progress.clock}, not {segment.start}"
         members = [member.vw for member in segment.members]
-        return divide(progress, known_data(self._parts), members)[self._parts.identity.vw]
+        return progress, divide(progress, known_data(self._parts), members)
 
     def _reach_barrier(self, start: Clock) -> SegmentRecord:
         """Wait until the barrier that ends the segment from `start` is passed; returns the segment after it.

@@ -66,11 +66,11 @@ def seed_generators(seed: int, device: torch.device | None = None) -> None:
 
 
 @contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Leave the generators of torch (on the CPU), `random` and NumPy after this block as they were before it."""
+def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Leave the generators of torch (CPU and `device`), `random` and NumPy after this block as they were before it."""
     of_python, numpy = random.getstate(), _numpy()
     of_numpy = None if numpy is None else numpy.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
         try:
             yield
         finally:

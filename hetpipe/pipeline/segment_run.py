@@ -19,6 +19,7 @@ from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
 from hetpipe.pipeline.data import read_minibatch
+from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
@@ -30,6 +31,7 @@ from hetpipe.schedule.policy import Action, Kind, Ready, StageView, Wait
 from hetpipe.spec.ids import Clock, Minibatch, Wave
 from hetpipe.sync.division import Block
 from hetpipe.sync.gate import starts_drained
+from hetpipe.weights.flat import FlatBuffer
 from hetpipe.weights.policy import Version
 
 
@@ -46,12 +48,20 @@ class SegmentRun:
     """Runs the segment that starts at `start`; `blocks` are this worker's minibatches, on the first and last stage."""
 
     def __init__(
-        self, parts: StageParts, inbox: Inbox, waiter: Waiter, tally: Tally, start: Clock, blocks: tuple[Block, ...]
+        self,
+        parts: StageParts,
+        inbox: Inbox,
+        waiter: Waiter,
+        tally: Tally,
+        evaluations: EvaluationsWithinEpochs,
+        start: Clock,
+        blocks: tuple[Block, ...],
     ) -> None:
         self._parts = parts
         self._inbox = inbox
         self._waiter = waiter
         self._tally = tally
+        self._evaluations = evaluations
         self._start = start
         self._blocks = blocks
         self._n = parts.sync.minibatches_per_wave
@@ -199,11 +209,22 @@ class SegmentRun:
         return True
 
     def _incoming(self) -> Ready | None:
-        """Later stages: the next forward frame, if the weights it wants are here."""
-        head = self._inbox.head(FrameKind.FORWARD)
-        if head is None or not self._clocks.is_here(Clock(head.frame.clock)):
+        """Later stages: the next forward, if the weights it wants are here.
+
+        Frames of an evaluation stand before that of a forward and have its place in the order: when it may run, the
+        weights that it sees are here, which are those that are evaluated.
+        """
+        if self._last is not None:
+            return None  # what comes behind the barrier's frame is for after it
+        head = self._inbox.head(FrameKind.FORWARD) or self._inbox.head(FrameKind.EVALUATE)
+        if head is None or not self._is_here(head.frame):
             return None
-        return Ready(Minibatch(head.frame.minibatch), head.arrival)
+        return Ready(Minibatch(self._forwarded + 1), head.arrival)
+
+    def _is_here(self, frame: Frame) -> bool:
+        """Whether the weights that a frame from the previous stage wants are here."""
+        is_own = frame.kind is FrameKind.EVALUATE and not self._parts.has_shards
+        return is_own or self._clocks.is_here(Clock(frame.clock))
 
     def _gradient(self) -> Ready | None:
         p = Minibatch(self._backwarded + 1)
@@ -215,8 +236,14 @@ class SegmentRun:
     # -- computing ---------------------------------------------------------------------------------------------------
 
     def _forward(self, p: Minibatch) -> None:
+        """Run the forward of `p`, or what is left of an evaluation that comes before it."""
+        if (frame := self._taken_evaluation()) is not None:
+            self._evaluations.take(frame, self._evaluated_weights(p, Clock(frame.clock)))
+            return
         parts = self._parts
         flying, values = self._take_forward(p)
+        if parts.identity.is_first:
+            self._evaluate_if_due(p, flying.clock)
         self._flying[p] = flying
         self._begun = p
         if flying.clock != self._clocks.in_use:
@@ -271,12 +298,42 @@ class SegmentRun:
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
         return _InFlight(Clock(frame.clock), frame.samples), values
 
-    def _switch(self, p: Minibatch, clock: Clock) -> None:
+    def _taken_evaluation(self) -> Frame | None:
+        """Later stages: the next frame from the previous stage, if it is of an evaluation."""
+        with self._inbox.bell:
+            if self._inbox.head(FrameKind.EVALUATE) is None:
+                return None
+            return self._inbox.from_upstream.popleft().frame
+
+    def _evaluate_if_due(self, p: Minibatch, clock: Clock) -> None:
+        """First stage: evaluate the weights of `clock`, or, where only stages hold weights, the own ones that `p` sees.
+
+        Those are of the clock whose waves are all in them; under policies by which later stages see newer updates, they
+        evaluate with these.
+        """
+        if not self._parts.has_shards:
+            clock = Clock(self._parts.versions.forward_through(p, start=self._start) // self._n)
+        if self._evaluations.is_due(clock):
+            self._evaluations.run(clock, self._evaluated_weights(p, clock))
+
+    def _evaluated_weights(self, p: Minibatch, clock: Clock) -> FlatBuffer:
+        """What an evaluation before `p` of the weights of `clock` computes with."""
+        published = None
+        if self._parts.has_shards and clock != self._clocks.in_use:
+            published = self._parts.pool.to_device(self._fetched(clock))
+            with self._inbox.bell:
+                self._inbox.fetched[clock] = published
+        return self._parts.weights.evaluated(p, published)
+
+    def _fetched(self, clock: Clock) -> FlatBuffer:
+        """w^(clock), which is here; what is older will not be used."""
         with self._inbox.bell:
             for unused in [c for c in self._inbox.fetched if c < clock]:
                 self._parts.pool.release(self._inbox.fetched.pop(unused))
-            published = self._inbox.fetched[clock]
-        self._parts.weights.switch(p, clock, published)
+            return self._inbox.fetched[clock]
+
+    def _switch(self, p: Minibatch, clock: Clock) -> None:
+        self._parts.weights.switch(p, clock, self._fetched(clock))
         with self._inbox.bell:
             # Only now: while it is there, no other fetched weights come to the device.
             del self._inbox.fetched[clock]

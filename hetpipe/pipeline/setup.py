@@ -74,6 +74,10 @@ class StageData:
     evaluation: MapDataset | None
     metrics: Mapping[str, LossFunction]
     """`loss` and the job's own; last stage only."""
+    evaluate_every_waves: int | None = None
+    """How often the weights are evaluated within an epoch; None: not at all."""
+    max_evaluation_batches: int | None = None
+    """Minibatches of such an evaluation, at most."""
 
 
 @dataclass(frozen=True, slots=True)

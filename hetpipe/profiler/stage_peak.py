@@ -28,6 +28,7 @@ from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.chain import Layer, Values, run_layers
 from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
+from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.remapping import Remapping
@@ -246,7 +247,8 @@ def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
     parts.synchroniser.fetch(Clock(0), ahead=False)
     parts.weights.start(Clock(0), inbox.fetched.pop(Clock(0)))
     block = tuple(range(parts.data.spec.batch_size))
-    SegmentRun(parts, inbox, waiter, tally, Clock(0), (block,) * num_minibatches).run()
+    evaluations = EvaluationsWithinEpochs(parts, inbox, waiter, Clock(0))
+    SegmentRun(parts, inbox, waiter, tally, evaluations, Clock(0), (block,) * num_minibatches).run()
 
 
 @torch.no_grad()

@@ -213,6 +213,8 @@ def evaluated_to_proto(evaluated: Evaluated) -> pb.Evaluated:
         values=dict(evaluated.values),
         minibatches=evaluated.minibatches,
         rewinds=evaluated.rewinds,
+        within_epoch=evaluated.within_epoch,
+        partial=not evaluated.whole,
     )
 
 
@@ -226,19 +228,24 @@ def evaluated_from_proto(message: pb.Evaluated) -> Evaluated:
         values,
         minibatches=message.minibatches,
         rewinds=message.rewinds,
+        within_epoch=message.within_epoch,
+        whole=not message.partial,
     )
 
 
 def evaluations_to_proto(summary: EvaluationSummary) -> pb.Evaluations:
     """What came of a job's evaluations."""
     return pb.Evaluations(
-        number=summary.number, best=evaluated_to_proto(summary.best), last=evaluated_to_proto(summary.last)
+        number=summary.number,
+        best=None if summary.best is None else evaluated_to_proto(summary.best),
+        last=evaluated_to_proto(summary.last),
     )
 
 
 def evaluations_from_proto(message: pb.Evaluations) -> EvaluationSummary:
     """What came of a job's evaluations."""
-    return EvaluationSummary(message.number, evaluated_from_proto(message.best), evaluated_from_proto(message.last))
+    best = evaluated_from_proto(message.best) if message.HasField("best") else None
+    return EvaluationSummary(message.number, best, evaluated_from_proto(message.last))
 
 
 def event_to_proto(numbered: NumberedEvent) -> pb.WatchJobResponse:  # noqa: C901, PLR0911, PLR0912 - one per kind of event

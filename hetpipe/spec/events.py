@@ -95,7 +95,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A whole evaluation, summed over the virtual workers."""
+    """An evaluation, summed over the virtual workers."""
 
     clock: Clock
     epoch: int
@@ -104,9 +104,13 @@ class Evaluated:
     values: dict[str, float]
     """Mean per metric name; `loss` is always there."""
     minibatches: int = 0
-    """Minibatches committed by then since the start of the training, over all virtual workers."""
+    """Minibatches in those weights since the start of the training, over all virtual workers."""
     rewinds: int = 0
     """How often the whole job had gone back to a checkpoint by then."""
+    within_epoch: bool = False
+    """Made while the epoch was under way, by one virtual worker with its own buffers; else at its end, by all."""
+    whole: bool = True
+    """Over all of the evaluation data; else `evaluate.max_batches` left some out."""
     kind: Literal["evaluated"] = "evaluated"
 
     def to_object(self) -> dict[str, Any]:
@@ -117,6 +121,8 @@ class Evaluated:
             "minibatches": self.minibatches,
             "samples": self.samples,
             "rewinds": self.rewinds,
+            "within_epoch": self.within_epoch,
+            "whole": self.whole,
             "values": {name: value if math.isfinite(value) else None for name, value in self.values.items()},
         }
 
@@ -127,13 +133,15 @@ class EvaluationSummary:
 
     number: int
     """At least 1."""
-    best: Evaluated
-    """The first one with the least loss that is finite; the first of all if there is no such loss."""
+    best: Evaluated | None
+    """Of those over all of the evaluation data the first one with the least loss that is finite; the first of them if
+    there is no such loss; None without any."""
     last: Evaluated
 
     def to_object(self) -> dict[str, Any]:
         """As JSON."""
-        return {"number": self.number, "best": self.best.to_object(), "last": self.last.to_object()}
+        best = None if self.best is None else self.best.to_object()
+        return {"number": self.number, "best": best, "last": self.last.to_object()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from hetpipe.spec.job_sections import (
     ClusterSection,
     DataSection,
     EnvironmentSection,
+    EvaluateSection,
     LayerCounts,
     ParameterServersSection,
     PositiveInt,
@@ -115,6 +116,7 @@ class Job(Section):
     """What the run writes down for `hetpipe check`: `full` every minibatch's passes, weights and updates; `summary` one
     line per wave and stage, from which staleness bound, exactly-once application and samples are verified, but neither
     each minibatch's weights nor the order of its work; `off` nothing, and nothing can be verified."""
+    evaluate: EvaluateSection = EvaluateSection()
     survive: SurviveSection = SurviveSection()
     patience: PatienceSection = PatienceSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)

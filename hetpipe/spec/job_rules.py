@@ -14,6 +14,8 @@ from hetpipe.spec.job_problems import Problem
 from hetpipe.spec.job_sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
+    DataSection,
+    EvaluateSection,
     ParameterServersSection,
     SyncSection,
     WorkersSection,
@@ -189,6 +191,21 @@ def _no_unknown_speeds(workers: WorkersSection, cluster: ClusterSection) -> Iter
         )
 
 
+def _something_to_evaluate(data: DataSection, evaluate: EvaluateSection) -> Iterator[Problem]:
+    if evaluate.every_waves is not None and data.eval is None:
+        yield Problem(
+            ("evaluate", "every_waves"),
+            f"is {evaluate.every_waves}, but there is nothing to evaluate on; add `data.eval`, for example "
+            "`eval: model:eval_data`, or remove it",
+        )
+    if evaluate.max_batches is not None and evaluate.every_waves is None:
+        yield Problem(
+            ("evaluate", "max_batches"),
+            f"is {evaluate.max_batches}, which bounds evaluations within epochs, but there are none; add "
+            "`every_waves`, for example 50, or remove it",
+        )
+
+
 def _kind(message: str) -> Problem:
     return Problem(("sync", "kind"), message)
 
@@ -206,4 +223,5 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _something_predicted,
     _something_on_the_shards,
     _no_unknown_speeds,
+    _something_to_evaluate,
 )

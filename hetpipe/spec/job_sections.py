@@ -89,7 +89,17 @@ class DataSection(Section):
     train: Reference = Field(examples=["model:train_data"])
     """What is trained on: `len()` samples, each an (input, target) pair."""
     eval: Reference | None = Field(default=None, examples=["model:eval_data"])
-    """What is evaluated on at the end of each epoch; None: no evaluation."""
+    """What is evaluated on at the end of each epoch, and within epochs if `evaluate` says so; None: no evaluation."""
+
+
+class EvaluateSection(Section):
+    """Evaluations within epochs, beside those at the end of each epoch and of the run."""
+
+    every_waves: PositiveInt | None = Field(default=None, examples=[50])
+    """The weights of every so many waves are evaluated by the virtual worker of the lowest index, while the others
+    train on; None: evaluations at the ends of epochs only."""
+    max_batches: PositiveInt | None = Field(default=None, examples=[20])
+    """So many minibatches of `data.eval`, the first ones, for an evaluation within an epoch; None: all of them."""
 
 
 def _stages_branch(value: object) -> str:

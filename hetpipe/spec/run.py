@@ -182,7 +182,11 @@ class StageEvaluation:
     sums: dict[Name, float]
     """Metric name → Σ over minibatches of value × samples; `loss` is always there."""
     minibatches: Count = 0
-    """Minibatches committed by then since the start of the training, over all virtual workers."""
+    """Minibatches in those weights since the start of the training, over all virtual workers."""
+    within_epoch: bool = False
+    """Made while the epoch was under way: there are no other parts."""
+    whole: bool = True
+    """With the other parts, if there are any: over all of the evaluation data."""
     kind: Literal["evaluation"] = "evaluation"
 
 

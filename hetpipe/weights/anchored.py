@@ -155,6 +155,13 @@ class AnchoredWeights:
         assert self._anchor is not None, "no segment was started"
         return self._anchor
 
+    def evaluated(self, p: Minibatch, published: FlatBuffer | None) -> FlatBuffer:
+        """See `StageWeights.evaluated`."""
+        if published is not None:
+            return published
+        assert p == self._start * self._n + 1, f"the anchor has changed since the barrier, before minibatch {p}"
+        return self.at_barrier
+
     # -- versions ----------------------------------------------------------------------------------------------------
 
     def _waves_of(self, p: Minibatch) -> Wave:

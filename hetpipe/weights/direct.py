@@ -105,6 +105,11 @@ class DirectWeights:
         """See `StageWeights.at_barrier`."""
         return self._newest
 
+    def evaluated(self, p: Minibatch, published: FlatBuffer | None) -> FlatBuffer:
+        """See `StageWeights.evaluated`."""
+        assert published is None, "nobody else has these weights"
+        return self._buffer(self._table.forward_through(p, start=self._start))
+
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _buffer(self, through: int) -> FlatBuffer:

@@ -105,3 +105,13 @@ class StageWeights(Protocol):
     def at_barrier(self) -> FlatBuffer:
         """Right after `start`: the weights of the barrier."""
         ...
+
+    def evaluated(self, p: Minibatch, published: FlatBuffer | None) -> FlatBuffer:
+        """The weights of an evaluation right before `switch` or `forward` of `p`; its holder stays who it is.
+
+        Args:
+            p: the minibatch that comes next.
+            published: w^(clock) where `p` switches to it; None before the first forward after `start`, and where
+                nothing is published: then the own weights that `p` sees, without its prediction.
+        """
+        ...

@@ -62,6 +62,8 @@ RESULT: dict[str, Any] = {
             "samples": 46,
             "rewinds": 0,
             "values": {"accuracy": 0.8, "loss": 1.05},
+            "within_epoch": False,
+            "whole": True,
         },
         "listed": [
             {
@@ -71,6 +73,8 @@ RESULT: dict[str, Any] = {
                 "samples": 46,
                 "rewinds": 0,
                 "values": {"accuracy": accuracy, "loss": loss},
+                "within_epoch": False,
+                "whole": True,
             }
             for epoch, accuracy, loss in ((1, 0.8, 1.05), (2, 0.9, 1.06))
         ],

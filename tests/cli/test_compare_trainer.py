@@ -52,6 +52,7 @@ def followed(*, epochs: int = 2, loss: float = 0.5) -> Recorder:
     recorder.show(StateChanged(JobState.RUNNING))
     for epoch in range(1, epochs + 1):
         clock.advance(3.0)
+        recorder.show(replace(evaluated(6 * epoch - 3, loss), within_epoch=True, whole=False))
         recorder.show(evaluated(6 * epoch, loss / epoch))
     return recorder
 

@@ -79,3 +79,9 @@ def test_every_state_has_words(state: JobState) -> None:
 
 def test_other_speeds_stand_beside_samples_where_they_are_known() -> None:
     assert (speeds_text(None, None), speeds_text(1280.0, 0.2)) == ("", "1280 tokens/s, 20.0 % MFU, ")
+
+
+def test_an_evaluation_within_an_epoch_says_so() -> None:
+    within = replace(evaluated(), within_epoch=True, whole=False)
+    assert evaluation_text(within).startswith(f"evaluation in epoch {within.epoch}, clock {within.clock}: ")
+    assert f"clock={within.clock} whole=false samples=" in evaluation_line(within)

@@ -129,6 +129,19 @@ def test_the_last_and_the_best_evaluation_are_told(folder: RunFolder) -> None:
     )
 
 
+def test_an_evaluation_within_an_epoch_is_told_with_what_it_leaves_out(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    within = Evaluated(Clock(18), 4, 8, {"loss": 0.25}, minibatches=72, within_epoch=True, whole=False)
+    line = "evaluation: loss 0.2500 on 8 samples in epoch 4, clock 18 (3 so far)"
+    for told, expected in (
+        (replace(EVALUATIONS, best=None, last=within), line),
+        (replace(EVALUATIONS, last=within), f"{line}; least loss 0.5000 after epoch 1, clock 6"),
+    ):
+        status = ask(folder, FakeCoordinator(status=replace(running_status(str(folder.path)), evaluations=told)))
+        assert status.to_json()["evaluations"] == told.to_object()
+        assert status.lines(folder.path.parent)[2] == expected
+
+
 def test_the_evaluations_of_an_ended_run_are_those_of_its_result(folder: RunFolder) -> None:
     folder.write_record(record(folder))
     folder.write_result(JobState.FINISHED, RESULT)

@@ -18,6 +18,8 @@ def test_every_evaluation_stays_and_nothing_else(tmp_path: Path) -> None:
     append_evaluations(tmp_path, [StateChanged(JobState.RUNNING), first], clock)
     append_evaluations(tmp_path, [StateChanged(JobState.STOPPING)], clock)
     append_evaluations(tmp_path, [Evaluated(Clock(12), 2, 46, {"loss": 0.25}, minibatches=48, rewinds=1)], clock)
+    part = Evaluated(Clock(14), 3, 8, {"loss": 0.5}, minibatches=56, rewinds=1, within_epoch=True, whole=False)
+    append_evaluations(tmp_path, [part], clock)
     lines = [json.loads(line) for line in (tmp_path / EVALUATIONS).read_text().splitlines()]
     assert lines == [
         {
@@ -27,6 +29,8 @@ def test_every_evaluation_stays_and_nothing_else(tmp_path: Path) -> None:
             "minibatches": 24,
             "samples": 46,
             "rewinds": 0,
+            "within_epoch": False,
+            "whole": True,
             "values": {"accuracy": 0.5, "loss": None},
         },
         {
@@ -36,7 +40,20 @@ def test_every_evaluation_stays_and_nothing_else(tmp_path: Path) -> None:
             "minibatches": 48,
             "samples": 46,
             "rewinds": 1,
+            "within_epoch": False,
+            "whole": True,
             "values": {"loss": 0.25},
+        },
+        {
+            "t": "2023-11-14T22:13:20Z",
+            "epoch": 3,
+            "clock": 14,
+            "minibatches": 56,
+            "samples": 8,
+            "rewinds": 1,
+            "within_epoch": True,
+            "whole": False,
+            "values": {"loss": 0.5},
         },
     ]
 

@@ -207,7 +207,8 @@ def history(*evaluations: Evaluated) -> EvaluationHistory:
 def listed(epoch: int, accuracy: float, loss: float, *, rewinds: int) -> dict[str, Any]:
     values = {"accuracy": accuracy, "loss": loss}
     place = {"epoch": epoch, "clock": 3 * epoch, "minibatches": 10 * epoch}
-    return {**place, "samples": 10, "rewinds": rewinds, "values": values}
+    kind = {"within_epoch": False, "whole": True}
+    return {**place, "samples": 10, "rewinds": rewinds, **kind, "values": values}
 
 
 class TestResult:

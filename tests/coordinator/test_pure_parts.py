@@ -21,6 +21,7 @@ from hetpipe.coordinator.configs import (
 )
 from hetpipe.coordinator.evaluations import MAX_LISTED, EvaluationHistory, Evaluations
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, could_fit, missing
+from hetpipe.coordinator.store import MAX_EVENTS
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.planner.partition import plan_job
 from hetpipe.spec.events import Evaluated, JobEvent, JobState, NumberedEvent, Rewound, StateChanged
@@ -187,9 +188,46 @@ class TestEvaluationHistory:
 
     def test_the_best_is_the_first_with_the_least_finite_loss(self) -> None:
         summary = self.heard(math.nan, 0.5, 0.25, 0.25, -math.inf).summary
-        assert summary is not None
+        assert summary is not None and summary.best is not None
         assert (summary.number, summary.best.clock, summary.last.clock) == (5, 3, 5)
         assert EvaluationHistory().summary is None
+
+    def test_one_of_a_part_of_the_data_is_never_the_best(self) -> None:
+        history = EvaluationHistory()
+        history.add(Evaluated(Clock(2), 1, 2, {"loss": 0.1}, within_epoch=True, whole=False))
+        summary = history.summary
+        assert summary is not None
+        assert (summary.number, summary.best, summary.last.clock) == (1, None, 2)
+        assert history.last_whole is None
+        history.add(Evaluated(Clock(3), 1, 4, {"loss": 0.5}))
+        history.add(Evaluated(Clock(4), 2, 2, {"loss": 0.2}, within_epoch=True, whole=False))
+        summary = history.summary
+        assert summary is not None and summary.best is not None and history.last_whole is not None
+        assert (summary.best.clock, history.last_whole.clock, summary.last.clock) == (3, 3, 4)
+
+    def test_many_of_a_part_of_the_data_are_listed_without_a_best(self) -> None:
+        history = EvaluationHistory()
+        for clock in range(1, 1001):
+            assert history.add(Evaluated(Clock(clock), 1, 2, {"loss": 1.0}, within_epoch=True, whole=False))
+        assert [history.listed[place].clock for place in (0, -1)] == [1, 1000]
+        assert len(history.listed) == MAX_LISTED
+
+    def test_one_that_was_overtaken_stands_in_its_place(self) -> None:
+        """The last part of the evaluation at a barrier may come later than one of the epoch after it."""
+        history = EvaluationHistory()
+        within = Evaluated(Clock(8), 2, 4, {"loss": 0.25}, within_epoch=True)
+        assert history.add(within)
+        assert history.add(Evaluated(Clock(6), 1, 4, {"loss": 0.5}))
+        assert not history.add(within)
+        assert [one.clock for one in history.listed] == [6, 8]
+
+    def test_only_so_many_are_held(self) -> None:
+        history = EvaluationHistory()
+        for clock in range(1, MAX_EVENTS + 2):
+            assert history.add(Evaluated(Clock(clock), 1, 4, {"loss": 1.0}))
+        assert history.summary is not None
+        assert (history.summary.number, history.listed[0].clock) == (MAX_EVENTS, 2)
+        assert not history.add(Evaluated(Clock(1), 1, 4, {"loss": 1.0})), "it was held before"
 
     def test_all_are_listed_while_they_are_few(self) -> None:
         assert [one.clock for one in self.heard(*([1.0] * MAX_LISTED)).listed] == list(range(1, MAX_LISTED + 1))
@@ -244,6 +282,17 @@ class TestEvaluations:
             assert evaluations.add(Vw(0), part(4, 2, 2.0)) is None
         assert evaluations.add(Vw(1), part(4, 2, 4.0)) is not None
         assert evaluations.add(Vw(1), part(4, 2, 4.0)) is None
+
+    def test_one_within_an_epoch_has_no_other_parts(self) -> None:
+        """And it is no reason to give up the evaluation of a barrier before it."""
+        evaluations = Evaluations(4)
+        evaluations.add(Vw(0), part(4, 2, 2.0))
+        alone = StageEvaluation(Clock(6), 2, 2, {"loss": 1.0}, 24, within_epoch=True, whole=False)
+        told = evaluations.add(Vw(0), alone)
+        assert told == Evaluated(Clock(6), 2, 2, {"loss": 0.5}, minibatches=24, within_epoch=True, whole=False)
+        whole = evaluations.add(Vw(1), part(4, 2, 4.0))
+        assert whole is not None
+        assert (whole.clock, whole.samples) == (4, 4)
 
     def test_parts_are_added_in_index_order(self) -> None:
         forth, back = Evaluations(3), Evaluations(3)

@@ -162,6 +162,15 @@ class TestTheWay:
         assert [(one["clock"], one["rewinds"]) for one in result["evaluations"]["listed"]] == [(3, 0), (6, 1), (9, 1)]
         assert (result["evaluations"]["number"], result["eval"]["clock"]) == (3, 9)
 
+    def test_an_evaluation_of_the_checkpoints_clock_comes_once(self, driver: Rewinding) -> None:
+        """Who comes in at that clock cannot know that somebody has evaluated it."""
+        within = StageEvaluation(Clock(4), 2, 5, {"loss": 2.0}, within_epoch=True, whole=False)
+        driver.report(0, 1, within)
+        driver.rewind(4)
+        driver.ready()
+        driver.report(0, 1, within)
+        assert [(event.clock, event.whole) for event in driver.events(Evaluated)] == [(4, False)]
+
     def test_its_old_failures_do_not_count(self, driver: Rewinding) -> None:
         driver.fail(0, 0, "a wave could not be pushed", secondary=True)
         driver.lose_disk()

@@ -26,6 +26,7 @@ from hetpipe.spec.job_sections import (
     DataSection,
     DeviceEmulation,
     EnvironmentSection,
+    EvaluateSection,
     LayerCounts,
     ParameterServersSection,
     Reference,
@@ -79,6 +80,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "survive": SurviveSection,
     "patience": PatienceSection,
     "environment": EnvironmentSection,
+    "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
 }
 

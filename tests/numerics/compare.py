@@ -59,6 +59,8 @@ class Case:
     clip: Literal["global", "stage"] = "global"
     lr_schedule: dict[str, Any] | None = None
     groups: tuple[dict[str, Any], ...] = ()
+    evaluate: dict[str, Any] | None = None
+    """Of the job; then the training data are evaluated on, also at the ends of epochs."""
 
     @property
     def has_shards(self) -> bool:
@@ -86,7 +88,9 @@ class Case:
             name="case",
             model=f"tests.models:{self.model}",
             loss=self.loss if ":" in self.loss else f"tests.models:{self.loss}",
-            data={"train": f"tests.models:{self.data}"},
+            data={"train": f"tests.models:{self.data}"}
+            | ({} if self.evaluate is None else {"eval": f"tests.models:{self.data}"}),
+            evaluate=self.evaluate or {},
             batch_size=self.batch_size,
             epochs=self.epochs,
             minibatches=self.minibatches,

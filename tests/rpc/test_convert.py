@@ -188,6 +188,7 @@ REPORTS: list[StageReport] = [
     progress(samples=3, clock=2, loss=0.5),
     StageWaiting("a waits for b", 5.5),
     StageEvaluation(Clock(1), 0, 3, {"loss": 1.5}, minibatches=4),
+    StageEvaluation(Clock(2), 0, 2, {"loss": 1.5}, minibatches=6, within_epoch=True, whole=False),
     StageFailed("LinkClosed", "its neighbour is gone", secondary=True),
     StageDone(Clock(3), "end"),
 ]
@@ -224,6 +225,7 @@ def picture() -> ProgressTable:
         StateChanged(JobState.RUNNING, "links between stages: gloo"),
         Waiting("a waits for b", 5.0),
         Evaluated(Clock(3), 1, 10, {"accuracy": 0.5, "loss": 1.0}, minibatches=7, rewinds=2),
+        Evaluated(Clock(4), 2, 5, {"loss": 1.0}, minibatches=9, within_epoch=True, whole=False),
         picture(),
         replace(picture(), straggler=Vw(0), slow=(Straggling(Vw(0), StageIndex(1), 9.5),)),
         WorkerLost(Vw(1), Incarnation(2), "it was killed"),

@@ -457,3 +457,32 @@ def test_json_and_back(values: dict[str, Any]) -> None:
 def test_schedules_may_be_nested() -> None:
     spec = LrScheduleSpec.model_validate({"name": "A", "schedulers": ({"name": "B", "schedulers": ({"name": "C"},)},)})
     assert spec.schedulers[0].schedulers[0].name == "C"
+
+
+class TestEvaluationsWithinEpochs:
+    def test_they_need_data(self) -> None:
+        assert problems(evaluate={"every_waves": 5}) == (
+            (
+                "evaluate.every_waves: is 5, but there is nothing to evaluate on; add `data.eval`, for example "
+                "`eval: model:eval_data`, or remove it"
+            ),
+        )
+
+    def test_a_bound_needs_them(self) -> None:
+        data = {**MINIMAL["data"], "eval": "model:eval_data"}
+        assert problems(data=data, evaluate={"max_batches": 3}) == (
+            (
+                "evaluate.max_batches: is 3, which bounds evaluations within epochs, but there are none; add "
+                "`every_waves`, for example 50, or remove it"
+            ),
+        )
+
+    @pytest.mark.parametrize("key", ["every_waves", "max_batches"])
+    def test_counts_are_at_least_one(self, key: str) -> None:
+        data = {**MINIMAL["data"], "eval": "model:eval_data"}
+        (problem,) = problems(data=data, evaluate={"every_waves": 5, key: 0})
+        assert problem.startswith(f"evaluate.{key}: ")
+
+    def test_a_name_that_is_no_key_is_refused(self) -> None:
+        (problem,) = problems(evaluate={"every_epochs": 1})
+        assert problem.startswith("evaluate.every_epochs: unknown key")

@@ -604,7 +604,7 @@ class Waiting(_message.Message):
     def __init__(self, sentence: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("clock", "epoch", "samples", "values", "minibatches", "rewinds")
+    __slots__ = ("clock", "epoch", "samples", "values", "minibatches", "rewinds", "within_epoch", "partial")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -618,13 +618,17 @@ class Evaluated(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     REWINDS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     samples: int
     values: _containers.ScalarMap[str, float]
     minibatches: int
     rewinds: int
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., minibatches: _Optional[int] = ..., rewinds: _Optional[int] = ...) -> None: ...
+    within_epoch: bool
+    partial: bool
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., minibatches: _Optional[int] = ..., rewinds: _Optional[int] = ..., within_epoch: bool = ..., partial: bool = ...) -> None: ...
 
 class Evaluations(_message.Message):
     __slots__ = ("number", "best", "last")

@@ -1,0 +1,189 @@
+"""Evaluations as one stage computes them: at barriers, and within epochs (job key `evaluate`).
+
+An evaluation goes through the pipeline as frames of its own, numbered from 1, and a last one with number 0. The last
+stage adds the values up and reports them. It leaves no trace: weights, buffers, training flags and random generators
+are afterwards what they were before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from hetpipe.link.policy import Frame, FrameKind
+from hetpipe.observe.timeline import Activity
+from hetpipe.pipeline.chain import Values
+from hetpipe.pipeline.compute import metric_sums
+from hetpipe.pipeline.data import Batch, read_evaluation_minibatch
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.seeds import preserved_generators
+from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
+from hetpipe.pipeline.waiting import Waiter
+from hetpipe.spec.ids import Clock, Minibatch, VirtualWorkerIndex
+from hetpipe.spec.run import StageEvaluation
+from hetpipe.spec.sync import Progress
+from hetpipe.sync.division import Block, blocks_of_evaluation
+from hetpipe.weights.flat import FlatBuffer
+
+
+class EvaluationPass:
+    """One evaluation of the weights of a clock, on one stage.
+
+    Attributes:
+        sums: metric name → Σ of value × samples; last stage only.
+    """
+
+    def __init__(self, parts: StageParts, waiter: Waiter, clock: Clock, blocks: tuple[Block, ...]) -> None:
+        """Begin.
+
+        Args:
+            parts: the stage.
+            waiter: shows that the stage is alive.
+            clock: whose weights are evaluated.
+            blocks: the evaluation minibatches; not used where no data are read.
+        """
+        self._parts = parts
+        self._waiter = waiter
+        self._clock = clock
+        self._blocks = blocks
+        self.sums = dict.fromkeys(parts.data.metrics, 0.0)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all minibatches."""
+        return sum(map(len, self._blocks))
+
+    def run(self, weights: FlatBuffer) -> None:
+        """First stage: read and compute all minibatches."""
+        for number, block in enumerate(self._blocks, start=1):
+            with self._undisturbed():
+                inputs = self._read(number, block).inputs
+            self._compute(number, inputs, weights)
+        self._pass_end_on()
+
+    def take(self, frame: Frame, weights: FlatBuffer) -> bool:
+        """Later stages: compute the next frame from the previous stage; returns whether it was the last one."""
+        if frame.minibatch == 0:
+            self._pass_end_on()
+            return True
+        self._compute(frame.minibatch, tuple(tensor for tensor in frame.tensors if tensor is not None), weights)
+        return False
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        with self._parts.guard, preserved_generators(self._parts.pool.device):
+            yield
+
+    def _compute(self, number: int, values: Values, weights: FlatBuffer) -> None:
+        parts = self._parts
+        with parts.timeline.span(Activity.EVALUATE, p=number), self._undisturbed():
+            outputs = parts.compute.evaluate(number, weights.views, values)
+        self._waiter.show_life()
+        if parts.downstream is not None:
+            self._send(number, outputs)
+            return
+        block = self._blocks[number - 1]
+        with self._undisturbed():
+            target = parts.compute.to_device(self._read(number, block).target)
+            found = metric_sums(outputs, target, functions=parts.data.metrics, num_samples=len(block))
+        for name, value in found.items():
+            self.sums[name] += value
+
+    def _read(self, number: int, block: Block) -> Batch:
+        data = self._parts.data
+        assert data.evaluation is not None, "the first and last stage have the evaluation data that there are blocks of"
+        return read_evaluation_minibatch(
+            data.evaluation, block, seed=data.spec.seed, vw=self._parts.identity.vw, number=number
+        )
+
+    def _pass_end_on(self) -> None:
+        if self._parts.downstream is not None:
+            self._send(0, ())
+
+    def _send(self, number: int, outputs: Values) -> None:
+        assert self._parts.downstream is not None, "the last stage sends nothing on"
+        frame = Frame(FrameKind.EVALUATE, number, self._clock, number, outputs)
+        self._parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
+
+
+class EvaluationsWithinEpochs:
+    """The evaluations of one stage between barriers, over all segments that its virtual worker has a part in.
+
+    They are made by the virtual worker of the lowest index, alone, before the forward of the first minibatch that sees
+    the weights of the next multiple of `evaluate.every_waves`, or newer ones. Its first stage decides that; for the
+    later ones the frames stand before that minibatch's own.
+    """
+
+    def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter, start: Clock) -> None:
+        """Come into the run at the barrier at clock `start`."""
+        self._parts = parts
+        self._inbox = inbox
+        self._waiter = waiter
+        #: No clock up to this one is to be evaluated any more: minibatches here have seen newer weights, or a barrier's
+        #: evaluation was of it. Who comes in at a checkpoint's clock cannot know whether somebody has evaluated that;
+        #: whoever collects evaluations takes the same clock once.
+        self._passed = Clock(max(start - 1, 0))
+        self._progress: Progress | None = None
+        self._division: Mapping[VirtualWorkerIndex, tuple[Block, ...]] = {}
+        #: The evaluation under way.
+        self._under_way: EvaluationPass | None = None
+
+    def begin(self, progress: Progress, division: Mapping[VirtualWorkerIndex, tuple[Block, ...]]) -> None:
+        """First and last stage: a segment begins, in which the virtual workers compute `division`."""
+        self._progress, self._division = progress, division
+        if not any(progress.used):  # the end of an epoch, whose barrier has evaluated, or the start of the training
+            self._passed = max(self._passed, progress.clock)
+
+    def is_due(self, clock: Clock) -> bool:
+        """First stage: whether to evaluate before the next minibatch, which sees the weights of `clock`. Ask once."""
+        every, before = self._parts.data.evaluate_every_waves, self._passed
+        self._passed = max(self._passed, clock)
+        if every is None or clock // every <= before // every:
+            return False
+        with self._inbox.bell:
+            return self._parts.identity.vw == min(self._inbox.log.members, default=None)
+
+    def run(self, clock: Clock, weights: FlatBuffer) -> None:
+        """First stage: evaluate `weights`, which are those of `clock`."""
+        evaluation = EvaluationPass(self._parts, self._waiter, clock, self._blocks())
+        evaluation.run(weights)
+        self._report(clock, evaluation)
+
+    def take(self, frame: Frame, weights: FlatBuffer) -> None:
+        """Later stages: compute a frame of an evaluation of the weights of its clock, which are `weights` here."""
+        clock = Clock(frame.clock)
+        if self._under_way is None:
+            self._under_way = EvaluationPass(self._parts, self._waiter, clock, self._blocks())
+        if self._under_way.take(frame, weights):
+            self._report(clock, self._under_way)
+            self._under_way = None
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _blocks(self) -> tuple[Block, ...]:
+        data = self._parts.data
+        if data.evaluation is None:
+            return ()
+        blocks = blocks_of_evaluation(len(data.evaluation), data.spec.batch_size, place=0, num_members=1)
+        return blocks[: data.max_evaluation_batches]
+
+    def _report(self, clock: Clock, evaluation: EvaluationPass) -> None:
+        parts = self._parts
+        if not parts.identity.is_last:
+            return
+        assert self._progress is not None and parts.data.evaluation is not None, "the last stage has data and a segment"
+        each = Minibatch((clock - self._progress.clock) * parts.sync.minibatches_per_wave)
+        minibatches = self._progress.minibatches + sum(min(each, len(blocks)) for blocks in self._division.values())
+        parts.report(
+            StageEvaluation(
+                clock,
+                self._progress.epoch + 1,
+                evaluation.num_samples,
+                evaluation.sums,
+                minibatches,
+                within_epoch=True,
+                whole=evaluation.num_samples == len(parts.data.evaluation),
+            )
+        )

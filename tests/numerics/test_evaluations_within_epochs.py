@@ -1,0 +1,164 @@
+"""Evaluations within epochs: training does not feel them, and their values are the reference's of the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from torch.utils.data import Subset
+
+from hetpipe.pipeline.reference import ReferenceRun, evaluate, run_reference
+from hetpipe.pipeline.reference_values import MinibatchRecord, ReferenceResult, ReferenceState, Tensors
+from hetpipe.pipeline.reference_worker import ReferenceWorker
+from hetpipe.ps.manifest import checkpoint_dir
+from hetpipe.spec.ids import Clock, Minibatch
+from hetpipe.spec.run import StageEvaluation
+from hetpipe.testing.in_process import InProcessResult
+from hetpipe.testing.lives import Death
+from tests.numerics.compare import MOMENTUM, Case, assert_same_bits, run, trained
+
+EVERY, MAX = 2, 3
+
+
+def case_of(**changes: Any) -> Case:
+    """46 samples in minibatches of 2, evaluated in blocks of 2: the first 6 of them."""
+    evaluated = {"every_waves": EVERY, "max_batches": MAX}
+    values = {"data": "data32", "batch_size": 2, "epochs": 2, "optimizer": MOMENTUM, "evaluate": evaluated, **changes}
+    return Case(**{"model": "dropout_batch_norm", **values})
+
+
+def heard(result: InProcessResult) -> list[StageEvaluation]:
+    """The evaluations within epochs, by clock."""
+    told = [report for _, _, report in result.reports if isinstance(report, StageEvaluation) and report.within_epoch]
+    return sorted(told, key=lambda report: report.clock)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is to be evaluated: the weights of a clock, or what each stage sees of them, and the buffers then."""
+
+    weights: Tensors
+    buffers: Tensors
+    minibatches: int
+    epoch: int
+
+
+def reference_of(case: Case) -> tuple[ReferenceRun, ReferenceResult, dict[int, Expected]]:
+    """The reference's run, and what virtual worker 0 is to evaluate in it, by clock."""
+    found: dict[int, Expected] = {}
+    progress: list[ReferenceState] = []
+    passed = [0]
+    begin, minibatch = ReferenceWorker.begin, ReferenceWorker.minibatch
+    run_of = case.reference()
+    n, num_blocks = case.wave, [0] * case.workers
+
+    def noting_begin(worker: ReferenceWorker, state: ReferenceState, last: int) -> None:
+        if worker.index == 0:
+            progress.append(state)
+            if not state.used:
+                passed[0] = max(passed[0], state.clock)
+        num_blocks[worker.index] = last - state.clock * n
+        begin(worker, state, last)
+
+    def noting_minibatch(
+        worker: ReferenceWorker, p: Minibatch, block: tuple[int, ...], published: Mapping[Clock, Tensors]
+    ) -> MinibatchRecord:
+        if worker.index == 0:
+            equations, local = worker._equations, worker._local
+            versions = [equations.forward(p, stage) for stage in range(len(worker._stages))]
+            clock = versions[0].clock if case.has_shards else Clock(versions[0].through // n)
+            if clock // EVERY > passed[0] // EVERY:
+                weights = published[clock] if case.has_shards else {}
+                for names, version in zip(worker._stages, versions, strict=True):
+                    if not case.has_shards:
+                        weights = {**weights, **{name: local.at(version, published)[name] for name in names}}
+                state = progress[-1]
+                done = sum(min((clock - state.clock) * n, blocks) for blocks in num_blocks)
+                copied = {name: tensor.clone() for name, tensor in weights.items()}
+                found[clock] = Expected(copied, worker.buffers(), state.minibatches + done, state.epoch + 1)
+            passed[0] = max(passed[0], clock)
+        return minibatch(worker, p, block, published)
+
+    with patch.multiple(ReferenceWorker, begin=noting_begin, minibatch=noting_minibatch):
+        result = run_reference(run_of)
+    return run_of, result, found
+
+
+def value_of(reference: ReferenceRun, expected: Expected, num_samples: int) -> float:
+    alone = replace(reference, num_virtual_workers=1, stages=None, sync="none", weights="flush", accumulate=1)
+    dataset: Any = Subset(reference.train, range(num_samples))  # type: ignore[arg-type]
+    means = evaluate(alone, weights=expected.weights, buffers=expected.buffers, dataset=dataset).means
+    return means["loss"]
+
+
+CASES = [
+    *(("wsp", weights, 2) for weights in ("wave", "stash", "vertical", "double_buffer", "flush", "predict")),
+    *(("none", weights, 2) for weights in ("wave", "stash", "vertical", "double_buffer", "flush", "predict")),
+    ("wsp", "wave", 1),
+    ("wsp", "wave", 3),
+    ("none", "spectrain", 3),
+    ("allreduce", "flush", 2),
+    ("allreduce", "double_buffer", 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "weights", "stages"), CASES)
+def test_training_keeps_its_bits_and_the_values_are_the_references(
+    kind: str, weights: Any, stages: int, tmp_path: Path
+) -> None:
+    """With dropout and BatchNorm, at checkpoints' barriers and between them."""
+    workers = 1 if kind == "none" else 2
+    case = case_of(kind=kind, weights=weights, stages=stages, wave=max(2, stages), workers=workers, every_waves=3)
+    result = run(case, tmp_path)
+    reference, final, expected = reference_of(case)
+    assert_same_bits(trained(tmp_path), final)
+    told = heard(result)
+    assert [report.clock for report in told] == sorted(expected)
+    assert len(told) >= 2
+    for report in told:
+        wanted = expected[report.clock]
+        assert (report.samples, report.whole) == (MAX * 2, False)
+        assert report.sums["loss"] / report.samples == value_of(reference, wanted, MAX * 2)
+        assert (report.minibatches, report.epoch) == (wanted.minibatches, wanted.epoch)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_buffer_that_changes_in_evaluation_mode_is_put_back(stages: int, tmp_path: Path) -> None:
+    case = case_of(model="counts", stages=stages, workers=1)
+    assert heard(run(case, tmp_path))
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))
+
+
+def test_without_a_bound_all_data_are_evaluated(tmp_path: Path) -> None:
+    case = case_of(evaluate={"every_waves": EVERY}, epochs=1)
+    told = heard(run(case, tmp_path))
+    assert told and all((report.samples, report.whole) == (46, True) for report in told)
+
+
+def test_clipping_by_the_norm_over_all_stages_goes_on_around_evaluations(tmp_path: Path) -> None:
+    """Norms and evaluations travel over the same links."""
+    case = case_of(stages=3, wave=3, max_norm=0.05)
+    assert heard(run(case, tmp_path))
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))
+
+
+def test_a_resumed_run_evaluates_what_an_undisturbed_one_does_and_nothing_twice(tmp_path: Path) -> None:
+    case = case_of(every_waves=4)
+    whole = heard(run(case, tmp_path / "whole"))
+    stopped = run(case, tmp_path / "stopped", stop_when=lambda clocks: clocks.published >= 3)
+    resumed = run(case, tmp_path / "resumed", restore=checkpoint_dir(tmp_path / "stopped", Clock(4)))
+    assert [*heard(stopped), *heard(resumed)] == whole
+
+
+def test_when_the_first_virtual_worker_is_gone_the_next_one_evaluates(tmp_path: Path) -> None:
+    case = case_of(epochs=3, deterministic=False)
+    death = Death(vw=0, at="before staged", number=2, comes_back=False)
+    result = run(case, tmp_path, deaths=(death,), delay_seconds=0.0)
+    told = [(vw, report.clock) for vw, _, report in result.reports if report in heard(result)]
+    clocks = [clock for _, clock in told]
+    assert told and {vw for vw, clock in told if clock > 3} == {1}
+    assert len(clocks) == len(set(clocks))
