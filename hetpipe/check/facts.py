@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.check.rules import HistoryRule, OrderRule, Rule, SyncRule, WeightRule
+from hetpipe.check.rules import HistoryRule, OrderRule, PullRule, Rule, SyncRule, WeightRule
 from hetpipe.errors import UserError
 
 FileModel = TypeVar("FileModel", bound=BaseModel)
@@ -81,6 +81,7 @@ class _SyncFile(BaseModel):
     D: int | None = Field(default=None, ge=0)
     minibatches_per_wave: int = Field(ge=1)
     deterministic: bool = False
+    pull: str = PullRule.EVERY_WAVE.value
 
 
 class _GradientsFile(BaseModel):
@@ -170,6 +171,7 @@ def _rule(job: _JobFile) -> Rule:
         OrderRule.ONE_F_ONE_B if job.schedule == _AUTO else _known(OrderRule, "schedule", job.schedule),
         sync,
         job.gradients.accumulate,
+        pulls_when_required=_known(PullRule, "sync.pull", job.sync.pull) is PullRule.REQUIRED,
     )
 
 

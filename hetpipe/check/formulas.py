@@ -29,13 +29,32 @@ def required_clock(rule: Rule, p: int, floor: int) -> int:
     """
     if rule.staleness is None:
         return floor
-    if rule.weights is WeightRule.FLUSH:
-        waves_due = wave_of(rule, p)
-    elif rule.weights is WeightRule.DOUBLE_BUFFER:
-        waves_due = wave_of(rule, p) - 1
-    else:
-        waves_due = -(-(p + 1) // rule.minibatches_per_wave) - 2
-    return max(floor, waves_due - rule.staleness)
+    return max(floor, _waves_due(rule, p) - rule.staleness)
+
+
+def determined_clock(rule: Rule, p: int, floor: int) -> int:
+    """The clock with which minibatch p starts where nothing else than p decides: the required one.
+
+    Where weights are pulled when required only, that of the latest pull: each brings the newest clock that p may use,
+    and D + 1 waves later it is too old.
+
+    >>> [determined_clock(Rule(4, 1, pulls_when_required=True), p, 0) for p in (11, 12, 16, 20)]
+    [0, 2, 2, 4]
+    """
+    if not rule.pulls_when_required or rule.staleness is None:
+        return required_clock(rule, p, floor)
+    missing = required_clock(rule, p, floor) - floor
+    num_pulls = -(-missing // (rule.staleness + 1))
+    return floor + num_pulls * (rule.staleness + 1)
+
+
+def needs_pull(rule: Rule, p: int, floor: int, in_use: int) -> bool:
+    """Whether another clock than `in_use` may come into use at p, a switch point behind the barrier `floor`.
+
+    >>> [needs_pull(Rule(4, 1, pulls_when_required=True), 12, 0, clock) for clock in (0, 1)]
+    [True, False]
+    """
+    return not rule.pulls_when_required or in_use < required_clock(rule, p, floor)
 
 
 def forward_through(rule: Rule, p: int, floor: int, place: Place) -> int:
@@ -130,6 +149,15 @@ def minibatches_in(samples: int, batch_size: int) -> int:
     [0, 1, 1, 2]
     """
     return -(-samples // batch_size)
+
+
+def _waves_due(rule: Rule, p: int) -> int:
+    """Waves before minibatch p whose updates it may see in published weights."""
+    if rule.weights is WeightRule.FLUSH:
+        return wave_of(rule, p)
+    if rule.weights is WeightRule.DOUBLE_BUFFER:
+        return wave_of(rule, p) - 1
+    return -(-(p + 1) // rule.minibatches_per_wave) - 2
 
 
 def _updated(rule: Rule, through: int, floor: int) -> int:

@@ -18,6 +18,7 @@ class Kind(StrEnum):
 
     STALE_CLOCK = "stale_clock"  #: a minibatch starts with a clock ≥ required_clock and ≥ its barrier
     NOT_REQUIRED_CLOCK = "not_required_clock"  #: deterministic, or no shards: it starts with exactly that clock
+    NEEDLESS_PULL = "needless_pull"  #: with `pull: required` another clock comes only where D forbids the one in use
     WRONG_LOCAL_THROUGH = "wrong_local_through"  #: v(p) is the table's for stage and direction, or the barrier's
     CLOCK_BEYOND_LOCAL = "clock_beyond_local"  #: W*·N ≤ v(p): own updates of later waves are never in w^(W*)
     UNPUBLISHED_CLOCK = "unpublished_clock"  #: a clock is published before a forward uses it

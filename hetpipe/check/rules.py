@@ -36,6 +36,13 @@ class SyncRule(StrEnum):
     ALLREDUCE = "allreduce"
 
 
+class PullRule(StrEnum):
+    """When published weights are fetched."""
+
+    EVERY_WAVE = "every_wave"
+    REQUIRED = "required"
+
+
 class HistoryRule(StrEnum):
     """How much of it a run wrote down."""
 
@@ -77,6 +84,8 @@ class Rule:
     sync: SyncRule = SyncRule.WSP
     accumulate: int = 1
     """A ≥ 1; of no meaning where a policy makes one update per wave."""
+    pulls_when_required: bool = False
+    """`pull: required`: another clock comes into use only where the staleness bound forbids the old one."""
 
     @property
     def bound_clock_distance(self) -> int | None:
@@ -89,8 +98,11 @@ class Rule:
         return self.sync not in (SyncRule.NONE, SyncRule.ALLREDUCE)
 
     @property
-    def takes_required_clock(self) -> bool:
-        """Whether W* is the required clock exactly. Without shards it is the barrier's: nothing newer is published."""
+    def determines_clock(self) -> bool:
+        """Whether W* follows from p (`formulas.determined_clock`).
+
+        Without shards it is that of the barrier: nothing newer is published.
+        """
         return self.deterministic or not self.has_shards
 
     @property

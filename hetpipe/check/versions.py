@@ -12,8 +12,10 @@ from hetpipe.check.events import Forward, Pass
 from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import (
     backward_through,
+    determined_clock,
     forward_through,
     is_switch_point,
+    needs_pull,
     required_clock,
     wave_of,
 )
@@ -81,9 +83,9 @@ class VersionJudge:
         if event.clock < required:
             message = f"{event.name} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
             self._findings.add(Kind.STALE_CLOCK, message, event.origin)
-        elif self._rule.takes_required_clock and event.clock != required:
+        elif self._rule.determines_clock and event.clock != (due := determined_clock(self._rule, event.p, floor)):
             why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
-            message = f"{event.name} starts with clock {event.clock}, but {why} takes {required}"
+            message = f"{event.name} starts with clock {event.clock}, but {why} takes {due}"
             self._findings.add(Kind.NOT_REQUIRED_CLOCK, message, event.origin)
         through = forward_through(self._rule, event.p, floor, life.places[0])
         last_published = event.clock * self._rule.minibatches_per_wave
@@ -143,3 +145,5 @@ class VersionJudge:
             self._findings.add(Kind.CLOCK_FELL, f"{change}: the clock in use fell", current.origin)
         if not is_switch_point(self._rule, current.p, floor):
             self._findings.add(Kind.CLOCK_SWITCH, f"{change}, which is no switch point", current.origin)
+        elif not needs_pull(self._rule, current.p, floor, previous.clock):
+            self._findings.add(Kind.NEEDLESS_PULL, f"{change}, where the old one will do", current.origin)

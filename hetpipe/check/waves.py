@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hetpipe.check.events import Wave
 from hetpipe.check.facts import Facts
-from hetpipe.check.formulas import minibatches_in, required_clock, wave_of
+from hetpipe.check.formulas import determined_clock, minibatches_in, needs_pull, required_clock, wave_of
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Timeline
 
@@ -47,6 +47,8 @@ class WaveJudge:
 
     def finish(self) -> None:
         """Judge that the stages of a virtual worker agree, and that what was committed was computed."""
+        if self._rule.pulls_when_required:
+            self._judge_pulls()
         for stages in self._waves.values():
             first, *others = stages.values()
             for other in others:
@@ -76,6 +78,23 @@ class WaveJudge:
                     )
                     self._findings.add(Kind.SAMPLE_COUNT, message, line.origin)
 
+    def _judge_pulls(self) -> None:
+        """That the clocks of the first stages change only where they must, where that was promised."""
+        previous: tuple[int, int] | None = None
+        last_clock = 0
+        for (vw, incarnation, wave), stages in sorted(self._waves.items()):
+            event = stages[min(stages)]
+            floor = self._timeline.floor_clock(vw, incarnation, wave)
+            for p, clock in ((event.first, event.first_clock), (event.last, event.last_clock)):
+                if (
+                    previous == (vw, incarnation)
+                    and clock != last_clock
+                    and not needs_pull(self._rule, p, floor, last_clock)
+                ):
+                    change = f"p = {p} of {event.name} goes from clock {last_clock} to {clock}"
+                    self._findings.add(Kind.NEEDLESS_PULL, f"{change}, where the old one will do", event.origin)
+                previous, last_clock = (vw, incarnation), clock
+
     def _judge_clocks(self, event: Wave) -> None:
         line = self._timeline
         floor = line.floor_clock(event.vw, event.incarnation, event.wave)
@@ -86,9 +105,9 @@ class WaveJudge:
                 self._findings.add(
                     Kind.STALE_CLOCK, f"{name}, but needs clock {required} (barrier {floor})", event.origin
                 )
-            elif self._rule.takes_required_clock and clock != required:
+            elif self._rule.determines_clock and clock != (due := determined_clock(self._rule, p, floor)):
                 why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
-                self._findings.add(Kind.NOT_REQUIRED_CLOCK, f"{name}, but {why} takes {required}", event.origin)
+                self._findings.add(Kind.NOT_REQUIRED_CLOCK, f"{name}, but {why} takes {due}", event.origin)
             made_it = event.vw == 0 and clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
             if not made_it and not line.is_published_before(clock, event.origin):
                 self._findings.add(Kind.UNPUBLISHED_CLOCK, f"{name} before that is published", event.origin)

@@ -85,6 +85,7 @@ def picture_of(facts: PlanFacts) -> Picture:
     num_waves = max(_FEWEST_WAVES, min(_SHOWN_MINIBATCHES // n, _MOST_WAVES))
     options = SimulationOptions(
         staleness=plan.staleness,
+        pull=plan.pull,
         minibatches=n * (num_waves + _MORE_WAVES),
         weights=weight_policy(plan.weights),
         schedule=schedule_in(plan),

@@ -94,6 +94,7 @@ def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
         memory=memory,
         staleness=facts.plan.staleness,
         network_cards=cards,
+        pull=facts.plan.pull,
     )
     whole = job_rate(
         rates[slowest], leaving, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards, trip=trip

@@ -89,6 +89,7 @@ def simulation_options(options: SimulateOptions, document: PlanDocument) -> Simu
     steady = steady_waves(staleness) * document.minibatches_per_wave
     return SimulationOptions(
         staleness=staleness,
+        pull=document.pull,
         minibatches=steady if options.minibatches is None else options.minibatches,
         weights=weight_policy(document.weights),
         schedule=schedule_in(document),

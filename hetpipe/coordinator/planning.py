@@ -158,6 +158,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         costs,
         SimulationOptions(
             staleness=document.staleness,
+            pull=document.pull,
             minibatches=1,
             weights=weight_policy(document.weights),
             schedule=schedule_in(document),
@@ -195,6 +196,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         placement=None if placement == "auto" else placement,
         staleness=0 if sync.D == "auto" else sync.D,
         max_staleness=sync.max_D if sync.D == "auto" else None,
+        pull=sync.pull,
         weights=job.weights,
         schedule=job.schedule,
         accumulate=job.gradients.accumulate,

@@ -12,13 +12,7 @@ from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.spec.ids import Clock, Minibatch
-from hetpipe.sync.gate import (
-    is_switch_point,
-    newest_usable_clock,
-    required_clock,
-    switch_minibatch,
-    switch_number,
-)
+from hetpipe.sync.gate import ClockRule, is_switch_point, switch_minibatch, switch_number
 from hetpipe.sync.log_core import names
 
 
@@ -34,6 +28,7 @@ class ClockUse:
         self._parts = parts
         self._inbox = inbox
         self._start = start
+        self._rule = ClockRule.of(parts.sync, start)
         self.in_use = start
         self.wait_reason: tuple[str, bool] = ("", False)
         #: First stage: the latest switch point that has a clock, and that clock.
@@ -79,12 +74,10 @@ class ClockUse:
         self._under_way -= self._inbox.fetched.keys() | self._inbox.lost
         if self._under_way:
             return
-        sync = self._parts.sync
-        switch = self._next_switch(begun)
-        newest = min(self._inbox.log.published, self._newest_usable(switch))
-        clock = self._required(switch) if sync.deterministic else newest
-        if self.in_use < clock <= newest:
-            self._ask(Clock(clock), ahead=True)
+        switch, published = self._next_switch(begun), self._inbox.log.published
+        clock = self._rule.fetched_ahead(switch, in_use=self.in_use, published=published)
+        if clock is not None:
+            self._ask(clock, ahead=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -93,24 +86,24 @@ class ClockUse:
         is_switch = is_switch_point(
             p, minibatches_per_wave=sync.minibatches_per_wave, start=self._start, weights=sync.weights
         )
-        return is_switch and self._newest_usable(p) > self._start
+        return is_switch and self._rule.newest_usable(p) > self._start
 
     def _choose(self, p: Minibatch) -> Clock | None:
-        """W*(p): the required clock, or the newest published one; None and a reason if it is not published yet."""
+        """W*(p), by the rule; None and a reason if it is not published yet."""
         sync, log = self._parts.sync, self._inbox.log
-        required = self._required(p)
+        awaited = self._rule.awaited(p, in_use=self.in_use)
         failpoints.reach("pull.before_gate")
-        if log.published < required:
+        if log.published < awaited:
             failpoints.reach("pull.while_gated")
-            behind = log.behind(required)
+            behind = log.behind(awaited)
             who = names(behind) if behind else "the parameter servers"
             self.wait_reason = (
-                f"clock {required}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
+                f"clock {awaited}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
                 True,
             )
             return None
         if sync.deterministic:
-            return required
+            return self._rule.chosen(p, in_use=self.in_use, published=log.published)
         number = switch_number(p, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
         try:
             clock, barrier = self._parts.synchroniser.hold(number)
@@ -134,19 +127,3 @@ class ClockUse:
         sync = self._parts.sync
         number = switch_number(begun, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights) + 1
         return switch_minibatch(number, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
-
-    def _newest_usable(self, p: int) -> Clock:
-        sync = self._parts.sync
-        return newest_usable_clock(
-            p, minibatches_per_wave=sync.minibatches_per_wave, start=self._start, weights=sync.weights
-        )
-
-    def _required(self, p: int) -> Clock:
-        sync = self._parts.sync
-        return required_clock(
-            p,
-            minibatches_per_wave=sync.minibatches_per_wave,
-            staleness=sync.staleness,
-            start=self._start,
-            weights=sync.weights,
-        )

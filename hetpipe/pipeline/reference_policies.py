@@ -119,6 +119,22 @@ def required_clock(p: int, *, minibatches_per_wave: int, staleness: int | None, 
     return max(0, rounded_up - (staleness + 2))
 
 
+def pulled_clock(p: int, *, minibatches_per_wave: int, staleness: int, start: int, weights: str = "wave") -> int:
+    """The clock that minibatch `p` uses with `pull: required`: that of the latest pull.
+
+    The first pull is that of the barrier at `start`, and each other one D + 1 waves after the one before. What is
+    pulled is the newest clock that may be used.
+
+    >>> [pulled_clock(p, minibatches_per_wave=4, staleness=1, start=0) for p in (11, 12, 19, 20, 28)]
+    [0, 2, 2, 4, 6]
+    >>> [pulled_clock(p, minibatches_per_wave=4, staleness=1, start=1, weights="flush") for p in (12, 13, 20, 21)]
+    [1, 3, 3, 5]
+    """
+    waves = (p - 1) // minibatches_per_wave if weights in ("flush", "double_buffer") else p // minibatches_per_wave
+    newest = max(start, waves if weights == "flush" else waves - 1)
+    return newest - (newest - start) % (staleness + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """Weights: w^(clock), then own updates through `through`, then what `ahead` more updates are expected to add."""
@@ -147,6 +163,8 @@ class SegmentEquations:
     """The clock of the barrier where it starts: nothing older is ever used."""
     last: int
     """Its last own minibatch; start·N if it has none."""
+    pulls_when_required: bool = False
+    """`pull: required`; needs a D."""
 
     def forward(self, p: int, stage: int) -> Version:
         """What the forward of `p` computes with."""
@@ -188,6 +206,8 @@ class SegmentEquations:
 
     def _clock(self, p: int) -> Clock:
         n, d = self.minibatches_per_wave, self.staleness
+        if self.pulls_when_required and d is not None:
+            return Clock(pulled_clock(p, minibatches_per_wave=n, staleness=d, start=self.start, weights=self.weights))
         required = required_clock(p, minibatches_per_wave=n, staleness=d, weights=self.weights)
         return Clock(max(self.start, required))
 

@@ -65,6 +65,8 @@ class ReferenceRun:
     staleness: int | None = 0
     """D; None (∞) lets the virtual workers meet at barriers only."""
     combine: Literal["sum", "mean"] = "sum"
+    pull: Literal["every_wave", "required"] = "every_wave"
+    """`required`: published weights are fetched only where D forbids the ones in use."""
     weights: str = "wave"
     """The weight policy, one of `reference_policies.POLICIES`."""
     stages: tuple[tuple[int, ...], ...] | None = None

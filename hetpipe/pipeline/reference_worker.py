@@ -133,6 +133,7 @@ class ReferenceWorker:
             staleness=run.staleness if run.sync == "wsp" else None,
             start=state.clock,
             last=last,
+            pulls_when_required=run.pull == "required",
         )
         self._local = (AnchoredWeights if run.sync == "wsp" else DirectWeights)(state, n)
         memory = OptimizerMemory(

@@ -130,6 +130,7 @@ def _document(chosen: Ranked, alternatives: tuple[Alternative, ...]) -> PlanDocu
         weights=options.weights,
         schedule=schedule_for(options.weights, options.schedule),
         staleness=options.staleness,
+        pull=options.pull,
         virtual_workers=tuple(_worker(worker, plan, jobs) for worker in plan.workers),
         minibatches_per_wave=plan.minibatches_per_wave,
         max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),

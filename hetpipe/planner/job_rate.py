@@ -59,18 +59,25 @@ def samples_per_second(minibatches_per_tick: float, batch_size: int) -> float:
 
 
 def bytes_leaving(
-    stages: Sequence[Span], *, costs: Costs, placed: PlacedParameters, minibatches_per_wave: int
+    stages: Sequence[Span],
+    *,
+    costs: Costs,
+    placed: PlacedParameters,
+    minibatches_per_wave: int,
+    pulls_per_wave: float = 1.0,
 ) -> dict[str, int]:
     """Node → bytes that leave it on account of one virtual worker, per wave of that worker.
 
-    N activations and N gradients per cut between nodes; one push and one pull of every parameter per wave.
+    N activations and N gradients per cut between nodes; per wave one push of every parameter, and so many pulls.
     """
-    leaving = dict(placed.bytes_on)
+    leaving, pulled = dict[str, int](), dict(placed.bytes_on)
     nodes = [node_of(stage.device) for stage in stages]
     for node, stage in zip(nodes, stages, strict=True):
         local = placed.local_bytes(node, stage.first, stage.last)
-        remote = placed.bytes_of(stage.first, stage.last) - local
-        leaving[node] = leaving.get(node, 0) + remote - local
+        leaving[node] = leaving.get(node, 0) + placed.bytes_of(stage.first, stage.last) - local
+        pulled[node] = pulled.get(node, 0) - local
+    for node, num_bytes in pulled.items():
+        leaving[node] = leaving.get(node, 0) + int(num_bytes * pulls_per_wave)
     for position in range(len(stages) - 1):
         here, behind = nodes[position], nodes[position + 1]
         if here != behind:

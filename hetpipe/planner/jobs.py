@@ -246,6 +246,7 @@ class Jobs:
                 memory=self.memory(minibatches_per_wave),
                 staleness=self.options.staleness,
                 network_cards=self.network_cards,
+                pull=self.options.pull,
             ),
         )
         return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate)
@@ -351,7 +352,13 @@ class Jobs:
         return best
 
     def _bytes_leaving(self, worker: Pipeline, placed: PlacedParameters, minibatches_per_wave: int) -> dict[str, int]:
-        return bytes_leaving(worker.stages, costs=self.costs, placed=placed, minibatches_per_wave=minibatches_per_wave)
+        return bytes_leaving(
+            worker.stages,
+            costs=self.costs,
+            placed=placed,
+            minibatches_per_wave=minibatches_per_wave,
+            pulls_per_wave=self.options.least_pulls_per_wave,
+        )
 
 
 def _all_there(workers: Iterable[Pipeline | None]) -> list[Pipeline] | None:

@@ -12,6 +12,7 @@ from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.policies import (
     SCHEDULES,
     PlacementName,
+    PullTiming,
     Schedule,
     WeightPolicy,
     schedule_of,
@@ -55,6 +56,8 @@ class PlanOptions:
     """D; None: no bound. Of no meaning beside `max_staleness`."""
     max_staleness: int | None = None
     """The largest D; the smallest with which the job is as fast as with this one is chosen. None: D is given."""
+    pull: PullTiming = "every_wave"
+    """Whether weights are fetched for every wave, or where D requires it."""
     weights: WeightPolicy = "wave"
     schedule: ScheduleChoice = "auto"
     accumulate: int = 1
@@ -82,6 +85,13 @@ class PlanOptions:
         schedule_for(self.weights, self.schedule)
         if self.max_staleness is not None and self.max_staleness < 0:
             raise PlanError(f"the largest D is {self.max_staleness}; give at least 0")
+        if self.pull == "required" and self.staleness is None:
+            raise PlanError("D = inf never requires a pull; give a D, or use `pull: every_wave`")
+
+    @property
+    def least_pulls_per_wave(self) -> float:
+        """Pulls that each virtual worker makes at least: one per D + 1 waves where only D requires them."""
+        return 1.0 if self.pull == "every_wave" else 1.0 / ((self.staleness or 0) + 1)
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
         """What stages keep with N minibatches per wave."""

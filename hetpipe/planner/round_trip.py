@@ -18,6 +18,9 @@ lower bound of the time that the simulator takes, so a rate is never below the s
   takes the sum of them before the last one is through;
 * a shard adds the update of one virtual worker after the other, in their order;
 * a stage pushes one wave after the other.
+
+With `pull: required` the same waves need each other: whoever keeps the weights that it has pulled them before. Only the
+pulls of different virtual workers need not meet any more.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from hetpipe.planner.costs import APPLY_BYTES_PER_SECOND, Costs, MemoryModel, ti
 from hetpipe.planner.placement import Span
 from hetpipe.planner.shard_bytes import PlacedParameters
 from hetpipe.spec.cluster import LinkSpec, node_of
-from hetpipe.sync.gate import required_clock, switch_minibatch, wave_of
+from hetpipe.spec.policies import PullTiming
+from hetpipe.sync.gate import ClockRule, switch_minibatch, wave_of
 
 #: One direction of what several transfers share: a node's network card, or its PCIe root.
 _Resource = tuple[str, Literal["card", "root"], Literal["out", "in"]]
@@ -78,6 +82,7 @@ def round_trip(
     memory: MemoryModel,
     staleness: int | None,
     network_cards: Mapping[str, float],
+    pull: PullTiming = "every_wave",
 ) -> RoundTrip:
     """The bound for each virtual worker of a job.
 
@@ -88,9 +93,10 @@ def round_trip(
         memory: the policy, its schedule and N.
         staleness: D; None: nothing is waited for.
         network_cards: node → bytes per second each way.
+        pull: when weights are fetched.
     """
     n = memory.minibatches_per_wave
-    num_waves, span = _waves_of_a_round(memory, staleness or 0)
+    num_waves, span = _waves_of_a_round(memory, staleness or 0, pull)
     pipes = [_Pipe(stages, costs, memory) for stages in workers]
     drained = math.inf
     if memory.weights == "flush":
@@ -100,14 +106,15 @@ def round_trip(
     apply_ticks = max(ticks(1000 * sums[-1] / APPLY_BYTES_PER_SECOND) for sums in placed.by_shard)
     exchanges = _Exchanges(pipes, costs, placed, network_cards)
     each = max(exchanges.longest_push, len(workers) * apply_ticks)
-    return RoundTrip(_over(num_waves * n, exchanges.longest(span, apply_ticks)), _over(n, each), drained)
+    longest = exchanges.longest(span, apply_ticks, pulls_meet=pull == "every_wave")
+    return RoundTrip(_over(num_waves * n, longest), _over(n, each), drained)
 
 
 def _over(minibatches: int, num_ticks: int) -> float:
     return minibatches / num_ticks if num_ticks else math.inf
 
 
-def _waves_of_a_round(memory: MemoryModel, staleness: int) -> tuple[int, int]:
+def _waves_of_a_round(memory: MemoryModel, staleness: int, pull: PullTiming = "every_wave") -> tuple[int, int]:
     """Waves between a publication and the one that cannot come before its round trip; minibatches that it is about.
 
     A minibatch that needs clock c is followed by the others of its wave w, and then clock w + 1 can be published.
@@ -122,8 +129,9 @@ def _waves_of_a_round(memory: MemoryModel, staleness: int) -> tuple[int, int]:
     n, weights = memory.minibatches_per_wave, memory.weights
     p = switch_minibatch(staleness + 3, minibatches_per_wave=n, weights=weights)
     wave = wave_of(p, minibatches_per_wave=n)
-    required = required_clock(p, minibatches_per_wave=n, staleness=staleness, weights=weights)
-    return wave + 1 - required, (wave + 1) * n - p + 1
+    rule = ClockRule(minibatches_per_wave=n, staleness=staleness, weights=weights, pull=pull)
+    awaited = rule.awaited(p, in_use=rule.required(p) - 1)
+    return wave + 1 - awaited, (wave + 1) * n - p + 1
 
 
 class _Pipe:
@@ -268,8 +276,14 @@ class _Exchanges:
         """Ticks for each wave of every virtual worker: a stage pushes one after the other."""
         return max(0, *self.alone.values(), *(load.work_ticks for load in self.loads.values()))
 
-    def longest(self, span: int, apply_ticks: int) -> int:
-        """Ticks of the round trip that takes longest, from one publication to another."""
+    def longest(self, span: int, apply_ticks: int, *, pulls_meet: bool) -> int:
+        """Ticks of the round trip that takes longest, from one publication to another.
+
+        Args:
+            span: minibatches that it is about.
+            apply_ticks: of one wave of one virtual worker on the fullest shard.
+            pulls_meet: whether all virtual workers pull within it.
+        """
         num_workers, found = len(self._pipes), 0
         # Whoever's pull is the last one through a resource has all the rest before it; whoever's push, all behind it.
         rest: dict[_Place, int] = {}
@@ -288,11 +302,9 @@ class _Exchanges:
                 begun[place] = min(begun.get(place, before), before)
         for resource, load in self.loads.items():
             users = self._users[resource]
-            found = max(
-                found,
-                load.ticks + min(rest[place] for place in users),
-                load.ticks + min(begun[place] for place in users) + apply_ticks,
-            )
+            found = max(found, load.ticks + min(begun[place] for place in users) + apply_ticks)
+            if pulls_meet:
+                found = max(found, load.ticks + min(rest[place] for place in users))
         return found
 
     def _transfer(self, source: str, target: str, num_bytes: int) -> tuple[int, int, list[tuple[_Resource, int]]]:

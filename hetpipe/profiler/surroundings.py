@@ -19,7 +19,7 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.spec.ids import Clock, Wave
 from hetpipe.spec.requests import Blocks
 from hetpipe.spec.sync import Progress, SyncSpec
-from hetpipe.sync.gate import required_clock, switch_minibatch, switch_number
+from hetpipe.sync.gate import ClockRule, switch_minibatch, switch_number
 from hetpipe.sync.records import PublishRecord
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 
@@ -74,7 +74,7 @@ class PreviousStage(_Neighbour):
         switch = switch_minibatch(
             switch_number(self._sent, minibatches_per_wave=n, weights=weights), minibatches_per_wave=n, weights=weights
         )
-        clock = required_clock(switch, minibatches_per_wave=n, staleness=self._sync.staleness, weights=weights)
+        clock = ClockRule.of(self._sync, 0).required(switch)
         with self._unseen():
             copies = tuple(value.clone() for value in self._values)
         return Frame(FrameKind.FORWARD, self._sent, clock, 0, copies, samples=1)

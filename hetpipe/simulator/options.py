@@ -10,7 +10,7 @@ from hetpipe.planner.costs import APPLY_BYTES_PER_SECOND
 from hetpipe.planner.options import ScheduleChoice, schedule_for
 from hetpipe.simulator.plan import SimulatedPlan
 from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
+from hetpipe.spec.policies import PullTiming, WeightPolicy, least_minibatches_per_wave
 from hetpipe.spec.suggest import did_you_mean
 
 
@@ -27,6 +27,8 @@ class SimulationOptions:
     """`auto`: the policy's own."""
     deterministic: bool = False
     """W* is the required clock, instead of the newest published."""
+    pull: PullTiming = "every_wave"
+    """`required`: the clock in use stays until D forbids it, and weights are fetched only then."""
     jitter_cv: float = 0.0
     """Standard deviation over mean of the time of every computation; lognormal, the mean stays."""
     seed: int = 0
@@ -62,6 +64,8 @@ def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
         raise PlanError(f"D must be at least 0, not {options.staleness}")
     if options.staleness is None and options.deterministic:
         raise PlanError("D = inf has no required clock to use; give a D, or drop `deterministic`")
+    if options.staleness is None and options.pull == "required":
+        raise PlanError("D = inf never requires a pull; give a D, or use `pull: every_wave`")
     if options.jitter_cv < 0:
         raise PlanError(f"the jitter must be at least 0, not {options.jitter_cv}")
     if options.apply_bytes_per_second <= 0:

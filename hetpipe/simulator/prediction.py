@@ -72,6 +72,7 @@ def predicted(
     simulated, costs, stragglers = _as_played(_simulated(plan), plan.costs, played)
     how = SimulationOptions(
         staleness=options.staleness,
+        pull=options.pull,
         minibatches=_steady_minibatches(simulated, options.staleness, waves),
         weights=options.weights,
         schedule=options.schedule,

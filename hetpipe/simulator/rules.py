@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.policies import WeightPolicy
-from hetpipe.sync.gate import is_switch_point, may_commit, newest_usable_clock, required_clock, starts_drained
+from hetpipe.sync.gate import ClockRule, is_switch_point, may_commit, starts_drained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(ClockRule):
     """When may a minibatch start, with which clock, and when may a wave be committed?"""
-
-    weights: WeightPolicy
-    minibatches_per_wave: int
-    """N."""
-    staleness: int | None
-    """D; None: ∞."""
-    deterministic: bool
 
     @property
     def first_switch(self) -> int:
@@ -35,31 +26,6 @@ class Rules:
         return next(
             p for p in range(n + 1, 2 * n + 1) if is_switch_point(p, minibatches_per_wave=n, weights=self.weights)
         )
-
-    def required(self, p: int) -> Clock:
-        """The published clock that minibatch `p` needs."""
-        return required_clock(
-            p, minibatches_per_wave=self.minibatches_per_wave, staleness=self.staleness, weights=self.weights
-        )
-
-    def newest_usable(self, p: int) -> Clock:
-        """The newest published clock that minibatch `p` may use, so that no update of its own counts twice."""
-        return newest_usable_clock(p, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights)
-
-    def chosen(self, p: int, published: int) -> Clock | None:
-        """W*(p) at switch point `p`; None: wait until more is published."""
-        required = self.required(p)
-        if published < required:
-            return None
-        return required if self.deterministic else Clock(min(published, self.newest_usable(p)))
-
-    def fetched_ahead(self, p: int, published: int) -> int:
-        """The clock that a stage fetches before it meets switch point `p`, if it is published."""
-        newest = min(published, self.newest_usable(p))
-        if not self.deterministic:
-            return newest
-        required = self.required(p)
-        return required if required <= newest else 0
 
     def starts_drained(self, p: int) -> bool:
         """Whether every minibatch before `p` must be through the whole pipeline first (`flush`)."""

@@ -79,6 +79,7 @@ class _Simulation:
             minibatches_per_wave=plan.minibatches_per_wave,
             staleness=options.staleness,
             deterministic=options.deterministic,
+            pull=options.pull,
         )
         self._clocks = Clocks(
             self._engine,
@@ -110,7 +111,9 @@ class _Simulation:
             ),
             max_clock_distance=self._clocks.max_distance,
             clock_distance_histogram=self._histogram(),
-            cross_node_bytes_per_minibatch=cross_node_bytes_per_minibatch(self._plan, self._costs),
+            cross_node_bytes_per_minibatch=cross_node_bytes_per_minibatch(
+                self._plan, self._costs, pulls_per_wave=self._pulls_per_wave()
+            ),
             utilisation={
                 planned.device: stage.busy_ticks / makespan
                 for planned_stages, stages in zip(self._plan.workers, self._stages, strict=True)
@@ -235,6 +238,13 @@ class _Simulation:
         if len(ends) < _LEAST_WAVES or ends[last] == ends[first]:
             return _TICKS_PER_SECOND * worker.num_minibatches / ends[-1]
         return _TICKS_PER_SECOND * n * (last - first) / (ends[last] - ends[first])
+
+    def _pulls_per_wave(self) -> list[float] | None:
+        """Of each virtual worker, where that is not 1: how often a wave brings another clock."""
+        if self._options.pull == "every_wave":
+            return None
+        n = self._plan.minibatches_per_wave
+        return [len(set(worker.chosen) - {0}) / -(-worker.num_minibatches // n) for worker in self._workers]
 
     def _histogram(self) -> dict[int, int]:
         total: dict[int, int] = {}

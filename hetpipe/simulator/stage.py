@@ -233,8 +233,8 @@ class Stage:
         """Ask for the weights of the switch point ahead as soon as they are published, one clock at a time."""
         published = self._clocks.published
         if not self._under_way and published > self._clock and self._next_switch <= self._worker.num_minibatches:
-            clock = self._rules.fetched_ahead(self._next_switch, published)
-            if clock > self._clock:
+            clock = self._rules.fetched_ahead(self._next_switch, in_use=self._clock, published=published)
+            if clock is not None:
                 self._ask(clock)
 
     def _ask(self, clock: int) -> None:
@@ -262,7 +262,7 @@ class Stage:
         chosen = self._worker.chosen
         position = (p - self._rules.first_switch) // self._rules.minibatches_per_wave
         if position == len(chosen):
-            clock = self._rules.chosen(p, self._clocks.published)
+            clock = self._rules.chosen(p, in_use=self._clock, published=self._clocks.published)
             if clock is None:
                 self._waits_for_clock = True
                 return False

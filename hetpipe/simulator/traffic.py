@@ -6,7 +6,7 @@ every shard that holds a part of it, and pulls that part of the published weight
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,13 +60,17 @@ def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
                     yield FlowSpec(Traffic.PULL, vw, index, shard, shard_node, node, num_bytes)
 
 
-def cross_node_bytes_per_minibatch(plan: SimulatedPlan, costs: Costs) -> float:
+def cross_node_bytes_per_minibatch(
+    plan: SimulatedPlan, costs: Costs, *, pulls_per_wave: Sequence[float] | None = None
+) -> float:
     """Every byte that leaves a node, averaged over the job's minibatches, each counted once.
 
-    In the steady state: one push and one pull per wave. Every virtual worker computes as many minibatches.
+    One push per wave, and so many pulls of each virtual worker, by default one. Every virtual worker computes as many
+    minibatches.
     """
     n = plan.minibatches_per_wave
     leaving = [
-        bytes_leaving(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n) for stages in plan.workers
+        bytes_leaving(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n, pulls_per_wave=pulls)
+        for stages, pulls in zip(plan.workers, pulls_per_wave or [1.0] * len(plan.workers), strict=True)
     ]
     return sum(sum(nodes.values()) for nodes in leaving) / (n * len(plan.workers))

@@ -288,6 +288,7 @@ class Job(Section):
             combine=self.sync.combine or "sum",
             deterministic=self.sync.deterministic and self.has_shards,
             weights=self.weights,
+            pull=self.sync.pull,
         )
 
     @property

@@ -28,7 +28,7 @@ from hetpipe.spec.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
 from hetpipe.spec.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job_problems import shown
-from hetpipe.spec.policies import PlacementName
+from hetpipe.spec.policies import PlacementName, PullTiming
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.suggest import did_you_mean
 
@@ -212,7 +212,12 @@ class SyncSection(Section):
     """`sum`, the default, adds every virtual worker's updates as they are, `mean` divides them by V first. None under
     `none` and `allreduce`."""
     deterministic: bool = Field(default=False, validate_default=True)
-    """Use exactly the required clock, never a newer one, so that the same seed gives the same bits."""
+    """Use exactly the required clock, never a newer one, so that the same seed gives the same bits. With
+    `pull: required` exactly the newest clock that may be used, once every D + 1 waves."""
+    pull: PullTiming = Field(default="every_wave", validate_default=True)
+    """When a virtual worker fetches weights: `every_wave`, or only when `required`, where D forbids those that it has.
+    Between two pulls it adds its own updates to what it has, so a larger D saves traffic; updates of the others come
+    later."""
 
     @property
     def has_shards(self) -> bool:
@@ -241,6 +246,19 @@ class SyncSection(Section):
         if why_not is not None and combine is not None:
             raise ValueError(f"is {combine}, but {why_not}; remove it")
         return "sum" if why_not is None and combine is None else combine
+
+    @field_validator("pull")
+    @classmethod
+    def _bound_requires_pulls(cls, pull: PullTiming, info: ValidationInfo) -> PullTiming:
+        kind = info.data.get("kind", "wsp")
+        if pull == "required" and kind in WITHOUT_SHARDS:
+            raise ValueError(f"is required, but under `{kind}` the stages alone hold the weights, and none are pulled")
+        if pull == "required" and kind == "asp":
+            raise ValueError(
+                "is required, but `asp` has no staleness bound that ever requires a pull; use kind: wsp with a D, or "
+                "pull: every_wave"
+            )
+        return pull
 
     @field_validator("deterministic")
     @classmethod

@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from hetpipe.spec.document import Document, Section, entries, mapping
 from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.job_problems import Path, Problem
+from hetpipe.spec.policies import PullTiming
 
 Bytes = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -121,6 +122,8 @@ class PlanDocument(Document):
     """In which order a stage computes: `1f1b`, `fifo`, `gpipe`; `auto`: the weight policy's own."""
     staleness: Annotated[int, Field(ge=0)] | None = 0
     """D; null: no bound."""
+    pull: PullTiming = "every_wave"
+    """Whether weights are fetched for `every_wave`, or only where D has `required` it."""
     virtual_workers: tuple[PlannedWorker, ...]
     """All pipelines."""
     minibatches_per_wave: Positive

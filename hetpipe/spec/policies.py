@@ -18,6 +18,9 @@ Schedule = Literal["1f1b", "fifo", "gpipe"]
 HistoryDetail = Literal["full", "summary", "off"]
 """How much of what it does a run writes down."""
 
+#: When published weights are fetched: for every wave, or where the staleness bound forbids the ones in use.
+PullTiming = Literal["every_wave", "required"]
+
 LinkKind = Literal["gloo", "grpc"]
 
 #: Which parameters lie on which shard; defined in `planner.placement`.

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 from hetpipe.spec.ids import Clock, VirtualWorkerIndex
-from hetpipe.spec.policies import WeightPolicy
+from hetpipe.spec.policies import PullTiming, WeightPolicy
 
 #: Bytes that become hexadecimal text in JSON.
 HexBytes = Annotated[
@@ -29,8 +29,10 @@ class SyncSpec:
     combine: str = "sum"
     """`sum` adds every VW's ũ as it is, `mean` scales each by 1/V first."""
     deterministic: bool = False
-    """W* = required clock, instead of the newest published."""
+    """W* depends on nothing but the minibatch: the required clock, or, with `pull: required`, the newest usable one."""
     weights: WeightPolicy = "wave"
+    pull: PullTiming = "every_wave"
+    """`required`: the clock in use stays until the staleness bound forbids it."""
 
 
 @dataclass(frozen=True, slots=True)

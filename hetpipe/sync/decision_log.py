@@ -165,7 +165,7 @@ class DecisionLog(SettlingLog):
         return self._since(before)
 
     def hold(self, vw: VirtualWorkerIndex, incarnation: Incarnation, switch: int) -> Clock:
-        """The clock of `vw` from a switch point on: the newest published one that it may use. Repeatable.
+        """The clock of `vw` from a switch point on, by `ClockRule`. Repeatable.
 
         Raises:
             ClockNotPublished: the clock it requires is not published yet; or no clock is chosen there, which only
@@ -174,7 +174,7 @@ class DecisionLog(SettlingLog):
         """
         member = self._member(vw, incarnation)
         points = SwitchPoints(self.config.sync, self.segment.start)
-        p, required = points.minibatch(switch), points.required(switch)
+        p = points.minibatch(switch)
         if switch < member.last_switch or p <= points.start * self.config.sync.minibatches_per_wave:
             asked = points.minibatch(member.last_switch)
             raise WaveOutOfOrder(f"virtual worker {vw} asks for the clock of minibatch {p} after {asked}")
@@ -182,9 +182,11 @@ class DecisionLog(SettlingLog):
             raise ClockNotPublished(f"minibatch {p} begins with the clock of the barrier at {points.start}")
         if switch == member.last_switch:
             return member.held
-        if self.published < required:
-            raise ClockNotPublished(f"minibatch {p} needs clock {required}, published is {self.published}")
-        member.held = min(self.published, points.newest_usable(switch))
+        chosen = points.rule.chosen(p, in_use=member.held, published=self.published)
+        if chosen is None:
+            awaited = points.rule.awaited(p, in_use=member.held)
+            raise ClockNotPublished(f"minibatch {p} needs clock {awaited}, published is {self.published}")
+        member.held = chosen
         member.last_switch = switch
         self.most_switched = max(self.most_switched, switch)
         return member.held

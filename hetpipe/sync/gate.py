@@ -11,8 +11,12 @@ lies between two barriers and starts at clock `start`: its minibatches are p > s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 from hetpipe.spec.ids import Clock, Minibatch, Wave
-from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE
+from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE, PullTiming, WeightPolicy
+from hetpipe.spec.sync import SyncSpec
 
 
 def required_clock(
@@ -91,6 +95,93 @@ def newest_usable_clock(p: int, *, minibatches_per_wave: int, start: int = 0, we
         delay = 1 if weights == "double_buffer" else 0
         return Clock(max(start, wave_of(p, minibatches_per_wave=minibatches_per_wave) - delay))
     return Clock(local_through(p, minibatches_per_wave=minibatches_per_wave, start=start) // minibatches_per_wave)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockRule:
+    """Which published clock comes into use at a switch point, and which one is fetched before (`wsp.md` §3).
+
+    The one decision that first stages, the clock shard, the simulator and the planner read. With `pull: required` the
+    clock in use stays as long as the staleness bound allows it.
+
+    >>> every, rare = (ClockRule(minibatches_per_wave=4, staleness=1, pull=pull) for pull in ("every_wave", "required"))
+    >>> [every.chosen(p, in_use=0, published=2) for p in (8, 12, 16)]
+    [1, 2, 2]
+    >>> [rare.chosen(p, in_use=0, published=2) for p in (8, 12, 16)]
+    [0, 2, 2]
+    """
+
+    minibatches_per_wave: int
+    """N."""
+    staleness: int | None
+    """D; None: ∞."""
+    weights: WeightPolicy = "wave"
+    deterministic: bool = False
+    pull: PullTiming = "every_wave"
+    start: Clock = Clock(0)
+    """Of the segment."""
+
+    @classmethod
+    def of(cls, sync: SyncSpec, start: int) -> Self:
+        """The rule of a job, in the segment that starts at `start`."""
+        return cls(
+            minibatches_per_wave=sync.minibatches_per_wave,
+            staleness=sync.staleness,
+            weights=sync.weights,
+            deterministic=sync.deterministic,
+            pull=sync.pull,
+            start=Clock(start),
+        )
+
+    def required(self, p: int) -> Clock:
+        """The published clock that minibatch `p` needs."""
+        return required_clock(
+            p,
+            minibatches_per_wave=self.minibatches_per_wave,
+            staleness=self.staleness,
+            start=self.start,
+            weights=self.weights,
+        )
+
+    def newest_usable(self, p: int) -> Clock:
+        """The newest published clock that minibatch `p` may use, so that no update of its own counts twice."""
+        return newest_usable_clock(
+            p, minibatches_per_wave=self.minibatches_per_wave, start=self.start, weights=self.weights
+        )
+
+    def awaited(self, p: int, *, in_use: int) -> Clock:
+        """The clock that must be published before minibatch `p`, a switch point, may start.
+
+        A deterministic run that pulls when required waits for the newest usable clock: were it the required one, it
+        would be too old again at the next switch point.
+        """
+        required = self.required(p)
+        if self.pull == "every_wave":
+            return required
+        if in_use >= required:
+            return Clock(in_use)
+        return self.newest_usable(p) if self.deterministic else required
+
+    def chosen(self, p: int, *, in_use: int, published: int) -> Clock | None:
+        """W*(p) at switch point `p`, where `in_use` was W* before; None: wait until more is published."""
+        awaited = self.awaited(p, in_use=in_use)
+        if published < awaited:
+            return None
+        if self.deterministic or (self.pull == "required" and awaited == in_use):
+            return awaited
+        return Clock(min(published, self.newest_usable(p)))
+
+    def fetched_ahead(self, p: int, *, in_use: int, published: int) -> Clock | None:
+        """The clock to fetch before switch point `p` is met; None: nothing.
+
+        With `pull: required` that is only the newest one that `p` may ever use: any other might be fetched in vain.
+        """
+        newest = self.newest_usable(p)
+        if self.pull == "required":
+            return newest if in_use < self.required(p) and newest <= published else None
+        newest = Clock(min(published, newest))
+        clock = self.required(p) if self.deterministic else newest
+        return clock if in_use < clock <= newest else None
 
 
 def wave_of(p: int, *, minibatches_per_wave: int) -> Wave:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hetpipe.spec.ids import Clock
 from hetpipe.spec.sync import SyncSpec
-from hetpipe.sync.gate import newest_usable_clock, required_clock, switch_minibatch, wave_of
+from hetpipe.sync.gate import ClockRule, switch_minibatch, wave_of
 
 
 class Holder(Protocol):
@@ -38,26 +38,18 @@ class SwitchPoints:
         """The wave that it lies in."""
         return wave_of(self.minibatch(switch), minibatches_per_wave=self.sync.minibatches_per_wave)
 
+    @property
+    def rule(self) -> ClockRule:
+        """Which clock comes into use at them."""
+        return ClockRule.of(self.sync, self.start)
+
     def required(self, switch: int) -> Clock:
         """The clock that must be published there."""
-        sync = self.sync
-        return required_clock(
-            self.minibatch(switch),
-            minibatches_per_wave=sync.minibatches_per_wave,
-            staleness=sync.staleness,
-            start=self.start,
-            weights=sync.weights,
-        )
+        return self.rule.required(self.minibatch(switch))
 
     def newest_usable(self, switch: int) -> Clock:
         """The newest clock that may come into use there."""
-        sync = self.sync
-        return newest_usable_clock(
-            self.minibatch(switch),
-            minibatches_per_wave=sync.minibatches_per_wave,
-            start=self.start,
-            weights=sync.weights,
-        )
+        return self.rule.newest_usable(self.minibatch(switch))
 
     def after(self, switch: int) -> int:
         """The next one at which a clock is asked for: a member has that of the barrier."""

@@ -94,6 +94,36 @@ def newer_clock_without_shards(histories: Histories) -> None:
                 record(histories, file, event=event, p=p)["clock"] = 1
 
 
+KEPT = Scenario(num_samples=58, staleness=2, pull="required", checkpoint_every=None, minibatches_per_wave=2)
+KEPT_NEWEST = replace(KEPT, deterministic=False, seed=1)
+
+
+def _uses(histories: Histories, first: int, last: int, clock: int) -> None:
+    """Virtual worker 0 starts these minibatches with `clock`."""
+    for p in range(first, last + 1):
+        for file in (FIRST_STAGE, LAST_STAGE):
+            for event in ("forward", "backward"):
+                record(histories, file, event=event, p=p)["clock"] = clock
+
+
+@_corruption(KEPT, Kind.NOT_REQUIRED_CLOCK, Kind.NEEDLESS_PULL)
+def weights_pulled_for_a_wave_that_could_keep_them(histories: Histories) -> None:
+    """D = 2: clock 0 is good enough through minibatch 7, and this worker takes 1 for 6 to 9."""
+    _uses(histories, 6, 9, 1)
+
+
+@_corruption(KEPT, Kind.STALE_CLOCK, Kind.CLOCK_SWITCH)
+def weights_kept_for_a_minibatch_too_long(histories: Histories) -> None:
+    """Minibatch 8 requires clock 1."""
+    _uses(histories, 8, 8, 0)
+
+
+@_corruption(KEPT_NEWEST, Kind.NEEDLESS_PULL)
+def weights_pulled_though_the_old_ones_would_do(histories: Histories) -> None:
+    """Where timing decides which clock is pulled, when one is pulled is decided all the same."""
+    _uses(histories, 6, 7, 1)
+
+
 # -- updates --
 
 

@@ -35,6 +35,7 @@ class Scenario:
     sync: str = "wsp"
     """`wsp` (with no D: `asp`), or `none` or `allreduce`, which have one shard without slices."""
     deterministic: bool = True
+    pull: str = "every_wave"
     weights: str = "wave"
     schedule: str = "auto"
     accumulate: int = 1
@@ -79,6 +80,8 @@ class Scenario:
             "combine": "sum",
             "deterministic": self.deterministic,
         }
+        if self.pull != "every_wave":
+            sync["pull"] = self.pull
         job: Record = {
             "name": "simulated",
             "batch_size": self.batch_size,

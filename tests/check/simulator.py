@@ -167,9 +167,15 @@ class _Machine:
         if p != self.floor * num + 1 and not switch:
             return worker.clock
         required = self.required_clock(p)
-        if self.scenario.deterministic or not self.scenario.has_shards:
+        newest = self.local_through(worker.stages[0], p) // num
+        if self.scenario.pull == "required":
+            if worker.clock >= required:
+                return worker.clock
+            if self.scenario.deterministic:
+                return newest
+        elif self.scenario.deterministic or not self.scenario.has_shards:
             return required
-        return max(required, min(self.published, self.local_through(worker.stages[0], p) // num))
+        return max(required, min(self.published, newest))
 
     # -- the order of a stage --
 

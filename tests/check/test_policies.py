@@ -13,6 +13,7 @@ from hetpipe.check import Kind, Report, check_events, check_run
 from hetpipe.check.events import Pull
 from hetpipe.check.facts import read_facts
 from hetpipe.check.reading import read_history
+from hetpipe.errors import UserError
 
 from .corruption import Corruption
 from .policy_corruptions import POLICY_CORRUPTIONS
@@ -117,3 +118,29 @@ def test_the_report_names_what_it_judged_by(tmp_path: Path) -> None:
     report = judge(tmp_path, replace(DEEP, weights="flush", schedule="gpipe"))
     assert (report.to_json()["weights"], report.to_json()["schedule"]) == ("flush", "gpipe")
     assert " by weights flush and schedule gpipe: 23 minibatches, " in report.lines()[0]
+
+
+@pytest.mark.parametrize("weights", POLICIES)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_run_that_pulls_when_required_keeps_that_promise_and_breaks_the_other(
+    weights: str,
+    deterministic: bool,  # noqa: FBT001 - pytest's parameter
+    tmp_path: Path,
+) -> None:
+    scenario = replace(
+        DEEP, weights=weights, sync="wsp", num_stages=(3, 2), staleness=3, num_samples=240, deterministic=deterministic
+    )
+    kept = replace(scenario, pull="required", checkpoint_every=7, evict_at=9)
+    report = judge(tmp_path / "kept", kept)
+    assert report.ok, "\n".join(report.lines())
+    promised = {"kind": "wsp", "D": 3, "minibatches_per_wave": 4, "deterministic": deterministic, "pull": "required"}
+    broken = judge(tmp_path / "every", replace(scenario, checkpoint_every=None), sync=promised)
+    kind = Kind.NOT_REQUIRED_CLOCK if deterministic else Kind.NEEDLESS_PULL
+    assert set(broken.kinds()) == {kind}, "\n".join(broken.lines())
+    every = judge(tmp_path / "all", kept, sync={**promised, "pull": "every_wave"})
+    assert every.ok is not deterministic, "a run that may take any clock may keep one"
+
+
+def test_the_checker_knows_no_other_timing_of_pulls(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sync\.pull: sometimes cannot be checked, only every_wave, required"):
+        judge(tmp_path, DEEP, sync={"kind": "wsp", "D": 1, "minibatches_per_wave": 4, "pull": "sometimes"})

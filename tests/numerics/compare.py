@@ -50,6 +50,7 @@ class Case:
     combine: str = "sum"
     schedule: str = "auto"
     deterministic: bool = True
+    pull: str = "every_wave"
     kind: str = "wsp"
     loss: str = "loss"
     servers: int = 2
@@ -79,7 +80,7 @@ class Case:
         if self.has_shards:
             sync.update(combine=self.combine, deterministic=self.deterministic)
         if self.kind == "wsp":
-            sync["D"] = self.staleness
+            sync.update(D=self.staleness, pull=self.pull)
         gradients: dict[str, Any] = {} if self.accumulate == 1 else {"accumulate": self.accumulate}
         if self.max_norm is not None:
             gradients.update(max_norm=self.max_norm, clip=self.clip)
@@ -119,6 +120,7 @@ class Case:
             "num_virtual_workers": self.workers,
             "minibatches_per_wave": self.wave,
             "staleness": self.staleness,
+            "pull": self.pull,
             "combine": self.combine,
             "epochs": self.epochs,
             "total_minibatches": None if self.minibatches is None else self.minibatches * self.workers,

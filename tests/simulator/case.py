@@ -53,6 +53,7 @@ class Case:
     weights: str
     schedule: str
     deterministic: bool
+    pull: str
     contention: bool
     staggered: bool
 
@@ -126,6 +127,7 @@ def random_case(seed: int) -> Case:
         deterministic=staleness is not None and r.random() < 0.5,
         contention=r.random() < 0.6,
         staggered=r.random() < 0.5,
+        pull="required" if staleness is not None and r.random() < 0.4 else "every_wave",
     )
 
 

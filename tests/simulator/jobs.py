@@ -43,6 +43,7 @@ def plan_of(case: Case) -> tuple[SimulatedPlan, Costs, SimulationOptions]:
         weights=weight_policy(case.weights),
         schedule=next(choice for choice in SCHEDULE_CHOICES if choice == case.schedule),
         deterministic=case.deterministic,
+        pull="required" if case.pull == "required" else "every_wave",
         staggered=case.staggered,
         contention=case.contention,
         apply_bytes_per_second=case.apply_bytes_per_second,

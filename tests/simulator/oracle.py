@@ -17,7 +17,14 @@ from dataclasses import dataclass
 import simpy
 
 from tests.simulator.case import Case
-from tests.simulator.oracle_formulas import ends_filling, is_switch, most_in_flight, newest, picoseconds, required
+from tests.simulator.oracle_formulas import (
+    decided,
+    ends_filling,
+    is_switch,
+    most_in_flight,
+    picoseconds,
+    worth_fetching,
+)
 from tests.simulator.oracle_network import Flow, Happening, Instants, Network, Process
 
 SETTLE, DECIDE = 2, 3
@@ -234,9 +241,8 @@ class Stage:
         p = self.begun + 1
         while not is_switch(self.case, p):
             p += 1
-        usable = newest(self.case, p, self.job.clock.published)
-        clock = required(self.case, p) if self.case.deterministic else usable
-        if p <= self.case.minibatches and self.clock < clock <= usable:
+        clock = worth_fetching(self.case, p, self.clock, self.job.clock.published)
+        if p <= self.case.minibatches and clock is not None:
             self.has(clock)
 
     # -- deciding
@@ -250,10 +256,11 @@ class Stage:
             return True
         chosen = self.job.chosen[self.vw]
         if p not in chosen:
-            if published < required(case, p):
+            clock = decided(case, p, self.clock, published)
+            if clock is None:
                 self.reason = "waiting"
                 return False
-            chosen[p] = required(case, p) if case.deterministic else newest(case, p, published)
+            chosen[p] = clock
         return self.has(chosen[p])
 
     def forward_ready(self) -> int | None:

@@ -57,3 +57,31 @@ def newest(case: Case, p: int, published: int) -> int:
     if case.weights == "double_buffer":
         return min(published, max((p - 1) // case.n - 1, 0))
     return min(published, max(0, p - case.n) // case.n)
+
+
+def decided(case: Case, p: int, in_use: int, published: int) -> int | None:
+    """W*(p) at a switch point; None: not published yet."""
+    awaited = required(case, p)
+    if case.pull == "required":
+        if in_use >= awaited:
+            return in_use
+        if case.deterministic:
+            awaited = newest_of_all(case, p)
+    if published < awaited:
+        return None
+    return awaited if case.deterministic else newest(case, p, published)
+
+
+def worth_fetching(case: Case, p: int, in_use: int, published: int) -> int | None:
+    """What is asked for before switch point p is met."""
+    usable = newest(case, p, published)
+    if case.pull == "required":
+        clock = newest_of_all(case, p) if in_use < required(case, p) else 0
+    else:
+        clock = required(case, p) if case.deterministic else usable
+    return clock if in_use < clock <= usable else None
+
+
+def newest_of_all(case: Case, p: int) -> int:
+    """The newest clock that p may ever use."""
+    return newest(case, p, p)

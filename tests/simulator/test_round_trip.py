@@ -36,6 +36,7 @@ def bound(plan: SimulatedPlan, costs: Costs, options: SimulationOptions) -> floa
         memory=memory,
         staleness=options.staleness,
         network_cards=cards,
+        pull=options.pull,
     )
     return trip.minibatches_per_tick * 1e12 * len(plan.workers) * costs.profile.batch_size
 

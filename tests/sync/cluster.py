@@ -175,7 +175,7 @@ class Worker:
         switches = self._switches(p) and seen >= (self.segment + 1) * n
         if switches:
             if self.scenario.deterministic:
-                clock = required
+                clock = self._determined(p)
                 if self.published < clock:
                     return False
             else:
@@ -198,6 +198,14 @@ class Worker:
         scenario = self.scenario
         return max(self.segment, required_clock(p, n=scenario.n, d=scenario.d, weights=scenario.weights))
 
+    def _determined(self, p: int) -> int:
+        """The clock of a deterministic run at switch point p: with `pull: required` the old one, or the newest."""
+        assert self.segment is not None
+        required = self._required(p)
+        if self.scenario.pull == "every_wave":
+            return required
+        return self.clock if self.clock >= required else max(self.segment, self._seen_through(p) // self.scenario.n)
+
     def _switches(self, p: int) -> bool:
         """Whether another clock may come into use at p: where it sees a wave more than its predecessor."""
         n = self.scenario.n
@@ -218,6 +226,8 @@ class Worker:
             assert self.evicted, "a member's question was refused"
             return None
         assert log.published >= required
+        if self.scenario.pull == "required":
+            assert clock == self.clock or self.clock < required, "a clock that would do was replaced"
         assert clock == log.hold(vw, self.incarnation, switch), "the answer to a repeated question changed"
         self.barrier = min(self.barrier, log.segment.end)  # the answer tells of barriers the log view does not know
         return clock if p <= self.barrier * self.scenario.n else None
@@ -314,8 +324,8 @@ class Worker:
             n = self.scenario.n
             last = min(self.segment * n + len(self.blocks), self.barrier * n)
             following = next((p for p in range(self.started + 1, last + 1) if self._switches(p)), None)
-            if following is not None and following <= n * self._barrier_at(self._required(following), unread):
-                wanted.add(self._required(following))
+            if following is not None and following <= n * self._barrier_at(self._determined(following), unread):
+                wanted.add(self._determined(following))
         return wanted
 
     def _barrier_at(self, clock: int, unread: Sequence[Record]) -> int:

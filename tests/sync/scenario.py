@@ -19,7 +19,7 @@ from hetpipe.spec.ids import (
     Wave,
 )
 from hetpipe.spec.plan import SlicePlan, TensorSpec
-from hetpipe.spec.policies import WeightPolicy
+from hetpipe.spec.policies import PullTiming, WeightPolicy
 from hetpipe.spec.requests import PushHeader, Requester, SliceHeader
 from hetpipe.spec.sync import DataSpec, Membership, Progress, SyncSpec
 from hetpipe.sync.division import empty_bitmap, with_used
@@ -52,6 +52,7 @@ class Scenario:
     batch_size: int
     epochs: int | None
     total_minibatches: int | None
+    pull: PullTiming = "every_wave"
     every: int | None
     """A checkpoint at every multiple of this clock."""
     start: int = 0
@@ -81,7 +82,7 @@ class Scenario:
             term=TERM,
             num_shards=self.num_shards,
             membership=Membership({VirtualWorkerIndex(vw): count for vw, count in enumerate(self.num_stages)}),
-            sync=SyncSpec(self.n, self.d, "sum", self.deterministic, self.weights),
+            sync=SyncSpec(self.n, self.d, "sum", self.deterministic, self.weights, self.pull),
             data=self.data,
             checkpoint_every_waves=self.every,
             progress=self.progress,
@@ -127,6 +128,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         batch_size=draw(st.sampled_from([1, 1, 2, 3])),
         epochs=draw(st.integers(1, 2)) if by_epochs else None,
         total_minibatches=None if by_epochs else len(used) + draw(st.integers(1, 60)),
+        pull="every_wave" if staleness is None else draw(st.sampled_from(["every_wave", "every_wave", "required"])),
         every=draw(st.sampled_from([None, None, None, 1, 2, 3])),
         start=draw(st.sampled_from([0, 3])) if used else 0,
         used=tuple(sorted(used)),
