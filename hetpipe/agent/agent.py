@@ -19,6 +19,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
+from hetpipe.profiler.link_cache import LinkCache
 from hetpipe.roots import Roots
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import Tls
@@ -31,6 +32,7 @@ from hetpipe.spec.commands import (
     StopVirtualWorkerCommand,
 )
 from hetpipe.spec.ids import AgentId, JobId
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.spec.run import AgentDevice
 
@@ -81,6 +83,8 @@ class AgentConfig:
     """Where the stage on device 0 serves its metrics, those on the next devices on the next ports; None: nowhere."""
     first_link_port: int | None = None
     """Where the stage on device 0 awaits the next stage, likewise; None: on any free port."""
+    machine: str = ""
+    """What the machine calls itself: what `hetpipe profile --links` measured on it is told. Empty: nothing is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class Agent:
             hooks=Hooks(
                 jobs=self._children.jobs,
                 last_command=self._last_command,
-                newest_info=lambda info: replace(info, stages=self._children.stages()),
+                newest_info=lambda info: replace(info, stages=self._children.stages(), links=self._links()),
                 on_ended_jobs=self._jobs_ended,
                 on_registered=self._registered,
                 on_replaced=self._was_replaced,
@@ -297,6 +301,14 @@ class Agent:
         if self._config.exit_with_coordinator:
             raise PeerUnreachable(f"{who} {silent:.1f} s; all its stage processes were ended")
         _log.warning("coordinator_lost", sentence=f"{who} {silent:.1f} s; its stage processes go on without it")
+
+    def _links(self) -> MeasuredLinks:
+        """What was measured of this node's links, by now."""
+        if not self._config.machine:
+            return MeasuredLinks()
+        types = [device.type for device in self._config.devices]
+        cache = LinkCache(self._config.environment, machine=self._config.machine, device_types=types)
+        return cache.find_of_node(self._config.node, now=self._clock.wall())
 
     # -- other threads ---------------------------------------------------------------------------------------------
 

@@ -16,21 +16,16 @@ from hetpipe.agent.environment import child_environment
 from hetpipe.cli.child_answer import ReportingChild, reporting_child
 from hetpipe.cli.shell import Shell
 from hetpipe.errors import DeadlineExceeded
-from hetpipe.profiler.cache import MeasurementCache, cache_folder
+from hetpipe.profiler.link_cache import WITHIN_NODE_TRANSPORT, LinkCache
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
-from hetpipe.profiler.machine import processor_name, versions
 from hetpipe.spec import wire
 from hetpipe.spec.job_sections import EnvironmentSection
-from hetpipe.spec.link_measurement import LinkMeasurement, LinksFingerprint, MeasuredLinks, is_valid
+from hetpipe.spec.link_measurement import LinkMeasurement, MeasuredLinks
 from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.policies import LinkKind
 from hetpipe.spec.run import AgentDevice
 
 #: What measures; `--report-fd N` is added.
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.agent.link_process")
-
-#: What stages of one node use, unless a job says `link: grpc`.
-_TRANSPORT: LinkKind = "gloo"
 
 _TITLE = "the process that measures links"
 
@@ -50,18 +45,6 @@ class LinkWish:
     """Measure again, whatever the cache has."""
     program: Sequence[str] = field(default=PROGRAM)
 
-    @property
-    def key(self) -> str:
-        """Of the measurements in the cache."""
-        fingerprint = LinksFingerprint(
-            nodes=(self.node,),
-            transport=_TRANSPORT,
-            processor=processor_name(),
-            devices=tuple(device.type for device in self.devices),
-            versions=versions(),
-        )
-        return fingerprint.key
-
 
 @dataclass(frozen=True, slots=True)
 class ProfiledLinks:
@@ -74,14 +57,7 @@ class ProfiledLinks:
 
 def cached_links(wish: LinkWish, shell: Shell) -> MeasuredLinks:
     """What was measured before and is still valid; nothing if there is none."""
-    found = _cache(shell).find(wish.key)
-    if found is None:
-        return MeasuredLinks()
-    now = shell.clock.wall()
-    return MeasuredLinks(
-        links=tuple(link for link in found.links if is_valid(link.measured_at, now=now)),
-        copies=tuple(copy for copy in found.copies if is_valid(copy.measured_at, now=now)),
-    )
+    return _cache(wish, shell).find(now=shell.clock.wall())
 
 
 def profile_links(wish: LinkWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> ProfiledLinks:
@@ -105,12 +81,12 @@ def profile_links(wish: LinkWish, shell: Shell, on_step: Callable[[ProfileStep],
     with _process(wish, shell, LinkOrder(role="copies", node=wish.node)) as process:
         copies = _answer(process).copies
     measured = MeasuredLinks(links=(link,), copies=copies)
-    _cache(shell).keep(wish.key, measured)
+    _cache(wish, shell).keep(measured)
     return ProfiledLinks(measured, cached=False)
 
 
 def _link(wish: LinkWish, shell: Shell) -> LinkMeasurement:
-    order = LinkOrder(role="await", node=wish.node, other=wish.node, transport=_TRANSPORT)
+    order = LinkOrder(role="await", node=wish.node, other=wish.node, transport=WITHIN_NODE_TRANSPORT)
     with ExitStack() as both:
         first = both.enter_context(_process(wish, shell, order))
         address = str(_message(first).get("address"))
@@ -148,5 +124,5 @@ def _message(child: ReportingChild) -> dict[str, Any]:
     return message
 
 
-def _cache(shell: Shell) -> MeasurementCache[MeasuredLinks]:
-    return MeasurementCache(cache_folder(shell.environment, "links"), MeasuredLinks)
+def _cache(wish: LinkWish, shell: Shell) -> LinkCache:
+    return LinkCache(shell.environment, machine=wish.node, device_types=[device.type for device in wish.devices])

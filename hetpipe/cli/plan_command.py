@@ -19,7 +19,7 @@ from hetpipe.cli.profiling import ProfileWish, profile_job
 from hetpipe.cli.shell import Shell
 from hetpipe.cli.text import shown_path
 from hetpipe.coordinator.agents_cluster import cluster_of
-from hetpipe.coordinator.known_links import known_links
+from hetpipe.coordinator.known_links import KnownLinks, known_links, stated_links
 from hetpipe.errors import UserError
 from hetpipe.simulator.documents import costs_of
 from hetpipe.spec.cluster import Cluster
@@ -29,12 +29,6 @@ from hetpipe.spec.ids import AgentId
 from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.run import AgentInfo
-
-#: Until coordinators know what was measured.
-_RUNS_ASSUME = (
-    "a run plans with measured links if `cluster.file` of the job names the file that `hetpipe profile --links --out` "
-    "writes; else it assumes them"
-)
 
 
 def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
@@ -57,7 +51,8 @@ def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
 
     document = choose_plan(profile, cluster, options, predict=predicted)
     facts = PlanFacts(document, costs_of(document, profile, cluster), options)
-    remarks = [*wishes.remarks, *known.remarks]
+    document = known.links.noted_in(document, cluster)
+    remarks = [*wishes.remarks, *_links_remarks(known.links, shell)]
     if request.out is not None:
         _write("--out", request.out, lambda path: write_document(document, path))
         remarks.append(f"the plan is in {shown_path(request.out.absolute(), shell.current)}")
@@ -73,22 +68,32 @@ def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
     return ExitStatus.OK
 
 
+def _links_remarks(links: KnownLinks, shell: Shell) -> tuple[str, ...]:
+    """Where links are from; of a file that states them, whoever has named it knows that."""
+    return () if links.sources == ("stated",) else links_sentences(links, shell.clock.wall())
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """What is planned with."""
 
     profile: Profile
     cluster: Cluster
+    links: KnownLinks
+    """Where the links of the cluster are from."""
     reserve_bytes: int = 0
     """What the framework takes of every device; 0 if nothing was measured."""
-    remarks: tuple[str, ...] = ()
-    """Where the links are from, where no cluster file states them."""
 
 
 def _given(request: PlanRequest) -> _Known:
     assert request.profile is not None
     assert request.cluster is not None
-    return _Known(*read_fitting(request.profile, request.cluster))
+    profile, cluster = read_fitting(request.profile, request.cluster)
+    return _Known(profile, cluster, _stated(cluster))
+
+
+def _stated(cluster: Cluster) -> KnownLinks:
+    return stated_links(cluster.links, [node.name for node in cluster.nodes])
 
 
 def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> _Known:
@@ -96,8 +101,8 @@ def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> _K
     if request.profile is not None and request.cluster is not None:
         known = _given(request)
     else:
-        cluster, remarks = _cluster(request, job, shell)
-        known = replace(_with_profile(request, job, cluster, output, shell), remarks=remarks)
+        cluster, links = _cluster(request, job, shell)
+        known = _with_profile(request, job, (cluster, links), output, shell)
         check_fits(known.profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
     if known.profile.batch_size != job.batch_size:
         raise UserError(
@@ -107,31 +112,31 @@ def _for_job(request: PlanRequest, job: Job, output: Output, shell: Shell) -> _K
     return known
 
 
-def _cluster(request: PlanRequest, job: Job, shell: Shell) -> tuple[Cluster, tuple[str, ...]]:
-    """The cluster, and where its links are from; a file states them, and whoever named it knows that."""
-    if request.cluster is not None:
-        return read_document(Cluster, request.cluster), ()
-    if job.cluster.file is not None:
-        return job.cluster.file, ()
-    # As a run would do it, but for links that were measured.
+def _cluster(request: PlanRequest, job: Job, shell: Shell) -> tuple[Cluster, KnownLinks]:
+    """The cluster, and where its links are from."""
+    named = job.cluster.file if request.cluster is None else read_document(Cluster, request.cluster)
+    if named is not None:
+        return named, _stated(named)
+    # As a run would do it.
     node = socket.gethostname()
     devices = discover_devices(node)
     measured = cached_links(LinkWish(node=node, devices=devices), shell)
     known = known_links([node], measured, now=shell.clock.wall())
-    cluster = cluster_of([AgentInfo(AgentId(node), node, os.getpid(), devices)], known.links)
-    remarks = links_sentences(known, shell.clock.wall())
-    return cluster, (*remarks, _RUNS_ASSUME) if "measured" in known.sources else remarks
+    return cluster_of([AgentInfo(AgentId(node), node, os.getpid(), devices)], known.links), known
 
 
-def _with_profile(request: PlanRequest, job: Job, cluster: Cluster, output: Output, shell: Shell) -> _Known:
+def _with_profile(
+    request: PlanRequest, job: Job, among: tuple[Cluster, KnownLinks], output: Output, shell: Shell
+) -> _Known:
+    cluster, links = among
     if request.profile is not None:
-        return _Known(read_document(Profile, request.profile), cluster)
+        return _Known(read_document(Profile, request.profile), cluster, links)
     if job.cluster.profile is not None:
-        return _Known(job.cluster.profile, cluster)
+        return _Known(job.cluster.profile, cluster, links)
     types = tuple(dict.fromkeys(cluster.devices.values()))
     with view_for(output, shell) as view:
         profiled = profile_job(job, ProfileWish(types=types), shell, view.show)
-    return _Known(profiled.profile, cluster, profiled.reserve_bytes)
+    return _Known(profiled.profile, cluster, links, profiled.reserve_bytes)
 
 
 def _write(option: str, path: Path, write: Callable[[Path], object]) -> None:

@@ -91,23 +91,13 @@ def links_sentences(known: KnownLinks, now: float) -> tuple[str, ...]:
     measured = [origin for origin in known.origins if origin.source == "measured"]
     if measured:
         age = duration(now - min(origin.measured_at or 0.0 for origin in measured))
-        found.append(f"links: measured {_listed(measured)}, {'up to ' if len(measured) > 1 else ''}{age} ago")
-    if assumed := [origin for origin in known.origins if origin.source == "assumed"]:
+        found.append(f"links: measured {known.words('measured')}, {'up to ' if len(measured) > 1 else ''}{age} ago")
+    if assumed := known.words("assumed"):
         found.append(
-            f"links: assumed {_listed(assumed)}; `hetpipe profile --links` measures those of a machine, and a cluster "
+            f"links: assumed {assumed}; `hetpipe profile --links` measures those of a machine, and a cluster "
             "file states them"
         )
     return tuple(found)
-
-
-#: Most links that are named in a sentence.
-_MOST_NAMED = 3
-
-
-def _listed(origins: list[LinkOrigin]) -> str:
-    names = [origin.words for origin in origins[:_MOST_NAMED]]
-    more = len(origins) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _figures(speed: TransferSpeed) -> Iterable[str]:

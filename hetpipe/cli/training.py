@@ -456,7 +456,10 @@ def planning_remark(job: Job) -> str:
     steps = ["the model is measured"] if is_to_measure(job) else []
     if job.cluster.file is None:
         within, between = (f"{link.effective_bytes_per_second / 1e9:g} GB/s" for link in (WITHIN_NODE, BETWEEN_NODES))
-        steps.append(f"links are assumed to carry {within} within a node and {between} between nodes (no cluster.file)")
+        steps.append(
+            f"links that were not measured are assumed to carry {within} within a node and {between} between nodes (no "
+            "cluster.file)"
+        )
     return f"the run is planned first{': ' if steps else ''}{', '.join(steps)}"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hetpipe.coordinator.agents_cluster import cluster_of
 from hetpipe.coordinator.inspections import Inspected
+from hetpipe.coordinator.known_links import KnownLinks, known_links, stated_links, together
 from hetpipe.errors import PlanError
 from hetpipe.profiler.assembly import profile_for, reserve_for
 from hetpipe.spec.cluster import Cluster
@@ -23,20 +24,27 @@ class Described:
 
     profile: Profile
     cluster: Cluster
-    links_assumed: bool
-    """The cluster is that of the agents, whose links nobody has described."""
+    known: KnownLinks
+    """Where the links of the cluster are from, each."""
     reserve_bytes: int = 0
     """What the framework takes of every device, where it was measured and the devices are real."""
 
 
-def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo]) -> Described:
+def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo], *, now: float) -> Described:
     """What `job` is planned by on the devices of `agents`.
+
+    Args:
+        job: as it was submitted.
+        inspected: what was found of its model.
+        agents: with the devices that it claims, and with what was measured of their links.
+        now: seconds since 1970-01-01 UTC, for which measurements of links must be valid.
 
     Raises:
         PlanError: the job's profile is of something else, or the measurements are not all of one model.
-        UserError: a type of the cluster was not measured, nor is it in the catalogue.
+        UserError: a type of the cluster was not measured, nor is it in the catalogue; or a link is too slow.
     """
-    cluster = job.cluster.file or cluster_of(agents)
+    known = _links(job, agents, now=now)
+    cluster = job.cluster.file or cluster_of(agents, known.links)
     profile, reserve_bytes = job.cluster.profile, 0
     if profile is None:
         for measurement in inspected.measurements:
@@ -46,7 +54,13 @@ def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo]) -> Des
             reserve_bytes = reserve_for(inspected.measurements, cluster.devices.values())
     else:
         _check_named(profile, job, inspected.model)
-    return Described(profile, cluster, links_assumed=job.cluster.file is None, reserve_bytes=reserve_bytes)
+    return Described(profile, cluster, known, reserve_bytes=reserve_bytes)
+
+
+def _links(job: Job, agents: Sequence[AgentInfo], *, now: float) -> KnownLinks:
+    if job.cluster.file is not None:
+        return stated_links(job.cluster.file.links, [node.name for node in job.cluster.file.nodes])
+    return known_links([agent.agent for agent in agents], together(agent.links for agent in agents), now=now)
 
 
 def _check_named(profile: Profile, job: Job, model: ModelReport) -> None:

@@ -222,7 +222,7 @@ class JobMachine(JobCourse):
             sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
             self.evaluations.rewind(told.to_clock)
             self._announce(replace(told, sentence=sentence))
-        self._step(Step.PREPARED, now=now)
+        self._step(Step.PREPARED, now=now, remark=prepared.run.links_sentence)
         self.stages, self._disks = StageTable(), LostDisks()
         self._training = Training(
             self._way.assignment(prepared),

@@ -6,17 +6,18 @@ its own where it differs from the rest, and a pair that was not has what is assu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
 
 from hetpipe.coordinator.agents_cluster import ASSUMED_LINKS
 from hetpipe.errors import UserError
-from hetpipe.spec.cluster import LEAST_BANDWIDTH, LONGEST_LATENCY_SECONDS, LinkOverride, Links, LinkSpec
+from hetpipe.spec.cluster import LEAST_BANDWIDTH, LONGEST_LATENCY_SECONDS, Cluster, LinkOverride, Links, LinkSpec
 from hetpipe.spec.link_measurement import CopyMeasurement, LinkMeasurement, MeasuredLinks, is_valid
+from hetpipe.spec.plan_document import LinkSource, PlanDocument, PlannedLink
 
-LinkSource = Literal["stated", "measured", "assumed"]
+#: Most links that are named in a sentence.
+_MOST_NAMED = 3
 
 #: Significant digits of a measured figure: more would be noise in a file that people read.
 _DIGITS = 3
@@ -52,6 +53,45 @@ class KnownLinks:
         order: tuple[LinkSource, ...] = ("stated", "measured", "assumed")
         present = {origin.source for origin in self.origins}
         return tuple(source for source in order if source in present)
+
+    def words(self, source: LinkSource) -> str:
+        """Which links are of `source`, for people; of many the first ones. Empty if none is."""
+        names = [origin.words for origin in self.origins if origin.source == source]
+        more = len(names) - _MOST_NAMED
+        return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    @property
+    def sentence(self) -> str:
+        """Which links are stated, measured and assumed.
+
+        >>> origins = (LinkOrigin(("a", "a"), "measured", 0.0), LinkOrigin(("a", "b"), "assumed"))
+        >>> KnownLinks(ASSUMED_LINKS, origins).sentence
+        'links: measured within a; assumed between a and b'
+        """
+        if self.sources == ("stated",):
+            return "links: stated in the cluster file"
+        return f"links: {'; '.join(f'{source} {self.words(source)}' for source in self.sources)}"
+
+    def noted_in(self, document: PlanDocument, cluster: Cluster) -> PlanDocument:
+        """The plan, made for `cluster` with these links, with those among its nodes and where they are from."""
+        stages = (stage for worker in document.virtual_workers for stage in worker.stages)
+        nodes = {*(stage.device.rpartition("/")[0] for stage in stages), *document.shards}
+        links = tuple(
+            _planned_link(origin, cluster.link(*origin.between))
+            for origin in self.origins
+            if nodes.issuperset(origin.between)
+        )
+        return document.model_copy(update={"links": links})
+
+
+def _planned_link(origin: LinkOrigin, spec: LinkSpec) -> PlannedLink:
+    return PlannedLink(
+        between=origin.between,
+        source=origin.source,
+        bytes_per_second=spec.effective_bytes_per_second,
+        latency_seconds=spec.latency_seconds,
+        measured_at=origin.measured_at,
+    )
 
 
 def stated_links(links: Links, nodes: Sequence[str]) -> KnownLinks:
@@ -99,6 +139,15 @@ def known_links(
         if spec != (within if pair[0] == pair[1] else between)
     )
     return KnownLinks(Links(intra_node=within, inter_node=between, overrides=overrides), tuple(origins))
+
+
+def together(measured: Iterable[MeasuredLinks]) -> MeasuredLinks:
+    """What several nodes know of their links."""
+    found = tuple(measured)
+    return MeasuredLinks(
+        links=tuple(link for each in found for link in each.links),
+        copies=tuple(copy for each in found for copy in each.copies),
+    )
 
 
 def spec_of(measurement: LinkMeasurement, copies: tuple[CopyMeasurement | None, CopyMeasurement | None]) -> LinkSpec:

@@ -68,6 +68,13 @@ class PlannedRun:
     """What another coordinator has told of the proof, where `model` is not known any more."""
 
     @property
+    def links_sentence(self) -> str:
+        """Which links it was planned with; empty where a cluster file states them all, or nothing was planned."""
+        if self.document is None or self.described is None or self.described.known.sources == ("stated",):
+            return ""
+        return self.described.known.sentence
+
+    @property
     def proof(self) -> ProofReport | None:
         """What was proven of the model before training; None if nobody knows."""
         return self.known_proof if self.model is None else self.model.proof
@@ -102,9 +109,16 @@ def num_devices_wanted(job: Job) -> int | None:
 
 
 def plan_run(
-    job: Job, inspected: Inspected, agents: Sequence[AgentInfo], planner: Planner, *, term: Term, job_id: JobId
+    job: Job,
+    inspected: Inspected,
+    agents: Sequence[AgentInfo],
+    planner: Planner,
+    *,
+    term: Term,
+    job_id: JobId,
+    now: float,
 ) -> PlannedRun:
-    """The plan of a job on the devices of `agents`.
+    """The plan of a job on the devices of `agents`, at `now` seconds since 1970-01-01 UTC.
 
     Raises:
         PlanError: the model does not fit the asked-for cut, the profile, or the devices.
@@ -113,13 +127,14 @@ def plan_run(
     model = inspected.model
     if job.is_planned and not job.cluster.emulate:
         return PlannedRun(job, plan_job(job, model, agents, term, job_id), model=model)
-    described = describe(job, inspected, agents)
+    described = describe(job, inspected, agents, now=now)
     if job.is_planned:
         plan = plan_job(job, model, agents, term, job_id)
         return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan), model=model)
     if job.cluster.emulate:
         planner = partial(planner, predict=partial(predicted, played=_played_as(job)))
     document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
+    document = described.known.noted_in(document, described.cluster)
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
     played: tuple[tuple[StageEmulation, ...], ...] = ()

@@ -190,10 +190,12 @@ def _check_own(info: MemberInfo) -> None:
         ProtocolViolation: as named.
     """
     is_agent, is_shard = info.role is MemberRole.AGENT, info.role is MemberRole.PARAMETER_SERVER
-    if not is_agent and (info.devices or info.stages):
-        raise ProtocolViolation(f"{info} tells of devices or stages, which agents have")
+    if not is_agent and (info.devices or info.stages or info.links):
+        raise ProtocolViolation(f"{info} tells of devices, stages or links, which agents have")
     if not is_shard and info.shard_index is not None:
         raise ProtocolViolation(f"{info} wants a position among the parameter servers, and is none")
     for device in info.devices:
         if device.device.rpartition("/")[0] != info.id:
             raise ProtocolViolation(f"{info} offers device {device.device}, which is not of its node")
+    if not info.links.is_of(info.id):
+        raise ProtocolViolation(f"{info} tells of links that its node is no end of")

@@ -97,7 +97,9 @@ class SettingOut:
         """Be told of the newest registration of members, by name: they may be elsewhere now."""
         self.shards = tuple(known.get(shard.id, shard) for shard in self.shards)
         agents = [(agent, known.get(MemberId(agent.agent))) for agent in self.agents]
-        self.agents = tuple(replace(old, host=new.host, pid=new.pid) if new else old for old, new in agents)
+        self.agents = tuple(
+            replace(old, host=new.host, pid=new.pid, links=new.links) if new else old for old, new in agents
+        )
 
     @property
     def members(self) -> tuple[MemberId, ...]:

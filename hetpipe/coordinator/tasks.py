@@ -77,10 +77,11 @@ _log = get_logger(__name__)
 _TERM_TRIES = 10
 _TERM_PAUSE_SECONDS = 1.0
 
-#: Begins a cluster file whose links nobody has described.
-_LINKS_ASSUMED = """\
-# The devices that the agents offered. The links are assumed, not measured: correct them and name this file as
-# cluster.file, and runs are planned by it.
+#: Begins a cluster file whose links no user has stated.
+_LINKS_NOT_STATED = """\
+# The devices that the agents offered.
+# {links}
+# Correct what is not so and name this file as cluster.file, and runs are planned by it.
 """
 
 
@@ -181,7 +182,15 @@ class JobTasks:
         written = _written_terms(first) if task.goes_back else ()
         above = max(task.above, *written, *(shard.highest_term for shard in task.shards))
         term = self._next_term(above=above)
-        run = plan_run(self._job, task.inspected, task.agents, self._tools.planner, term=term, job_id=self._job_id)
+        run = plan_run(
+            self._job,
+            task.inspected,
+            task.agents,
+            self._tools.planner,
+            term=term,
+            job_id=self._job_id,
+            now=self._clock.wall(),
+        )
         data = data_of(run.job, model)
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
@@ -389,4 +398,6 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
 
 def _cluster_text(described: Described) -> str:
     text = document.to_yaml(described.cluster)
-    return _LINKS_ASSUMED + text if described.links_assumed else text
+    if described.known.sources == ("stated",):
+        return text
+    return _LINKS_NOT_STATED.format(links=described.known.sentence) + text

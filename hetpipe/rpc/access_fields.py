@@ -116,7 +116,7 @@ _OF_SHARDS = {Role.PARAMETER_SERVER: _NO_EFFECT, Role.AGENT: _REFUSED, Role.OPER
 
 _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
     "Register": {
-        **_all("member.role member.id member.shard_index member.devices.device", _REFUSED),
+        **_all("member.role member.id member.shard_index member.devices.device member.links_json", _REFUSED),
         **_all("member.host member.address", _NO_EFFECT),
         **{
             f"member.stages.{field}": {

@@ -27,6 +27,7 @@ from hetpipe.spec.commands import (
     StopVirtualWorkerCommand,
 )
 from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.plan import ModelReport
@@ -71,6 +72,7 @@ def member_info_to_proto(info: MemberInfo) -> pb.MemberInfo:
         highest_term=info.highest_term,
         highest_fence=info.highest_fence,
         stages=[stage_key_to_proto(stage) for stage in info.stages],
+        links_json=to_json(MeasuredLinks, info.links) if info.links else "",
     )
 
 
@@ -91,6 +93,7 @@ def member_info_from_proto(message: pb.MemberInfo) -> MemberInfo:
         highest_term=Term(message.highest_term),
         highest_fence=message.highest_fence,
         stages=tuple(stage_key_from_proto(stage) for stage in message.stages),
+        links=from_json(MeasuredLinks, message.links_json) if message.links_json else MeasuredLinks(),
     )
 
 

@@ -80,7 +80,8 @@ class StateChanged:
 
     state: JobState
     remark: str = ""
-    """What is worth knowing about it, as a sentence: which links its stages have, when it runs."""
+    """What is worth knowing about it, as a sentence: which links it was planned with, when it starts, and which its
+    stages have, when it runs."""
     kind: Literal["state_changed"] = "state_changed"
 
 

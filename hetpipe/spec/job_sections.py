@@ -312,7 +312,7 @@ class ClusterSection(Section):
     with this one entry: every device is alike."""
     file: Cluster | None = Field(default=None, examples=["cluster.yaml"])
     """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content. None: the devices
-    that the agents offer, with assumed links."""
+    that the agents offer, with links as measured, else assumed."""
     profile: Profile | None = Field(default=None, examples=["profile.json"])
     """What each layer costs on each device type: the path of a profile, or its content. None: measured when the run
     needs it, and estimated for types that are not there."""

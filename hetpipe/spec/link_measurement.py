@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetpipe.spec import wire
-from hetpipe.spec.bounds import MAX_COUNT, Count, Name, Seconds
+from hetpipe.spec.bounds import MAX_COUNT, MAX_LISTED, Count, Name, Seconds
 from hetpipe.spec.policies import LinkKind
 
 #: Changes when measurements of older versions must not be used any more.
@@ -70,8 +70,16 @@ class CopyMeasurement:
 class MeasuredLinks:
     """Everything that is known of the links of some nodes; what lies in the cache."""
 
-    links: tuple[LinkMeasurement, ...] = ()
-    copies: tuple[CopyMeasurement, ...] = ()
+    links: Annotated[tuple[LinkMeasurement, ...], Field(max_length=MAX_LISTED)] = ()
+    copies: Annotated[tuple[CopyMeasurement, ...], Field(max_length=MAX_LISTED)] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything is known."""
+        return bool(self.links or self.copies)
+
+    def is_of(self, node: str) -> bool:
+        """Whether all of it is of links that `node` is an end of, and of its own devices."""
+        return all(node in link.between for link in self.links) and all(copy.node == node for copy in self.copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +111,11 @@ def is_valid(measured_at: float, *, now: float) -> bool:
     (True, False, False)
     """
     return 0.0 <= now - measured_at <= VALID_SECONDS
+
+
+def still_valid(measured: MeasuredLinks, *, now: float) -> MeasuredLinks:
+    """What may be used of it at `now`, in seconds since 1970-01-01 UTC."""
+    return MeasuredLinks(
+        links=tuple(link for link in measured.links if is_valid(link.measured_at, now=now)),
+        copies=tuple(copy for copy in measured.copies if is_valid(copy.measured_at, now=now)),
+    )

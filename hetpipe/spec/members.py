@@ -12,6 +12,7 @@ from typing import NewType
 
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.ids import AgentId, JobId, ShardIndex, Term
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.run import AgentDevice, AgentInfo
 
 MemberId = NewType("MemberId", str)
@@ -64,11 +65,13 @@ class MemberInfo:
     """Highest number of a coordinator's lead it has seen: it refuses lower ones, even if the store has forgotten it."""
     stages: tuple[StageKey, ...] = ()
     """Stages whose processes it has when it registers: one that registers again keeps them. Agents only."""
+    links: MeasuredLinks = MeasuredLinks()
+    """What was measured of its node's links, and is valid still when it registers. Agents only."""
 
     @property
     def agent_info(self) -> AgentInfo:
         """The same member as the planner sees it."""
-        return AgentInfo(agent=AgentId(self.id), host=self.host, pid=self.pid, devices=self.devices)
+        return AgentInfo(agent=AgentId(self.id), host=self.host, pid=self.pid, devices=self.devices, links=self.links)
 
     def __str__(self) -> str:
         """Name for a sentence: role, id, and where it runs."""

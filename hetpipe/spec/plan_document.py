@@ -6,7 +6,7 @@ A running job's own `spec.plan.Plan` follows from it once agents have offered th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -22,6 +22,9 @@ Index = Annotated[int, Field(ge=0)]
 
 #: Bytes [start, stop) of a parameter (or of a layer's parameters together) on a shard: shard, start, stop.
 SliceRange = tuple[Index, Bytes, Bytes]
+
+#: Where the figures of a link are from.
+LinkSource = Literal["stated", "measured", "assumed"]
 
 
 def _placement_branch(value: object) -> str:
@@ -94,6 +97,21 @@ class RunForecast(Section):
     """Simulated, from the first forward of each segment to the publish that ends it, summed over the segments."""
 
 
+class PlannedLink(Section):
+    """A link that the plan was made with, and where its figures are from."""
+
+    between: tuple[str, str]
+    """Two nodes; one twice for the link within it."""
+    source: LinkSource
+    """`stated` in a cluster file, `measured`, or `assumed`."""
+    bytes_per_second: Annotated[float, Field(gt=0)]
+    """With the link's efficiency."""
+    latency_seconds: NotNegative
+    """Of one message."""
+    measured_at: NotNegative | None = None
+    """Seconds since 1970-01-01 UTC; null unless it was measured."""
+
+
 class Alternative(Section):
     """Another way to use the cluster, and why it was not chosen."""
 
@@ -149,6 +167,9 @@ class PlanDocument(Document):
     """What to expect of it."""
     run: RunForecast | None = None
     """What to expect of the run that it was made for; null: it was made for none, or it is not known how long."""
+    links: tuple[PlannedLink, ...] = ()
+    """The links among the nodes that compute or hold shards, and where their figures are from; for people. Empty: not
+    known."""
     alternatives: tuple[Alternative, ...] = ()
     """What else was looked at."""
 

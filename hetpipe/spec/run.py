@@ -14,6 +14,7 @@ from pydantic import Field
 from hetpipe.spec.bounds import CLOCK, COUNT, MAX_LISTED, Count, Name, Seconds, Sentence
 from hetpipe.spec.conditions import Condition
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.plan import Plan
 
 
@@ -245,3 +246,5 @@ class AgentInfo:
     host: str
     pid: int
     devices: tuple[AgentDevice, ...] = field(default=())
+    links: MeasuredLinks = field(default=MeasuredLinks())
+    """What was measured of its node's links."""

@@ -56,7 +56,7 @@ def wish(body: str = "") -> LinkWish:
 
 
 def cache(measured: MeasuredLinks) -> None:
-    link_profiling._cache(shell()).keep(wish().key, measured)
+    link_profiling._cache(wish(), shell()).keep(measured)
 
 
 def invoke(*arguments: str) -> Result:
@@ -142,7 +142,6 @@ def test_a_plan_uses_the_links_that_were_measured(monkeypatch: pytest.MonkeyPatc
     result = plan()
     assert result.exit_code == 0, result.output
     assert "links: measured within here, 2 h 03 min ago" in result.stdout
-    assert "a run plans with measured links if `cluster.file` of the job names the file" in result.stdout
     (planned_link,) = planned_with
     assert planned_link.bandwidth_bytes_per_second == 7.5e8
 

@@ -313,8 +313,8 @@ def test_a_job_that_is_to_be_planned_gets_every_cpu_this_program_may_use(monkeyp
         (
             auto_job(),
             (
-                "the run is planned first: the model is measured, links are assumed to carry 2 GB/s within a node and "
-                "1.25 GB/s between nodes (no cluster.file)"
+                "the run is planned first: the model is measured, links that were not measured are assumed to carry "
+                "2 GB/s within a node and 1.25 GB/s between nodes (no cluster.file)"
             ),
         ),
         (auto_job(file=CLUSTER), "the run is planned first: the model is measured"),

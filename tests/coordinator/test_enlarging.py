@@ -25,6 +25,7 @@ from hetpipe.coordinator.exchange import (
     StopAsked,
 )
 from hetpipe.coordinator.job_machine import JobMachine
+from hetpipe.coordinator.known_links import known_links
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.repartitions import Repartitions
@@ -37,6 +38,7 @@ from hetpipe.spec.events import JobState, ProgressTable, StopMode, WorkerStatus
 from hetpipe.spec.ids import Clock, Incarnation, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.members import MemberId
 from hetpipe.spec.plan import ModelReport
 from hetpipe.spec.run import AgentInfo, StageDone, StageEmulation, StageReady
@@ -127,7 +129,7 @@ class TestCut:
             for replaced in basis.profile.layers
         )
         profile = basis.profile.model_copy(update={"layers": layers})
-        found = replace(run, described=Described(profile, basis.cluster, links_assumed=True))
+        found = replace(run, described=Described(profile, basis.cluster, known_links(["n0"], MeasuredLinks(), now=0.0)))
 
         assert self.cut(found, agent_info("n2", devices=2)) == [2, 2]
 

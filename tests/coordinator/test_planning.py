@@ -14,8 +14,10 @@ from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.planner.choose import choose_plan, closed_form
 from hetpipe.spec.ids import Term
 from hetpipe.spec.job import Job
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.run import AgentInfo, LinkTime
 from tests.coordinator.builders import BASE, JOB_ID, agent_info, measured, model
+from tests.coordinator.test_known_links import NOW, link
 from tests.spec.test_job_cluster import CLUSTER, LAYER, PROFILE
 
 PLANNER = partial(choose_plan, predict=closed_form)
@@ -37,12 +39,12 @@ def job(**changes: Any) -> Job:
 
 
 def planned(of: Job, *agents: AgentInfo, num_layers: int = 2) -> PlannedRun:
-    return plan_run(of, Inspected(model(num_layers)), agents, PLANNER, term=Term(1), job_id=JOB_ID)
+    return plan_run(of, Inspected(model(num_layers)), agents, PLANNER, term=Term(1), job_id=JOB_ID, now=NOW)
 
 
 def planned_by_measurement(of: Job, *agents: AgentInfo, num_layers: int = 2) -> PlannedRun:
     inspected = Inspected(model(num_layers), (measured("cpu", num_layers),))
-    return plan_run(of, inspected, agents, PLANNER, term=Term(1), job_id=JOB_ID)
+    return plan_run(of, inspected, agents, PLANNER, term=Term(1), job_id=JOB_ID, now=NOW)
 
 
 def devices(run: PlannedRun) -> list[list[str]]:
@@ -80,10 +82,29 @@ def test_without_files_the_devices_that_are_there_are_planned_for() -> None:
     run = planned_by_measurement(job(cluster={}, workers={}), agent_info("n0", devices=1), agent_info("n1", devices=1))
     assert run.document is not None
     assert run.described is not None
-    assert run.described.links_assumed
+    assert run.described.known.sources == ("assumed",)
     assert {device for names in devices(run) for device in names} == {"n0/0", "n1/0"}
     assert {stage.type for worker in run.document.virtual_workers for stage in worker.stages} == {"cpu"}
     assert run.job.is_planned
+
+
+def test_links_that_agents_have_measured_are_planned_with_and_told() -> None:
+    """A plan says of each link among its nodes whether it was measured, is stated, or is assumed."""
+    n0 = replace(agent_info("n0", devices=1), links=MeasuredLinks(links=(link("n0", "n0", 7e8),)))
+    n1 = replace(agent_info("n1", devices=1), links=MeasuredLinks(links=(link("n0", "n1", 3e8, age=60.0),)))
+    run = planned_by_measurement(job(cluster={}, workers={}), n0, n1)
+    assert run.described is not None and run.document is not None
+    assert run.described.cluster.link("n0", "n1").bandwidth_bytes_per_second == 3e8
+    told = {link.between: (link.source, link.bytes_per_second, link.measured_at) for link in run.document.links}
+    assert told == {
+        ("n0", "n0"): ("measured", 7e8, NOW),
+        ("n1", "n1"): ("assumed", 2e9, None),
+        ("n0", "n1"): ("measured", 3e8, NOW - 60.0),
+    }
+    assert run.links_sentence == "links: measured within n0, between n0 and n1; assumed within n1"
+    document = planned(job(), agent_info("n0", devices=2), agent_info("n1", devices=1)).document
+    assert document is not None
+    assert {link.source for link in document.links} == {"stated"}
 
 
 def test_devices_keep_their_names_where_another_job_uses_some() -> None:

@@ -10,8 +10,10 @@ from hetpipe.coordinator.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER, Regi
 from hetpipe.coordinator.store import MemberRecord
 from hetpipe.errors import HetpipeError, PermissionDenied, ProtocolViolation, ResourceExhausted
 from hetpipe.spec.ids import ShardIndex
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole, Registration
 from tests.coordinator.builders import agent_member, shard_member
+from tests.coordinator.test_known_links import copies, link
 
 
 def worker(name: str) -> MemberInfo:
@@ -64,8 +66,19 @@ def test_an_operator_takes_no_name_of_another() -> None:
         replace(shard_member(0), devices=agent_member().devices),
         replace(worker("w"), shard_index=ShardIndex(0)),
         replace(agent_member("n1"), devices=agent_member("n0").devices),
+        replace(worker("w"), links=MeasuredLinks(links=(link("w", "w", 1e9),))),
+        replace(agent_member("n1"), links=MeasuredLinks(links=(link("n1", "n0", 1e9), link("n0", "n2", 1e9)))),
+        replace(agent_member("n1"), links=MeasuredLinks(copies=(copies("n0", 1e9),))),
     ],
-    ids=["a worker with devices", "a shard with devices", "a worker as a shard", "devices of another node"],
+    ids=[
+        "a worker with devices",
+        "a shard with devices",
+        "a worker as a shard",
+        "devices of another node",
+        "links of a worker",
+        "a link between other nodes",
+        "copies on another node",
+    ],
 )
 def test_nobody_offers_what_is_anothers(info: MemberInfo) -> None:
     with pytest.raises(ProtocolViolation) as caught:

@@ -145,7 +145,7 @@ def forecast(**cluster: Any) -> tuple[Basis, PlannedRun]:
         "cluster": {"file": CLUSTER, "profile": {**PROFILE, "layers": LAYERS}, **cluster},
     }
     agents = (agent_info("n0", devices=2), agent_info("n1", devices=1))
-    run = plan_run(Job(**values), Inspected(model(8)), agents, PLANNER, term=Term(1), job_id=JOB_ID)
+    run = plan_run(Job(**values), Inspected(model(8)), agents, PLANNER, term=Term(1), job_id=JOB_ID, now=0.0)
     return basis_of(run, agents), run
 
 

@@ -32,6 +32,7 @@ from hetpipe.spec.checkpoint import shard_file, stage_file
 from hetpipe.spec.commands import StageKey
 from hetpipe.spec.identity import NamedPeer, Peer, Role, StagePeer, server_name
 from hetpipe.spec.ids import JobId, ShardIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.members import MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.spec.run import StageReady
 from hetpipe.spec.run import StageReport as AnyReport
@@ -39,6 +40,7 @@ from tests.certs.cluster import AGENT, COORDINATOR, MONITOR, OPERATOR, SHARD, st
 from tests.certs.cluster import cluster as certificates
 from tests.coordinator.builders import agent_member, job, shard_member, submission
 from tests.coordinator.fakes import Cluster
+from tests.coordinator.test_known_links import link
 from tests.ps.builders import run_document, shard_config, slices_of
 
 SECONDS = 10.0
@@ -357,6 +359,9 @@ ANOTHERS: dict[str, Callable[[Any, World], None]] = {
     "member.shard_index": put("member.shard_index", 0),
     "member.devices.device": lambda request, _: request.member.devices.add(
         device="n1/0", type="cpu", memory_bytes=1, torch_device="cpu"
+    ),
+    "member.links_json": put(
+        "member.links_json", wire.to_json(MeasuredLinks, MeasuredLinks(links=(link("n0", "n1", 1e3),)))
     ),
     **{f"member.stages.{field}": told_stage(field) for field in LIFE},
     "clocks": lambda request, world: request.clocks[world.jobs[0]].CopyFrom(pb.ClockSnapshot(term=9, published=9)),

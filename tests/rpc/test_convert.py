@@ -57,6 +57,7 @@ from hetpipe.spec.events import (
 from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.plan import ModelReport
@@ -81,6 +82,7 @@ from tests.coordinator.builders import (
     submission,
 )
 from tests.coordinator.machine_driver import Driver
+from tests.coordinator.test_known_links import copies, link
 from tests.profiler.builders import layer, measurement
 
 PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
@@ -144,6 +146,7 @@ def test_the_methods_are_those_of_the_proto_file() -> None:
         shard_member(0),
         shard_member(3, term=9),
         MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1),
+        replace(agent_member(), links=MeasuredLinks(links=(link("n0", "n1", 1e9),), copies=(copies("n0", 1e9),))),
     ],
 )
 def test_members(info: MemberInfo) -> None:
@@ -296,6 +299,9 @@ def test_what_is_left_out_or_unknown_is_refused() -> None:
     for refuse in (
         lambda: convert.member_info_from_proto(pb.MemberInfo(id="n0")),
         lambda: convert.member_info_from_proto(pb.MemberInfo(role=pb.MEMBER_ROLE_AGENT)),
+        lambda: convert.member_info_from_proto(
+            pb.MemberInfo(role=pb.MEMBER_ROLE_AGENT, id="n0", host="h", links_json='{"links": [{}]}')
+        ),
         lambda: convert.member_info_from_proto(pb.MemberInfo(role=99, id="n0")),  # type: ignore[arg-type]
         lambda: convert.command_from_proto(pb.WatchCommandsResponse(sequence=1)),
         lambda: convert.news_from_proto(pb.AgentNews()),

@@ -65,7 +65,7 @@ class Device(_message.Message):
     def __init__(self, device: _Optional[str] = ..., type: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., torch_device: _Optional[str] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("role", "id", "host", "pid", "address", "devices", "shard_index", "highest_term", "stages", "highest_fence")
+    __slots__ = ("role", "id", "host", "pid", "address", "devices", "shard_index", "highest_term", "stages", "highest_fence", "links_json")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class MemberInfo(_message.Message):
     HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_FENCE_FIELD_NUMBER: _ClassVar[int]
+    LINKS_JSON_FIELD_NUMBER: _ClassVar[int]
     role: MemberRole
     id: str
     host: str
@@ -86,7 +87,8 @@ class MemberInfo(_message.Message):
     highest_term: int
     stages: _containers.RepeatedCompositeFieldContainer[StageKey]
     highest_fence: int
-    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., shard_index: _Optional[int] = ..., highest_term: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., highest_fence: _Optional[int] = ...) -> None: ...
+    links_json: str
+    def __init__(self, role: _Optional[_Union[MemberRole, str]] = ..., id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., shard_index: _Optional[int] = ..., highest_term: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., highest_fence: _Optional[int] = ..., links_json: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("info", "order", "lease_seconds_left")

@@ -115,6 +115,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             tls=tls,
             devices=discover_devices(node, num_cpu_devices=options.cpu_devices),
             environment=os.environ,
+            machine=socket.gethostname(),
             first_metrics_port=options.stage_metrics_port,
             first_link_port=options.stage_port,
             drain_seconds=options.drain_seconds,

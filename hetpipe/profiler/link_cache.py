@@ -1,0 +1,58 @@
+"""What was measured of the links of a machine, in the user's cache folder. Without torch.
+
+Measurements lie under the name of the machine that they were made on. An agent may call its node otherwise: what it
+tells of its links has the name of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hetpipe.profiler.cache import MeasurementCache, cache_folder
+from hetpipe.profiler.machine import processor_name, versions
+from hetpipe.spec.link_measurement import LinksFingerprint, MeasuredLinks, still_valid
+from hetpipe.spec.policies import LinkKind
+
+#: What stages of one node use, unless a job says `link: grpc`.
+WITHIN_NODE_TRANSPORT: LinkKind = "gloo"
+
+
+class LinkCache:
+    """The measurements of one machine."""
+
+    def __init__(self, environment: Mapping[str, str], *, machine: str, device_types: Sequence[str]) -> None:
+        """Look in the cache folder of `environment`.
+
+        Args:
+            environment: names the folder.
+            machine: what the machine calls itself.
+            device_types: of its devices, as these call themselves; how many there are of each does not matter.
+        """
+        self._machine = machine
+        self._files = MeasurementCache(cache_folder(environment, "links"), MeasuredLinks)
+        self.key = LinksFingerprint(
+            nodes=(machine,),
+            transport=WITHIN_NODE_TRANSPORT,
+            processor=processor_name(),
+            devices=tuple(dict.fromkeys(device_types)),
+            versions=versions(),
+        ).key
+
+    def find(self, *, now: float) -> MeasuredLinks:
+        """What was measured before and is still valid at `now`; nothing if there is none."""
+        found = self._files.find(self.key)
+        return MeasuredLinks() if found is None else still_valid(found, now=now)
+
+    def find_of_node(self, node: str, *, now: float) -> MeasuredLinks:
+        """The same of the machine itself, under the name that its agent gives to the node."""
+        found = self.find(now=now)
+        own = (self._machine, self._machine)
+        return MeasuredLinks(
+            links=tuple(replace(link, between=(node, node)) for link in found.links if link.between == own),
+            copies=tuple(replace(copy, node=node) for copy in found.copies if copy.node == self._machine),
+        )
+
+    def keep(self, measured: MeasuredLinks) -> None:
+        """Store what was measured, instead of what was there."""
+        self._files.keep(self.key, measured)
