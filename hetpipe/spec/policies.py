@@ -20,6 +20,9 @@ HistoryDetail = Literal["full", "summary", "off"]
 
 LinkKind = Literal["gloo", "grpc"]
 
+#: What a job says of its links.
+AskedLink = Literal["auto", LinkKind]
+
 #: Which parameters lie on which shard; defined in `planner.placement`.
 PlacementName = Literal["balanced", "round_robin", "ed_local"]
 

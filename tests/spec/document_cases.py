@@ -91,6 +91,15 @@ PLAN: dict[str, Any] = {
     "idle_devices": ["n1/1"],
     "predicted": {"samples_per_second": 4000.0, "cross_node_bytes_per_minibatch": 2048.0},
     "run": {"samples_per_second": 80.0, "seconds": 2.5},
+    "links": [
+        {
+            "between": ["n0", "n1"],
+            "source": "measured",
+            "bytes_per_second": 1e9,
+            "latency_seconds": 5e-5,
+            "measured_at": 1.7e9,
+        }
+    ],
     "alternatives": [{"name": "NP", "samples_per_second": None, "reason": "n0: layer c misses 20 bytes"}],
 }
 
