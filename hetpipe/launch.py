@@ -14,7 +14,9 @@ from hetpipe.phases import begin_phases
 _REPORT_FD = "--report-fd"
 
 #: What can be run.
-PROGRAMS = frozenset({"hetpipe", "hetpipe.agent.inspect_process", "hetpipe.agent.stage_process"})
+PROGRAMS = frozenset(
+    {"hetpipe", "hetpipe.agent.inspect_process", "hetpipe.agent.link_process", "hetpipe.agent.stage_process"}
+)
 
 
 def main(arguments: Sequence[str]) -> None:

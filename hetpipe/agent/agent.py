@@ -19,12 +19,16 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
-from hetpipe.profiler.link_cache import LinkCache
+from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import Tls
 from hetpipe.spec.commands import (
+    AgentNews,
     InspectCommand,
+    KeepLinksCommand,
+    LinkResult,
+    MeasureLinkCommand,
     NumberedCommand,
     StageKey,
     StartStageCommand,
@@ -84,7 +88,15 @@ class AgentConfig:
     first_link_port: int | None = None
     """Where the stage on device 0 awaits the next stage, likewise; None: on any free port."""
     machine: str = ""
-    """What the machine calls itself: what `hetpipe profile --links` measured on it is told. Empty: nothing is told."""
+    """What the machine calls itself: under that name measurements of links are found and kept. Empty: none are."""
+
+
+def _links_of(config: AgentConfig) -> NodeLinks | None:
+    """What is known of the node's links; None: nothing is remembered."""
+    if not config.machine:
+        return None
+    types = [device.type for device in config.devices]
+    return NodeLinks(config.environment, machine=config.machine, node=config.node, device_types=types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +121,10 @@ class Agent:
         self._id = AgentId(config.node)
         self._client = CoordinatorClient(config.coordinator, tls=config.tls, clock=clock)
         self._outbox = Outbox(clock)
+        self._links = _links_of(config)
         self._certificates = None if config.tls is None else self._prepare_certificates(config.tls)
         self._children = Children(
-            tell=self._outbox.put,
+            tell=self._tell,
             environment=config.environment,
             clock=clock,
             programs=config.programs,
@@ -126,7 +139,7 @@ class Agent:
             hooks=Hooks(
                 jobs=self._children.jobs,
                 last_command=self._last_command,
-                newest_info=lambda info: replace(info, stages=self._children.stages(), links=self._links()),
+                newest_info=lambda info: replace(info, stages=self._children.stages(), links=self._known_links()),
                 on_ended_jobs=self._jobs_ended,
                 on_registered=self._registered,
                 on_replaced=self._was_replaced,
@@ -273,6 +286,10 @@ class Agent:
                 self._children.stop_job(job_id)
             case StopVirtualWorkerCommand() as stop:
                 self._children.kill_worker(stop)
+            case MeasureLinkCommand() as measure:
+                self._children.measure_link(measure, self._id, host=self._config.host)
+            case KeepLinksCommand(measured=measured):
+                self._keep_links(measured)
 
     def _prepare_certificates(self, tls: Tls) -> StageCertificates:
         # Only who uses TLS pays for its import.
@@ -302,13 +319,19 @@ class Agent:
             raise PeerUnreachable(f"{who} {silent:.1f} s; all its stage processes were ended")
         _log.warning("coordinator_lost", sentence=f"{who} {silent:.1f} s; its stage processes go on without it")
 
-    def _links(self) -> MeasuredLinks:
+    def _known_links(self) -> MeasuredLinks:
         """What was measured of this node's links, by now."""
-        if not self._config.machine:
-            return MeasuredLinks()
-        types = [device.type for device in self._config.devices]
-        cache = LinkCache(self._config.environment, machine=self._config.machine, device_types=types)
-        return cache.find_of_node(self._config.node, now=self._clock.wall())
+        return MeasuredLinks() if self._links is None else self._links.find(now=self._clock.wall())
+
+    def _keep_links(self, measured: MeasuredLinks) -> None:
+        if self._links is not None:
+            self._links.keep(measured, now=self._clock.wall())
+
+    def _tell(self, news: AgentNews) -> None:
+        """Children tell something."""
+        if isinstance(news, LinkResult) and news.measured:
+            self._keep_links(news.measured)
+        self._outbox.put(news)
 
     # -- other threads ---------------------------------------------------------------------------------------------
 

@@ -24,10 +24,12 @@ from hetpipe.errors import (
     UnknownMember,
     UserError,
 )
+from hetpipe.link.choice import choose_link
 from hetpipe.observe.log import get_logger
 from hetpipe.phases import LAUNCH, PHASE
 from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
+from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.roots import Roots
 from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.spec.commands import (
@@ -37,14 +39,19 @@ from hetpipe.spec.commands import (
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    LinkAwaited,
+    LinkResult,
+    MeasureLinkCommand,
     StageKey,
     StageNews,
     StartStageCommand,
     StopVirtualWorkerCommand,
+    end_key,
     exit_sentence,
 )
-from hetpipe.spec.ids import DeviceId, JobId
+from hetpipe.spec.ids import AgentId, DeviceId, JobId
 from hetpipe.spec.job_sections import EnvironmentSection
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageConditions, StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
 from hetpipe.spec.wire import from_json, revive, to_json
@@ -67,6 +74,7 @@ class Programs:
 
     stage: Sequence[str] = (*LAUNCH, "hetpipe.agent.stage_process")
     inspection: Sequence[str] = (*LAUNCH, "hetpipe.agent.inspect_process")
+    link: Sequence[str] = (*LAUNCH, "hetpipe.agent.link_process")
     allowed_environment: Sequence[str] | None = None
     """Patterns of the environment variables that jobs may inherit and set; None: any."""
 
@@ -86,7 +94,10 @@ METRICS_PORT = "HETPIPE_METRICS_PORT"
 #: The same of the port on which a stage process awaits the next stage; empty: any free one.
 LINK_PORT = "HETPIPE_LINK_PORT"
 
-ChildKind = Literal["stage", "inspection"]
+#: Longest time for the other end of a link that is measured to come, and again for all messages.
+LINK_SECONDS = 25.0
+
+ChildKind = Literal["stage", "inspection", "link"]
 Outcome = Literal["ok", "error", "signal"]
 
 
@@ -145,6 +156,8 @@ class Children:
         #: Live children.
         self._stages: dict[StageKey, Child] = {}
         self._inspections: dict[JobId, Child] = {}
+        #: Ends of links that are measured.
+        self._ends: dict[StageKey, Child] = {}
         #: What those told when they got ready, as long as they are at work.
         self._ready: dict[StageKey, StageNews] = {}
         #: The newest conditions of live stages, as far as they have told any.
@@ -161,7 +174,9 @@ class Children:
         """How many there are and have been."""
         with self._lock:
             return ChildCounts(
-                running=Counter({"stage": len(self._stages), "inspection": len(self._inspections)}),
+                running=Counter(
+                    {"stage": len(self._stages), "inspection": len(self._inspections), "link": len(self._ends)}
+                ),
                 started=self._started.copy(),
                 exited=self._exited.copy(),
                 later_lives=self._later_lives,
@@ -170,7 +185,7 @@ class Children:
     def jobs(self) -> tuple[JobId, ...]:
         """The jobs that have live children."""
         with self._lock:
-            return tuple(sorted({key.job_id for key in self._stages} | self._inspections.keys()))
+            return tuple(sorted({key.job_id for key in (*self._stages, *self._ends)} | self._inspections.keys()))
 
     def stages(self) -> tuple[StageKey, ...]:
         """The live stages."""
@@ -214,9 +229,81 @@ class Children:
             inspection.ended(exit_code, last_words)
 
         try:
-            self._add(self._inspections, job_id, spec, Listener(on_line=inspection.heard, on_exit=on_exit))
+            self._add(
+                self._inspections, job_id, spec, Listener(on_line=inspection.heard, on_exit=on_exit), "inspection"
+            )
         except OSError as error:
             inspection.ended(error.errno or 1, str(error))
+
+    def measure_link(self, command: MeasureLinkCommand, node: AgentId, *, host: str) -> None:
+        """Start one end of a link that is measured, unless it is running.
+
+        Args:
+            command: which end of which link.
+            node: what this agent is called.
+            host: address under which other nodes reach this one.
+        """
+        task = command.task
+        key = end_key(command.job_id, task.number, is_first=not task.address)
+        with self._lock:
+            if key in self._ends:
+                return
+        end = LinkEnd(command.job_id, task.number, self._tell)
+        try:
+            self._roots.check_run(task.run_dir)
+            order, environment = self._link_order(command, key, node=node, host=host)
+        except HetpipeError as error:
+            end.failed(str(error))
+            return
+        spec = ChildSpec(
+            name=f"link-{command.job_id}-{task.number}",
+            command=self._programs.link,
+            first_line=to_json(LinkOrder, order),
+            environment=environment,
+            log_path=Path(task.run_dir) / "logs" / f"link-{task.number}-{node}.out",
+        )
+
+        def on_exit(exit_code: int, last_words: str) -> None:
+            self._forget_certificate(key)
+            with self._lock:
+                self._ends.pop(key, None)
+                self._exited["link", _outcome(exit_code)] += 1
+            end.ended(exit_code, last_words)
+
+        try:
+            self._add(self._ends, key, spec, Listener(on_line=end.heard, on_exit=on_exit), "link")
+        except OSError as error:
+            self._forget_certificate(key)
+            end.failed(f"its process could not be started: {error}")
+
+    def _link_order(
+        self, command: MeasureLinkCommand, key: StageKey, *, node: AgentId, host: str
+    ) -> tuple[LinkOrder, Mapping[str, str]]:
+        """What the process is told, and its environment, with a certificate of its own for a link that encrypts.
+
+        Raises:
+            HetpipeError: the coordinator does not certify it.
+        """
+        task = command.task
+        choice = choose_link(task.link, tls=self._certificates is not None, same_node=False)
+        order = LinkOrder(
+            role="call" if task.address else "await",
+            node=node,
+            other=task.other,
+            transport=choice.kind,
+            job_id=command.job_id,
+            number=task.number,
+            with_copies=task.with_copies,
+            port=self._first_ports[LINK_PORT] or 0,
+            host=host,
+            address=task.address,
+            deadline_seconds=LINK_SECONDS,
+        )
+        own = child_environment(self._environment, EnvironmentSection(), self._programs.allowed_environment)
+        environment = {**own, **SINGLE_THREADED}
+        if self._certificates is None or choice.kind != "grpc":
+            return order, environment
+        return order, {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
 
     def start_stage(self, command: StartStageCommand) -> None:
         """Start a stage, unless it is running."""
@@ -257,7 +344,7 @@ class Children:
                 self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
 
         try:
-            self._add(self._stages, key, spec, Listener(on_line=on_line, on_exit=on_exit))
+            self._add(self._stages, key, spec, Listener(on_line=on_line, on_exit=on_exit), "stage")
         except OSError as error:
             self._forget_certificate(key)
             self._not_started(key, error, error.errno or 1)
@@ -351,18 +438,19 @@ class Children:
     def _children(self, wanted: Callable[[JobId], bool]) -> list[Child]:
         with self._lock:
             stages = [child for key, child in self._stages.items() if wanted(key.job_id)]
-            return stages + [child for job_id, child in self._inspections.items() if wanted(job_id)]
+            ends = [child for key, child in self._ends.items() if wanted(key.job_id)]
+            return stages + ends + [child for job_id, child in self._inspections.items() if wanted(job_id)]
 
-    def _add(self, table: dict[Any, Child], key: StageKey | JobId, spec: ChildSpec, listener: Listener) -> None:
+    def _add(
+        self, table: dict[Any, Child], key: StageKey | JobId, spec: ChildSpec, listener: Listener, kind: ChildKind
+    ) -> None:
         # Under the lock, so that a child that ends at once finds itself in the table.
         with self._lock:
             child = Child(spec, listener)
             table[key] = child
-            if isinstance(key, StageKey):
-                self._started["stage"] += 1
+            self._started[kind] += 1
+            if kind == "stage" and isinstance(key, StageKey):
                 self._later_lives += key.incarnation > 0
-            else:
-                self._started["inspection"] += 1
         _log.info("child_started", child=spec.name, pid=child.pid)
 
 
@@ -428,3 +516,46 @@ class Inspection:
         words = f"; its last words: {last_words}" if last_words else ""
         problem = f"the inspection of the model {exit_sentence(exit_code)} before it reported{words}"
         self._tell(InspectionResult(self._job_id, None, JobFailed.__name__, (problem,)))
+
+
+class LinkEnd:
+    """One end of a link that is measured: where it awaits the other one, and then what came of it."""
+
+    def __init__(self, job_id: JobId, number: int, tell: Callable[[AgentNews], None]) -> None:
+        self._job_id = job_id
+        self._number = number
+        self._tell = tell
+        self._told = False
+
+    def heard(self, line: bytes) -> None:
+        """Take a line that the process wrote.
+
+        Raises:
+            ProtocolViolation: it is no line of a process that measures.
+        """
+        said: dict[str, Any] = from_json(dict[str, Any], line)
+        if self._told or said.get("kind") == PHASE:
+            return
+        if "address" in said:
+            self._tell(LinkAwaited(self._job_id, self._number, str(said["address"])))
+        elif "ok" in said:
+            found: LinkAnswer = revive(LinkAnswer, said["ok"])
+            links = () if found.link is None else (found.link,)
+            self._end(LinkResult(self._job_id, self._number, MeasuredLinks(links=links, copies=found.copies)))
+        else:
+            problems: tuple[str, ...] = revive(tuple[str, ...], said.get("problems", ()))
+            self.failed("; ".join(problems) or "the process that measures gave no reason")
+
+    def failed(self, problem: str) -> None:
+        """Nothing comes of it."""
+        self._end(LinkResult(self._job_id, self._number, problem=problem))
+
+    def ended(self, exit_code: int, last_words: str) -> None:
+        """Its process is gone; without an answer before, that is the outcome."""
+        words = f"; its last words: {last_words}" if last_words else ""
+        if not self._told:
+            self.failed(f"the process that measures links {exit_sentence(exit_code)} before it reported{words}")
+
+    def _end(self, result: LinkResult) -> None:
+        self._told = True
+        self._tell(result)

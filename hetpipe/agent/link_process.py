@@ -9,11 +9,14 @@ from hetpipe.agent.child_main import ReportPipe, answer_once, run_child
 
 def main(pipe: ReportPipe, first_line: bytes) -> int:
     """Carry out the `LinkOrder` of the first line; the exit status."""
+    import os
+
     import torch
 
     from hetpipe.clock import SYSTEM_CLOCK
     from hetpipe.profiler.link_measuring import carry_out_links
     from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
+    from hetpipe.rpc.tls import tls_from_environment
     from hetpipe.spec import wire
     from hetpipe.weights.allocator import settle_memory
 
@@ -25,7 +28,8 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     settle_memory(one_heap=True)
 
     def measure() -> object:
-        return wire.plain(LinkAnswer, carry_out_links(wire.from_json(LinkOrder, first_line), SYSTEM_CLOCK, tell))
+        order: LinkOrder = wire.from_json(LinkOrder, first_line)
+        return wire.plain(LinkAnswer, carry_out_links(order, SYSTEM_CLOCK, tell, tls=tls_from_environment(os.environ)))
 
     return answer_once(pipe, measure)
 

@@ -22,7 +22,7 @@ from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.store import JobRecord, Repairs, all_events
 from hetpipe.errors import HetpipeError, JobError, JobFailed, PermissionDenied, StateLost, Unavailable
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.commands import AgentNews
+from hetpipe.spec.commands import AgentNews, LinkResult
 from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job_json import job_from_json
@@ -151,6 +151,8 @@ class Adopting(JobHosts):
         elif host is not None:
             if not host.machine.may_tell(agent, news):
                 return False
+            if isinstance(news, LinkResult):
+                self._registry.learn_links(news.measured)
             self._feed(host, news)
         return True
 

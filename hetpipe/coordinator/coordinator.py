@@ -42,7 +42,7 @@ from hetpipe.errors import (
     VersionConflict,
 )
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.commands import AgentNews, ChildExit, NumberedCommand, StageKey, StageNews
+from hetpipe.spec.commands import AgentNews, ChildExit, LinkAwaited, LinkResult, NumberedCommand, StageKey, StageNews
 from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.spec.ids import AgentId, JobId
@@ -62,6 +62,17 @@ _STORE = "Redis"
 _COORDINATOR = "coordinator"
 
 _STORE_IS_BACK = "Redis answers the coordinator again; what happened meanwhile is kept from now on"
+
+
+def _named(news: AgentNews) -> str:
+    """What news are of, for a sentence."""
+    match news:
+        case StageNews(key=key) | ChildExit(key=key):
+            return str(key)
+        case LinkAwaited() | LinkResult():
+            return "a link that was measured"
+        case _:
+            return "an inspection"
 
 
 def _away(outage: str) -> str:
@@ -282,7 +293,7 @@ class Coordinator(Adopting):
                 return
             foreign = [item for item in news if not self._news_told(agent, item)]
         if foreign:
-            what = foreign[0].key if isinstance(foreign[0], StageNews | ChildExit) else "an inspection"
+            what = _named(foreign[0])
             raise PermissionDenied(
                 f"agent {agent} tells of {what} of job {foreign[0].job_id}, which is not on its node; "
                 f"{len(foreign)} of {len(news)} news are refused"
@@ -303,7 +314,8 @@ class Coordinator(Adopting):
             self._registry.check(MemberId(agent), registration)
             host = self._hosts.get(stage.job_id)
             lives = () if host is None else host.machine.stages
-            if not any(life.key == stage and life.agent == agent and not life.exited for life in lives):
+            is_end = host is not None and host.machine.may_be_end(agent, stage)
+            if not is_end and not any(life.key == stage and life.agent == agent and not life.exited for life in lives):
                 raise PermissionDenied(f"no {stage} is to run on agent {agent}")
         return self._tools.certify(request_pem, stage.peer)
 

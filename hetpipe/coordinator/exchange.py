@@ -10,7 +10,16 @@ from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.planning import PlannedRun
 from hetpipe.coordinator.replanning import Basis, Recut
 from hetpipe.coordinator.requirements import ClusterView
-from hetpipe.spec.commands import ChildExit, Command, InspectionPhase, InspectionResult, InspectionStep, StageNews
+from hetpipe.spec.commands import (
+    ChildExit,
+    Command,
+    InspectionPhase,
+    InspectionResult,
+    InspectionStep,
+    LinkAwaited,
+    LinkResult,
+    StageNews,
+)
 from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobEvent, StopMode, Submission
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, Term, VirtualWorkerIndex
@@ -222,6 +231,8 @@ Input = (
     | InspectionStep
     | InspectionPhase
     | InspectionResult
+    | LinkAwaited
+    | LinkResult
     | Prepared
     | TaskFailed
     | StageNews

@@ -21,7 +21,16 @@ from hetpipe.coordinator.setting_out import SettingOut
 from hetpipe.coordinator.stage_table import StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import WorkerLives
-from hetpipe.spec.commands import AgentNews, InspectionPhase, InspectionResult, InspectionStep, StopJobCommand
+from hetpipe.spec.commands import (
+    AgentNews,
+    InspectionPhase,
+    InspectionResult,
+    InspectionStep,
+    LinkAwaited,
+    LinkResult,
+    StageKey,
+    StopJobCommand,
+)
 from hetpipe.spec.conditions import consequence
 from hetpipe.spec.events import (
     JobEnded,
@@ -152,14 +161,20 @@ class JobCourse:
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
 
     def may_tell(self, agent: AgentId, news: AgentNews) -> bool:
-        """Whether it is for `agent` to tell `news`: of a process that the plan puts on its node, or of its inspection.
+        """Whether it is for `agent` to tell `news`: of a process that the plan puts on its node, or as it was asked.
 
         News of what the job does not have, or not any more, have no effect, whoever tells them.
         """
         if isinstance(news, InspectionPhase | InspectionStep | InspectionResult):
             return self._way.is_asked(agent)
+        if isinstance(news, LinkAwaited | LinkResult):
+            return self._way.may_tell_link(agent, news)
         life = self.stages.get(news.key)
         return life is None or life.agent == agent
+
+    def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
+        """Whether the process that `agent` starts to measure a link is to be called that."""
+        return self._way.may_be_end(agent, stage)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

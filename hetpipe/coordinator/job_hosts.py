@@ -42,6 +42,7 @@ from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.spec.counters import EVENTS_PER_LEAD
 from hetpipe.spec.events import JobEnded
 from hetpipe.spec.ids import JobId
+from hetpipe.spec.link_measurement import still_valid
 from hetpipe.spec.members import MemberInfo, MemberRole
 from hetpipe.spec.run import AgentInfo
 
@@ -277,7 +278,11 @@ class JobHosts:
             [member for member in self._registry.of_role(role) if member.id not in tellers]
             for role in (MemberRole.AGENT, MemberRole.PARAMETER_SERVER)
         )
-        agents = [member.agent_info for member in members if not self._registry.departs(member.id)]
+        agents = [
+            replace(member.agent_info, links=still_valid(member.links, now=self._clock.wall()))
+            for member in members
+            if not self._registry.departs(member.id)
+        ]
         devices = [device.device for agent in agents for device in agent.devices]
         held = Counter(users[device] for device in devices if device in users)
         return ClusterView(

@@ -6,6 +6,7 @@ comes back. A fact that arrives too late, for example the answer of an inspectio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hetpipe.coordinator import adoption
@@ -35,7 +36,7 @@ from hetpipe.coordinator.lost_disks import LostDisks
 from hetpipe.coordinator.patience import Patience
 from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.coordinator.root_cause import Failure, Rank, root_cause
-from hetpipe.coordinator.setting_out import WayInput
+from hetpipe.coordinator.setting_out import Taken, WayInput
 from hetpipe.coordinator.stage_table import StageLife, StageTable
 from hetpipe.coordinator.training import Training
 from hetpipe.coordinator.worker_lives import LivesInput
@@ -44,6 +45,8 @@ from hetpipe.spec.commands import (
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    LinkAwaited,
+    LinkResult,
     StageKey,
     StageNews,
     StopJobCommand,
@@ -149,7 +152,9 @@ class JobMachine(JobCourse):
             InvalidTransition: a bug of this class.
         """
         match fact:
-            case ClusterSeen() | InspectionStep() | InspectionPhase() | InspectionResult():
+            case (
+                ClusterSeen() | InspectionStep() | InspectionPhase() | InspectionResult() | LinkAwaited() | LinkResult()
+            ):
                 self._set_out(fact, now=now)
             case Prepared():
                 self._shards_prepared(fact, now=now)
@@ -193,7 +198,10 @@ class JobMachine(JobCourse):
             return
         if self.state is JobState.INSPECTING:
             self._heard = now
-        for taken in self._way.handle(fact, state=self.state, now=now):
+        self._set_out_further(self._way.handle(fact, state=self.state, now=now), now=now)
+
+    def _set_out_further(self, steps: Sequence[Taken], *, now: float) -> None:
+        for taken in steps:
             match taken:
                 case Step.CLUSTER_LACKS:
                     self._told_place = self._way.place
@@ -476,6 +484,9 @@ class JobMachine(JobCourse):
             self._train(Tick(), now=now)
             if self.state.is_terminal:
                 return
+        if self.state is JobState.INSPECTING and self._way.is_measuring_links:
+            self._heard = now
+            self._set_out_further(self._way.tick(now=now), now=now)
         if self._rewinds.is_waiting:
             self._go_back(now=now)
         if self.state.is_queued and not self._rewinds.is_waiting:

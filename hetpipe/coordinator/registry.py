@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe.coordinator.store import MemberRecord
 from hetpipe.errors import MemberReplaced, PermissionDenied, ProtocolViolation, ResourceExhausted, UnknownMember
+from hetpipe.spec.link_measurement import MeasuredLinks, merged
 from hetpipe.spec.members import ROLE_NAMES, Member, MemberId, MemberInfo, MemberRole, Registration
 
 #: Members at a time: each costs memory, and everybody who looks gets all of them. Each role has its own places, so that
@@ -139,6 +140,16 @@ class Registry:
         live = self._live[member_id]
         is_news, live.departs = not live.departs, True
         return is_news
+
+    def learn_links(self, measured: MeasuredLinks) -> None:
+        """Know of members what was measured of their links since they registered."""
+        ends = {node for link in measured.links for node in link.between} | {copy.node for copy in measured.copies}
+        for end in ends:
+            live = self._live.get(MemberId(end))
+            if live is not None and live.record.info.role is MemberRole.AGENT:
+                info = live.record.info
+                info = replace(info, links=merged(info.links, measured.of(end)))
+                live.record = replace(live.record, info=info)
 
     def has_told(self, member_id: MemberId) -> bool:
         """Whether a member has sent a heartbeat since it registered."""

@@ -13,11 +13,12 @@ from hetpipe.coordinator.exchange import ClusterSeen, Instruction, Prepare, Prep
 from hetpipe.coordinator.inspections import Inspections, inspect_command, is_to_measure
 from hetpipe.coordinator.job_queue import Turn
 from hetpipe.coordinator.lifecycle import Step
+from hetpipe.coordinator.link_survey import LinkNews, LinkSurvey
 from hetpipe.coordinator.planning import num_devices_wanted
 from hetpipe.coordinator.requirements import ClusterView, claim_devices, missing
 from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
-from hetpipe.spec.commands import InspectionPhase, InspectionResult, InspectionStep
+from hetpipe.spec.commands import InspectionPhase, InspectionResult, InspectionStep, LinkAwaited, LinkResult, StageKey
 from hetpipe.spec.events import JobState, QueuePlace, Submission
 from hetpipe.spec.ids import AgentId, JobId, Term
 from hetpipe.spec.job import Job
@@ -25,7 +26,7 @@ from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import AgentInfo
 
 InspectionNews = InspectionStep | InspectionPhase | InspectionResult
-WayInput = ClusterSeen | InspectionNews
+WayInput = ClusterSeen | InspectionNews | LinkNews
 
 Taken = Step | Instruction | Failure
 """What comes out: a step of the job, an instruction for the shell, or why the job cannot go on."""
@@ -47,6 +48,8 @@ class SettingOut:
         #: Where it stands in the queue; None before it was looked for members, and once it has them.
         self.place: QueuePlace | None = None
         self._inspections: Inspections | None = None
+        #: After the inspections of a job whose plan depends on links that nobody has stated.
+        self._survey: LinkSurvey | None = None
         #: Samples of an evaluation, as another coordinator has found out.
         self._eval_samples: int | None = None
         #: The job has trained before, and is prepared anew from its newest checkpoint.
@@ -71,7 +74,28 @@ class SettingOut:
             case ((InspectionStep() | InspectionPhase() | InspectionResult()), JobState.INSPECTING):
                 assert self._inspections is not None
                 return self._inspection_told(fact, self._inspections, now=now)
+            case ((LinkAwaited() | LinkResult()), JobState.INSPECTING) if self._survey is not None:
+                return self._surveyed(self._survey, self._survey.handle(fact, now=now))
         return []
+
+    def tick(self, *, now: float) -> list[Taken]:
+        """Time has passed while links are measured."""
+        if self._survey is None or self._survey.is_over:
+            return []
+        return self._surveyed(self._survey, self._survey.tick(now=now))
+
+    @property
+    def is_measuring_links(self) -> bool:
+        """Whether agents are asked for links; how long that takes is bounded."""
+        return self._survey is not None and not self._survey.is_over
+
+    def may_tell_link(self, agent: AgentId, news: LinkNews) -> bool:
+        """Whether `agent` was asked for what it tells of a link."""
+        return self._survey is not None and self._survey.may_tell(agent, news)
+
+    def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
+        """Whether the process that `agent` starts to measure a link is to be called that."""
+        return self._survey is not None and self._survey.may_be(agent, stage)
 
     def is_asked(self, agent: AgentId) -> bool:
         """Whether `agent` was asked to look at the model; also if nobody was, as no answer counts then."""
@@ -90,7 +114,7 @@ class SettingOut:
 
     def queue_again(self, lacks: str) -> None:
         """Claim nobody any more: who was claimed goes or is gone, and nothing was done yet that would be lost."""
-        self.agents, self.shards, self._inspections = (), (), None
+        self.agents, self.shards, self._inspections, self._survey = (), (), None, None
         self.place = QueuePlace(1, lacks)
 
     def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
@@ -127,11 +151,14 @@ class SettingOut:
         if step is not Step.INSPECTED or self._inspections is None:
             return ""
         proof = self._inspections.inspected.model.proof
-        return "" if proof is None else proof.sentence
+        links = "" if self._survey is None else self._survey.remark
+        return "; ".join(filter(None, ("" if proof is None else proof.sentence, links)))
 
     def awaited(self, state: JobState) -> str:
         """For whom the coordinator waits on the way, and for what."""
         match state:
+            case JobState.INSPECTING if self._survey is not None and not self._survey.is_over:
+                return self._survey.awaited
             case JobState.INSPECTING:
                 return "the inspection of the model" if self._inspections is None else self._inspections.awaited
             case _:
@@ -172,4 +199,15 @@ class SettingOut:
         if asked is not None:
             command = inspect_command(asked, self.job, self._job_id, self.submission)
             return [SendCommand(asked.agent.agent, command)]
-        return [Step.INSPECTED, self.prepare()]
+        if self.job.cluster.file is not None or (self.job.is_planned and not self.job.cluster.emulate):
+            return [Step.INSPECTED, self.prepare()]
+        survey = LinkSurvey(self.agents, job_id=self._job_id, run_dir=self.submission.run_dir, link=self.job.link)
+        self._survey = survey
+        return self._surveyed(survey, survey.begin(now=now))
+
+    def _surveyed(self, survey: LinkSurvey, commands: Sequence[SendCommand]) -> list[Taken]:
+        """Go on with the links, or from there once all are measured."""
+        if not survey.is_over:
+            return [*commands]
+        self.agents = survey.told_to(self.agents)
+        return [*commands, Step.INSPECTED, self.prepare()]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from hetpipe.errors import UserError
-from hetpipe.spec.policies import LinkKind
-
-AskedLink = Literal["auto", LinkKind]
+from hetpipe.spec.policies import AskedLink, LinkKind
 
 
 @dataclass(frozen=True, slots=True)

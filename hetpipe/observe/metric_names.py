@@ -150,7 +150,7 @@ def _of_agent() -> tuple[Family, ...]:
 
     return (
         family("devices", "gauge", "devices", "Devices that are offered.", "type"),
-        family("children", "gauge", "processes", "Processes that run now: `stage` or `inspection`.", "kind"),
+        family("children", "gauge", "processes", "Processes that run now: `stage`, `inspection` or `link`.", "kind"),
         family("children_started_total", "counter", "processes", "Started so far.", "kind"),
         family(
             "children_exited_total",

@@ -6,12 +6,13 @@ tells of its links has the name of the node.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetpipe.profiler.cache import MeasurementCache, cache_folder
 from hetpipe.profiler.machine import processor_name, versions
-from hetpipe.spec.link_measurement import LinksFingerprint, MeasuredLinks, still_valid
+from hetpipe.spec.link_measurement import LinksFingerprint, MeasuredLinks, merged, still_valid
 from hetpipe.spec.policies import LinkKind
 
 #: What stages of one node use, unless a job says `link: grpc`.
@@ -44,15 +45,40 @@ class LinkCache:
         found = self._files.find(self.key)
         return MeasuredLinks() if found is None else still_valid(found, now=now)
 
-    def find_of_node(self, node: str, *, now: float) -> MeasuredLinks:
-        """The same of the machine itself, under the name that its agent gives to the node."""
-        found = self.find(now=now)
-        own = (self._machine, self._machine)
-        return MeasuredLinks(
-            links=tuple(replace(link, between=(node, node)) for link in found.links if link.between == own),
-            copies=tuple(replace(copy, node=node) for copy in found.copies if copy.node == self._machine),
-        )
-
     def keep(self, measured: MeasuredLinks) -> None:
         """Store what was measured, instead of what was there."""
         self._files.keep(self.key, measured)
+
+
+class NodeLinks:
+    """What an agent knows of the links of its node: within it, and to other nodes. Thread-safe."""
+
+    def __init__(self, environment: Mapping[str, str], *, machine: str, node: str, device_types: Sequence[str]) -> None:
+        """Look in the cache folder of `environment`.
+
+        Args:
+            environment: names the folder.
+            machine: what the machine calls itself.
+            node: what its agent calls it.
+            device_types: of its devices.
+        """
+        self._machine = machine
+        self._node = node
+        self._within = LinkCache(environment, machine=machine, device_types=device_types)
+        # A machine may have several agents, and the names of nodes mean something in their cluster alone.
+        self._between = LinkCache(environment, machine=f"{machine}/{node}", device_types=device_types)
+        self._lock = threading.Lock()
+
+    def find(self, *, now: float) -> MeasuredLinks:
+        """What was measured before and is valid still, under the name of the node."""
+        found, own = self._within.find(now=now), (self._machine, self._machine)
+        within = MeasuredLinks(
+            links=tuple(replace(link, between=(self._node, self._node)) for link in found.links if link.between == own),
+            copies=tuple(replace(copy, node=self._node) for copy in found.copies if copy.node == self._machine),
+        )
+        return merged(self._between.find(now=now).of(self._node), within)
+
+    def keep(self, measured: MeasuredLinks, *, now: float) -> None:
+        """Remember more of the links of the node."""
+        with self._lock:
+            self._between.keep(merged(self._between.find(now=now), measured.of(self._node)))

@@ -11,13 +11,20 @@ from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.link_speed import LIMITS, CopyTrips, Effort, LinkTrips, answer_trips, speed_of
 from hetpipe.profiler.machine import versions
 from hetpipe.profiler.profiling import devices_here
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.rpc.tls import Tls
+from hetpipe.spec.commands import end_key
+from hetpipe.spec.ids import JobId
 from hetpipe.spec.link_measurement import CopyMeasurement, LinkMeasurement
 from hetpipe.spec.requests import Requester
 
 
 def carry_out_links(
-    order: LinkOrder, clock: Clock, on_address: Callable[[str], None], effort: Effort | None = None
+    order: LinkOrder,
+    clock: Clock,
+    on_address: Callable[[str], None],
+    effort: Effort | None = None,
+    *,
+    tls: Tls | None = None,
 ) -> LinkAnswer:
     """Measure, or help the other end to.
 
@@ -26,6 +33,7 @@ def carry_out_links(
         clock: takes the times.
         on_address: hears where the other end is awaited.
         effort: how much is transferred.
+        tls: who this process is, for links that encrypt; None: plaintext.
 
     Raises:
         HetpipeError: the two ends do not find each other, or one goes away.
@@ -33,14 +41,19 @@ def carry_out_links(
     effort = effort or Effort()
     if order.role == "copies":
         return LinkAnswer(copies=_copies(order, clock, effort))
+    footing = Footing(host=order.host, port=order.port, tls=tls)
+    link = None
     if order.role == "call":
-        _answer(order)
-        return LinkAnswer()
-    return LinkAnswer(link=_measured(order, clock, on_address, effort))
+        _answer(order, footing)
+    else:
+        link = _measured(order, clock, on_address, effort, footing)
+    return LinkAnswer(link=link, copies=_copies(order, clock, effort) if order.with_copies else ())
 
 
-def _measured(order: LinkOrder, clock: Clock, on_address: Callable[[str], None], effort: Effort) -> LinkMeasurement:
-    door = open_door(order.transport, _cut(), Footing(host=order.host))
+def _measured(
+    order: LinkOrder, clock: Clock, on_address: Callable[[str], None], effort: Effort, footing: Footing
+) -> LinkMeasurement:
+    door = open_door(order.transport, _cut(order), footing)
     try:
         on_address(door.address)
         link = door.accept(deadline_seconds=order.deadline_seconds)
@@ -59,9 +72,8 @@ def _measured(order: LinkOrder, clock: Clock, on_address: Callable[[str], None],
     )
 
 
-def _answer(order: LinkOrder) -> None:
-    cut = _cut().seen_from_there()
-    footing = Footing(host=order.host)
+def _answer(order: LinkOrder, footing: Footing) -> None:
+    cut = _cut(order).seen_from_there()
     link = call(order.transport, cut, order.address, footing, deadline_seconds=order.deadline_seconds)
     try:
         answer_trips(link, patience_seconds=order.deadline_seconds)
@@ -83,9 +95,10 @@ def _copies(order: LinkOrder, clock: Clock, effort: Effort) -> tuple[CopyMeasure
     )
 
 
-def _cut() -> Cut:
-    """Between two stages of a job that there is not, as the one that awaits sees it."""
+def _cut(order: LinkOrder) -> Cut:
+    """Between the two ends, as the one that awaits sees it."""
     own, neighbour = (
-        Requester(JobId("links"), Term(0), VirtualWorkerIndex(0), Incarnation(0), StageIndex(stage)) for stage in (0, 1)
+        Requester(end.job_id, end.term, end.vw, end.incarnation, end.stage)
+        for end in (end_key(JobId(order.job_id), order.number, is_first=is_first) for is_first in (True, False))
     )
     return Cut(own=own, neighbour=neighbour, limits=LIMITS)

@@ -2,7 +2,7 @@
 
 A link has two ends, a process each: the one with the role `await` opens a door, reports its address as
 `{"address": "HOST:PORT"}`, measures, and answers; the one with the role `call` comes to that address, sends back what
-it is asked for, and answers nothing.
+it is asked for, and answers no link. With TLS each proves to be the one end that the order names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hetpipe.spec.bounds import Name, Seconds
+from hetpipe.spec.bounds import Count, Name, Seconds
 from hetpipe.spec.link_measurement import CopyMeasurement, LinkMeasurement
 from hetpipe.spec.policies import LinkKind
 
@@ -26,6 +26,14 @@ class LinkOrder:
     other: Name = ""
     """Where the other end is; the same for a link within a node."""
     transport: LinkKind = "gloo"
+    job_id: Name = "links"
+    """For whose plan it is measured; with `number` it names both ends to each other."""
+    number: Count = 0
+    """Of the measurement, among those for the job."""
+    with_copies: bool = False
+    """Measure copies to this node's devices, too, after the link."""
+    port: Count = 0
+    """Where `await` awaits; 0: on any free port."""
     host: Name = "127.0.0.1"
     """Own address, under which the other end reaches this process."""
     address: Name = ""

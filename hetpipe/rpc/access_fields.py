@@ -68,6 +68,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "InspectionResult": "model_report_json error problems measurements_json",
         "InspectionStep": "device_type layer done total",
         "InspectionPhase": "phase seconds",
+        "LinkResult": "problem",
         "ChildExit": "pid exit_code last_output ordered",
         "ReportRequest": "batch",
         "SubmitJobRequest": "job_json has_begun model_report_json",
@@ -141,6 +142,8 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
         **_stage_of("news.stage.key"),
         **_stage_of("news.exit.key"),
         **_all("news.inspection.job_id news.inspection_step.job_id news.inspection_phase.job_id", _REFUSED),
+        **_all("news.link_awaited.job_id news.link_awaited.number news.link_awaited.address", _REFUSED),
+        **_all("news.link_result.job_id news.link_result.number news.link_result.measured_json", _REFUSED),
     },
     "CertifyStage": {
         **_AGENT,

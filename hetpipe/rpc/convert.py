@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.checks import check_counts, check_member, checked_job_id
 from hetpipe.spec.bounds import MAX_LISTED, MAX_SHARDS, MAX_STAGES, cut
 from hetpipe.spec.commands import (
@@ -19,6 +20,11 @@ from hetpipe.spec.commands import (
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    KeepLinksCommand,
+    LinkAwaited,
+    LinkResult,
+    LinkTask,
+    MeasureLinkCommand,
     NumberedCommand,
     StageKey,
     StageNews,
@@ -207,6 +213,12 @@ def command_to_proto(numbered: NumberedCommand) -> pb.WatchCommandsResponse:
                 job_id=command.job_id, vw=command.vw, incarnation=command.incarnation, term=command.term
             )
             return pb.WatchCommandsResponse(sequence=sequence, stop_virtual_worker=stop)
+        case MeasureLinkCommand():
+            measure = pb.MeasureLinkCommand(job_id=command.job_id, task_json=to_json(LinkTask, command.task))
+            return pb.WatchCommandsResponse(sequence=sequence, measure_link=measure)
+        case KeepLinksCommand():
+            keep = pb.KeepLinksCommand(job_id=command.job_id, measured_json=to_json(MeasuredLinks, command.measured))
+            return pb.WatchCommandsResponse(sequence=sequence, keep_links=keep)
 
 
 def command_from_proto(message: pb.WatchCommandsResponse) -> NumberedCommand:
@@ -233,12 +245,18 @@ def command_from_proto(message: pb.WatchCommandsResponse) -> NumberedCommand:
             command = StopVirtualWorkerCommand(
                 JobId(stop.job_id), VirtualWorkerIndex(stop.vw), Incarnation(stop.incarnation), Term(stop.term)
             )
+        case "measure_link":
+            measure = message.measure_link
+            command = MeasureLinkCommand(JobId(measure.job_id), from_json(LinkTask, measure.task_json))
+        case "keep_links":
+            keep = message.keep_links
+            command = KeepLinksCommand(JobId(keep.job_id), from_json(MeasuredLinks, keep.measured_json))
         case _:
             raise ProtocolViolation(f"command {message.sequence} is of a kind this version does not know")
     return NumberedCommand(message.sequence, command)
 
 
-def news_to_proto(news: AgentNews) -> pb.AgentNews:
+def news_to_proto(news: AgentNews) -> pb.AgentNews:  # noqa: PLR0911 - one case per kind of news
     """One thing an agent tells."""
     match news:
         case StageNews():
@@ -261,6 +279,13 @@ def news_to_proto(news: AgentNews) -> pb.AgentNews:
         case InspectionPhase():
             phase = pb.InspectionPhase(job_id=news.job_id, phase=news.phase, seconds=news.seconds)
             return pb.AgentNews(inspection_phase=phase)
+        case LinkAwaited():
+            awaited = pb.LinkAwaited(job_id=news.job_id, number=news.number, address=news.address)
+            return pb.AgentNews(link_awaited=awaited)
+        case LinkResult():
+            measured = to_json(MeasuredLinks, news.measured) if news.measured else ""
+            told = pb.LinkResult(job_id=news.job_id, number=news.number, measured_json=measured, problem=news.problem)
+            return pb.AgentNews(link_result=told)
         case ChildExit():
             child_exit = pb.ChildExit(
                 key=stage_key_to_proto(news.key),
@@ -272,7 +297,7 @@ def news_to_proto(news: AgentNews) -> pb.AgentNews:
             return pb.AgentNews(exit=child_exit)
 
 
-def news_from_proto(message: pb.AgentNews) -> AgentNews:
+def news_from_proto(message: pb.AgentNews) -> AgentNews:  # noqa: PLR0911 - one case per kind of news
     """One thing an agent tells."""
     match message.WhichOneof("news"):
         case "stage":
@@ -294,6 +319,14 @@ def news_from_proto(message: pb.AgentNews) -> AgentNews:
         case "inspection_phase":
             phase = message.inspection_phase
             return InspectionPhase(checked_job_id(phase.job_id), cut(phase.phase), phase.seconds)
+        case "link_awaited":
+            awaited = message.link_awaited
+            split_address(awaited.address)
+            return LinkAwaited(checked_job_id(awaited.job_id), awaited.number, awaited.address)
+        case "link_result":
+            told = message.link_result
+            measured = from_json(MeasuredLinks, told.measured_json) if told.measured_json else MeasuredLinks()
+            return LinkResult(checked_job_id(told.job_id), told.number, measured, cut(told.problem))
         case "exit":
             return ChildExit(
                 key=stage_key_from_proto(message.exit.key),

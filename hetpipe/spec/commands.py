@@ -8,11 +8,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from hetpipe.spec.bounds import MAX_NAME_CHARACTERS, Count, Name
 from hetpipe.spec.identity import StagePeer
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.ids import AgentId, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.measurement import Measurement, ProfileStep
 from hetpipe.spec.plan import ModelReport
+from hetpipe.spec.policies import AskedLink
 from hetpipe.spec.run import StageConfig, StageReport
 
 #: How much of a process's last line is told.
@@ -38,6 +44,12 @@ class StageKey:
     def __str__(self) -> str:
         """Name for a sentence."""
         return stage_name(self.vw, self.stage)
+
+
+def end_key(job_id: JobId, number: int, *, is_first: bool) -> StageKey:
+    """What the process at one end of a link that is measured is called: a stage of the term 0, which no plan has."""
+    stage = StageIndex(0 if is_first else 1)
+    return StageKey(job_id, VirtualWorkerIndex(0), stage, Incarnation(number), Term(0))
 
 
 def stage_name(vw: VirtualWorkerIndex, stage: StageIndex) -> str:
@@ -97,7 +109,50 @@ class StopVirtualWorkerCommand:
         return is_of_it and (key.term, key.incarnation) <= (self.term, self.incarnation)
 
 
-Command = InspectCommand | StartStageCommand | StopJobCommand | StopVirtualWorkerCommand
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTask:
+    """One end of a link between two nodes that is measured."""
+
+    number: Count
+    """Of the measurement, among those for the job."""
+    other: Annotated[AgentId, Field(max_length=MAX_NAME_CHARACTERS)]
+    """The agent of the other end."""
+    run_dir: str
+    """Folder of the run, for the log of the process that measures."""
+    link: AskedLink = "auto"
+    """The job's key `link`: both ends choose the kind of link from it, as stages do."""
+    address: Name = ""
+    """Where the other end awaits this one; empty: await it, and measure."""
+    with_copies: bool = False
+    """Measure copies between memory and this node's devices, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLinkCommand:
+    """Measure the link to another agent's node, or help it to; in a process of its own."""
+
+    job_id: JobId
+    """The job that is to be planned with it."""
+    task: LinkTask
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLinksCommand:
+    """Remember what another agent has measured of a link to this node."""
+
+    job_id: JobId
+    """The job that it was measured for."""
+    measured: MeasuredLinks
+
+
+Command = (
+    InspectCommand
+    | StartStageCommand
+    | StopJobCommand
+    | StopVirtualWorkerCommand
+    | MeasureLinkCommand
+    | KeepLinksCommand
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +209,30 @@ class InspectionPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkAwaited:
+    """The first end of a link that is measured awaits the second one."""
+
+    job_id: JobId
+    number: int
+    """Of the `LinkTask`."""
+    address: str
+    """`HOST:PORT`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkResult:
+    """How the measurement of a link has ended at one end."""
+
+    job_id: JobId
+    number: int
+    """Of the `LinkTask`."""
+    measured: MeasuredLinks = MeasuredLinks()
+    """The link, from the end that measured it; copies, where they were asked for."""
+    problem: str = ""
+    """Why nothing came of it; empty if it went well."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChildExit:
     """A stage process has ended."""
 
@@ -195,4 +274,4 @@ def last_words(lines: Sequence[str]) -> str:
     return next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
-AgentNews = StageNews | InspectionStep | InspectionPhase | InspectionResult | ChildExit
+AgentNews = StageNews | InspectionStep | InspectionPhase | InspectionResult | LinkAwaited | LinkResult | ChildExit

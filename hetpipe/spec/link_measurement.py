@@ -77,9 +77,16 @@ class MeasuredLinks:
         """Whether anything is known."""
         return bool(self.links or self.copies)
 
+    def of(self, node: str) -> MeasuredLinks:
+        """The part that is of links that `node` is an end of, and of its own devices."""
+        return MeasuredLinks(
+            links=tuple(link for link in self.links if node in link.between),
+            copies=tuple(copy for copy in self.copies if copy.node == node),
+        )
+
     def is_of(self, node: str) -> bool:
         """Whether all of it is of links that `node` is an end of, and of its own devices."""
-        return all(node in link.between for link in self.links) and all(copy.node == node for copy in self.copies)
+        return self.of(node) == self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +126,12 @@ def still_valid(measured: MeasuredLinks, *, now: float) -> MeasuredLinks:
         links=tuple(link for link in measured.links if is_valid(link.measured_at, now=now)),
         copies=tuple(copy for copy in measured.copies if is_valid(copy.measured_at, now=now)),
     )
+
+
+def merged(known: MeasuredLinks, newer: MeasuredLinks) -> MeasuredLinks:
+    """Both; of one link, or of copies to devices of one type, the newer measurement counts."""
+    pairs = {frozenset(link.between) for link in newer.links}
+    devices = {(copy.node, copy.device_type) for copy in newer.copies}
+    links = tuple(link for link in known.links if frozenset(link.between) not in pairs)
+    copies = tuple(copy for copy in known.copies if (copy.node, copy.device_type) not in devices)
+    return MeasuredLinks(links=(*links, *newer.links), copies=(*copies, *newer.copies))

@@ -23,6 +23,9 @@ PullTiming = Literal["every_wave", "required"]
 
 LinkKind = Literal["gloo", "grpc"]
 
+#: What a job says of its links.
+AskedLink = Literal["auto", LinkKind]
+
 #: Which parameters lie on which shard; defined in `planner.placement`.
 PlacementName = Literal["balanced", "round_robin", "ed_local"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.configs import Assignment, stage_commands
 from hetpipe.errors import HetpipeError, PermissionDenied, Unavailable
 from hetpipe.planner.partition import plan_job
+from hetpipe.profiler.link_order import LinkAnswer
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.commands import (
     AgentNews,
@@ -28,17 +31,25 @@ from hetpipe.spec.commands import (
     InspectCommand,
     InspectionResult,
     InspectionStep,
+    LinkAwaited,
+    LinkResult,
+    LinkTask,
+    MeasureLinkCommand,
     StageKey,
     StageNews,
     StartStageCommand,
     StopVirtualWorkerCommand,
+    end_key,
 )
-from hetpipe.spec.ids import Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.spec.ids import AgentId, Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.measurement import ProfileStep
 from hetpipe.spec.run import StageConditions, StageDone, StageEvaluation, StageFailed, StageReady
+from hetpipe.spec.wire import plain
 from tests.agent.programs import ends, environment, fake_programs
 from tests.certs.cluster import AGENT, cluster
 from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
+from tests.coordinator.test_known_links import copies, link
 from tests.profiler.builders import measurement
 
 pytestmark = pytest.mark.processes
@@ -312,6 +323,56 @@ class TestInspections:
         assert result.problems == ("the inspection of the model was killed by SIGKILL before it reported",)
 
 
+class TestLinks:
+    """One end of a link that is measured: a process that tells where it awaits the other, and what came of it."""
+
+    TASK = LinkTask(number=2, other=AgentId("n1"), run_dir="")
+
+    def measured(self, folder: Path, body: str, **changes: Any) -> Bench:
+        program = folder / "link.py"
+        program.write_text(
+            "import json, os, sys\norder = json.loads(sys.stdin.readline())\n"
+            "out = int(sys.argv[sys.argv.index('--report-fd') + 1])\n"
+            "def tell(value):\n    os.write(out, (json.dumps(value) + '\\n').encode())\n" + body
+        )
+        bench = Bench(folder, Programs(link=(sys.executable, "-S", "-E", str(program))))
+        task = replace(self.TASK, run_dir=str(bench.run_dir), **changes)
+        bench.children.measure_link(MeasureLinkCommand(JOB_ID, task), AgentId("n0"), host="10.0.0.1")
+        return bench
+
+    def test_it_is_awaited_at_the_agents_address_and_its_measurement_is_told(self, tmp_path: Path) -> None:
+        found = link("n0", "n1", 3e8)
+        answer = json.dumps(plain(LinkAnswer, LinkAnswer(link=found, copies=(copies("n0", 1e9),))))
+        body = "tell({'kind': 'phase', 'phase': 'importing torch', 'seconds': 1.0})\n"
+        body += "tell({'address': order['host'] + ':70'})\n"
+        body += "assert [order[k] for k in ('role', 'node', 'other', 'number')] == ['await', 'n0', 'n1', 2], order\n"
+        bench = self.measured(tmp_path, body + f"tell({{'ok': json.loads({answer!r})}})\n")
+        assert bench.next() == LinkAwaited(JOB_ID, 2, "10.0.0.1:70")
+        assert bench.next() == LinkResult(JOB_ID, 2, MeasuredLinks(links=(found,), copies=(copies("n0", 1e9),)))
+        assert bench.children.counts.started["link"] == 1
+
+    def test_the_other_end_calls_where_it_is_told(self, tmp_path: Path) -> None:
+        body = "assert (order['role'], order['address']) == ('call', 'n1.host:70'), order\n"
+        bench = self.measured(tmp_path, body + "tell({'ok': {}})\n", address="n1.host:70")
+        assert bench.next() == LinkResult(JOB_ID, 2)
+
+    def test_what_went_wrong_is_told(self, tmp_path: Path) -> None:
+        bench = self.measured(tmp_path, "tell({'error': 'PeerUnreachable', 'problems': ['nobody came']})\n")
+        assert bench.next() == LinkResult(JOB_ID, 2, problem="nobody came")
+        bench = self.measured(tmp_path, "os.kill(os.getpid(), 9)\n")
+        sentence = "the process that measures links was killed by SIGKILL before it reported"
+        assert bench.next() == LinkResult(JOB_ID, 2, problem=sentence)
+
+    def test_the_end_of_the_job_is_its_end(self, tmp_path: Path) -> None:
+        bench = self.measured(tmp_path, "tell({'address': '10.0.0.1:70'})\nsys.stdin.read()\n")
+        assert bench.next() == LinkAwaited(JOB_ID, 2, "10.0.0.1:70")
+        assert bench.children.jobs() == (JOB_ID,)
+        bench.children.stop_job(JOB_ID)
+        told = bench.next()
+        assert isinstance(told, LinkResult)
+        assert "was killed by SIGTERM" in told.problem
+
+
 class TestSurroundings:
     def test_children_are_single_threaded_and_see_nothing_else(self, tmp_path: Path) -> None:
         show = tmp_path / "show.py"
@@ -344,6 +405,22 @@ class TestCertificates:
         key = started.key
         assert facts_of(shown).peer == key.peer
         assert list(certificates._root.path.glob("*/")) == [], "the end of the process is the end of its certificate"
+        certificates.close()
+
+    def test_an_end_of_a_link_that_encrypts_is_that_end(self, tmp_path: Path) -> None:
+        show = tmp_path / "show.py"
+        show.write_text(
+            f"import os, pathlib; print((pathlib.Path(os.environ[{TLS_VARIABLE!r}]) / 'cert.pem').read_text())\n"
+        )
+        certificates = certified()
+        bench = Bench(tmp_path, Programs(link=(sys.executable, "-S", "-E", str(show))), certificates=certificates)
+        task = LinkTask(number=2, other=AgentId("n1"), run_dir=str(bench.run_dir))
+        bench.children.measure_link(MeasureLinkCommand(JOB_ID, task), AgentId("n0"), host="10.0.0.1")
+        assert isinstance(bench.next(), LinkResult)
+
+        shown = (bench.run_dir / "logs" / "link-2-n0.out").read_bytes()
+        assert facts_of(shown).peer == end_key(JOB_ID, 2, is_first=True).peer
+        assert list(certificates._root.path.glob("*/")) == []
         certificates.close()
 
     def test_an_inspection_is_nobody(self, tmp_path: Path) -> None:

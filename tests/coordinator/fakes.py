@@ -19,6 +19,10 @@ from hetpipe.spec.commands import (
     Command,
     InspectCommand,
     InspectionResult,
+    LinkAwaited,
+    LinkResult,
+    LinkTask,
+    MeasureLinkCommand,
     StageNews,
     StartStageCommand,
     StopJobCommand,
@@ -26,6 +30,7 @@ from hetpipe.spec.commands import (
 )
 from hetpipe.spec.events import JobState
 from hetpipe.spec.ids import AgentId, Clock, Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import MeasuredLinks
 from hetpipe.spec.members import MemberId, MemberInfo
 from hetpipe.spec.run import ClockSnapshot, StageDone, StageReady
 from hetpipe.spec.run_document import RunDescription, RunDocument
@@ -33,6 +38,7 @@ from hetpipe.spec.shard_config import ShardConfig
 from hetpipe.spec.sync import Progress
 from hetpipe.testing.fake_clock import FakeClock
 from tests.coordinator.builders import JOB_ID, agent_member, clocks, job, measured, model, shard_member, submission
+from tests.coordinator.test_known_links import NOW, link
 
 T = TypeVar("T")
 
@@ -233,6 +239,8 @@ class Cluster:
                         found = model(num_layers) if command.with_model else None
                         measurements = tuple(measured(kind, num_layers) for kind in command.measure)
                         self.tell(agent, InspectionResult(job_id, found, measurements=measurements))
+                    case MeasureLinkCommand(job_id=job_id, task=task):
+                        self._measure(agent, job_id, task)
                     case StartStageCommand():
                         self.tell(agent, StageNews(command.key, StageReady(pid=1)))
                     case StopJobCommand(job_id=job_id):
@@ -241,6 +249,15 @@ class Cluster:
                         for key in filter(command.means, self.stages(agent, job_id)):
                             self.tell(agent, ChildExit(key, 1, -9, ordered=True))
         return obeyed
+
+    def _measure(self, agent: str, job_id: JobId, task: LinkTask) -> None:
+        """One end of a link: it awaits the other one, and has measured as soon as that has come."""
+        if task.address:
+            found = MeasuredLinks(links=(link(task.other, agent, 1e9, latency=5e-5, age=NOW - self.clock.wall()),))
+            self.tell(agent, LinkResult(job_id, task.number))
+            self.tell(task.other, LinkResult(job_id, task.number, found))
+        else:
+            self.tell(agent, LinkAwaited(job_id, task.number, f"{agent}.host:7000"))
 
     def train(self) -> None:
         """Obey until nothing is left to do."""

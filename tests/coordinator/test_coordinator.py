@@ -146,14 +146,12 @@ class TestJobs:
         profile, described = read_fitting(cluster.run_dir / "profile.json", cluster.run_dir / "cluster.yaml")
         assert profile.device_types == ("cpu",)
         assert list(described.devices) == ["n0/0", "n0/1", "n1/0", "n1/1"]
-        assert (
-            "# links: assumed within n0, within n1, between n0 and n1\n"
-            in (cluster.run_dir / "cluster.yaml").read_text()
-        )
+        links = "# links: measured between n0 and n1; assumed within n0, within n1\n"
+        assert links in (cluster.run_dir / "cluster.yaml").read_text()
         again = PLANNER(profile, described, options_of(job("workers=null")))
         foreseen = read_document(PlanDocument, cluster.run_dir / "forecast.json")
         assert again == foreseen.model_copy(update={"run": None, "links": ()})
-        assert {link.source for link in foreseen.links} == {"assumed"}
+        assert {link.between: link.source for link in foreseen.links}["n0", "n1"] == "measured"
         assert foreseen.run is not None
         # One epoch and another of 40 samples each on a few virtual workers: filling and draining take their part.
         assert foreseen.run.samples_per_second == pytest.approx(80 / foreseen.run.seconds)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.errors import UserError
-from hetpipe.link.choice import AskedLink, check_replicas, choose_link
-from hetpipe.spec.policies import LinkKind
+from hetpipe.link.choice import check_replicas, choose_link
+from hetpipe.spec.policies import AskedLink, LinkKind
 
 
 @pytest.mark.parametrize(

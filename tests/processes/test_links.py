@@ -1,4 +1,4 @@
-"""A planned job on a cluster: its plan says of each link whether it was measured or is assumed."""
+"""A planned job on a cluster measures the links that nobody knows; its plan says of each where its figures are from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.profiler.link_cache import LinkCache
+from hetpipe.profiler.link_cache import LinkCache, NodeLinks
 from hetpipe.spec.link_measurement import MeasuredLinks
 from tests.coordinator.test_known_links import link
 from tests.processes.harness import Train, write_job
@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Two agents on a machine whose own links were measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     machine = socket.gethostname()
     measured = replace(link(machine, machine, 7e8), measured_at=SYSTEM_CLOCK.wall())
@@ -32,12 +33,19 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     cluster.close()
 
 
-def test_a_plan_says_which_links_were_measured(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_plan_is_made_with_the_link_that_two_agents_have_measured(cluster: Cluster, tmp_path: Path) -> None:
     job = write_job(tmp_path, epochs=1, workers={}, sync={"D": 1})
     outcome = Train(tmp_path, job, "--coordinator", cluster.address).finish()
     assert outcome.returncode == 0, outcome.stderr
-    assert "links: measured within n0, within n1; assumed between n0 and n1" in outcome.stderr
+    assert "links: measured within n0, within n1, between n0 and n1" in outcome.stderr
     found = json.loads((tmp_path / "run-0" / "forecast.json").read_text())["links"]
-    told = {tuple(link["between"]): (link["source"], link["bytes_per_second"]) for link in found}
-    assert told[("n0", "n0")] == ("measured", 7e8)
-    assert told[("n0", "n1")] == ("assumed", 1.25e9)
+    told = {tuple(each["between"]): each for each in found}
+    assert {each["source"] for each in found} == {"measured"}
+    assert told["n0", "n0"]["bytes_per_second"] == 7e8
+    between = told["n0", "n1"]
+    assert between["bytes_per_second"] not in {7e8, 1.25e9}
+    assert 0.0 <= SYSTEM_CLOCK.wall() - between["measured_at"] < 120.0
+    for node in ("n0", "n1"):
+        kept = NodeLinks(os.environ, machine=socket.gethostname(), node=node, device_types=["cpu"])
+        links = {each.between: each for each in kept.find(now=SYSTEM_CLOCK.wall()).links}
+        assert links["n0", "n1"].measured_at == between["measured_at"], f"the agent of {node} remembers it"

@@ -14,30 +14,44 @@ from hetpipe.errors import DeadlineExceeded, HetpipeError, PeerUnreachable
 from hetpipe.profiler.link_measuring import carry_out_links
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.machine import versions
+from hetpipe.rpc.tls import Tls
 from hetpipe.spec import wire
+from hetpipe.spec.commands import end_key
 from hetpipe.spec.policies import LinkKind
+from tests.certs.cluster import cluster
+from tests.coordinator.builders import JOB_ID
 from tests.profiler.test_link_speed import BRIEF
 
 AWAIT = LinkOrder(role="await", node="a", other="b", deadline_seconds=20)
 
 
-@pytest.mark.parametrize("transport", ["gloo", "grpc"])
-def test_a_link_is_measured_between_its_two_ends(transport: LinkKind) -> None:
+def both_ends(
+    order: LinkOrder, *, tls: Tls | None = None, other_tls: Tls | None = None
+) -> tuple[LinkAnswer, LinkAnswer | HetpipeError]:
+    """What the end that awaits answers, and what becomes of the other one."""
     addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
     ends: list[LinkAnswer | HetpipeError] = []
 
     def other_end() -> None:
-        order = LinkOrder(role="call", node="b", other="a", transport=transport, address=addresses.get(timeout=20))
+        called = replace(order, role="call", node="b", other="a", address=addresses.get(timeout=20))
         try:
-            ends.append(carry_out_links(order, SYSTEM_CLOCK, addresses.put))
+            ends.append(carry_out_links(called, SYSTEM_CLOCK, addresses.put, BRIEF, tls=other_tls))
         except HetpipeError as error:
             ends.append(error)
 
     thread = threading.Thread(target=other_end, daemon=True)
     thread.start()
-    answer = carry_out_links(replace(AWAIT, transport=transport), SYSTEM_CLOCK, addresses.put, BRIEF)
-    thread.join(20)
-    assert ends == [LinkAnswer()], "the other end heard the good-bye"
+    try:
+        answer = carry_out_links(order, SYSTEM_CLOCK, addresses.put, BRIEF, tls=tls)
+    finally:
+        thread.join(20)
+    return answer, ends[0]
+
+
+@pytest.mark.parametrize("transport", ["gloo", "grpc"])
+def test_a_link_is_measured_between_its_two_ends(transport: LinkKind) -> None:
+    answer, other = both_ends(replace(AWAIT, transport=transport))
+    assert other == LinkAnswer(), "the other end heard the good-bye"
     link = answer.link
     assert link is not None
     assert (link.between, link.transport) == (("a", "b"), transport)
@@ -45,6 +59,27 @@ def test_a_link_is_measured_between_its_two_ends(transport: LinkKind) -> None:
     assert 0 < link.speed.latency_seconds < 1
     assert link.speed.bytes_per_second > 1e5
     assert wire.from_json(LinkAnswer, wire.to_json(LinkAnswer, answer)) == answer
+
+
+def end_tls(number: int, *, is_first: bool) -> Tls:
+    return cluster().tls(end_key(JOB_ID, number, is_first=is_first).peer)
+
+
+def test_with_tls_both_ends_prove_which_measurement_they_are_of() -> None:
+    order = replace(AWAIT, transport="grpc", job_id=JOB_ID, number=3, deadline_seconds=20)
+    answer, other = both_ends(order, tls=end_tls(3, is_first=True), other_tls=end_tls(3, is_first=False))
+    assert answer.link is not None
+    assert (answer.link.transport, other) == ("grpc", LinkAnswer())
+    stranger = end_tls(4, is_first=False)
+    with pytest.raises((DeadlineExceeded, PeerUnreachable)):
+        both_ends(replace(order, deadline_seconds=1), tls=end_tls(3, is_first=True), other_tls=stranger)
+
+
+def test_both_ends_tell_of_copies_on_their_own_node() -> None:
+    answer, other = both_ends(replace(AWAIT, with_copies=True))
+    assert isinstance(other, LinkAnswer)
+    assert other.link is None
+    assert ({copy.node for copy in answer.copies}, {copy.node for copy in other.copies}) == ({"a"}, {"b"})
 
 
 def test_an_end_that_nobody_comes_to_does_not_wait_for_ever() -> None:

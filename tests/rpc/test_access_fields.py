@@ -291,6 +291,11 @@ def put_news(request: Any, world: World, path: str) -> None:
         case ["news", "inspection_phase"]:
             phase = request.news.add().inspection_phase
             phase.job_id, phase.phase = world.jobs[0], "loading the model"
+        case ["news", "link_awaited"]:
+            awaited = request.news.add().link_awaited
+            awaited.job_id, awaited.address = world.jobs[0], "n0.host:7000"
+        case ["news", "link_result"]:
+            request.news.add().link_result.job_id = world.jobs[0]
         case ["news", "inspection"]:
             request.news.add().inspection.job_id = world.jobs[0]
 
@@ -372,6 +377,15 @@ ANOTHERS: dict[str, Callable[[Any, World], None]] = {
     "news.inspection.job_id": from_world("news.inspection.job_id", lambda world: world.inspected),
     "news.inspection_step.job_id": from_world("news.inspection_step.job_id", lambda world: world.inspected),
     "news.inspection_phase.job_id": from_world("news.inspection_phase.job_id", lambda world: world.inspected),
+    **{
+        f"news.{kind}.job_id": from_world(f"news.{kind}.job_id", lambda world: world.inspected)
+        for kind in ("link_awaited", "link_result")
+    },
+    **{f"news.{kind}.number": put(f"news.{kind}.number", 7) for kind in ("link_awaited", "link_result")},
+    "news.link_awaited.address": put("news.link_awaited.address", "n1.host:7000"),
+    "news.link_result.measured_json": put(
+        "news.link_result.measured_json", wire.to_json(MeasuredLinks, MeasuredLinks(links=(link("n1", "n2", 1e3),)))
+    ),
     **{f"stage.{field}": another_stage(field) for field in LIFE},
     "request_pem": put("request_pem", request_for(OPERATOR, new_key())),
     "request_id": put("request_id", "second-request"),
@@ -447,7 +461,7 @@ def test_who_names_anothers_is_refused_or_changes_nothing(world: World, call: st
             answer = world.call(caller, call, REQUESTS[call](**({"job_id": "none"} if path == "job_id" else {})))
             assert not isinstance(answer, PermissionDenied), f"{cell}: {answer}"
             continue
-        if call.rpartition("/")[2] not in ENDS and not path.startswith(("news.exit", "news.inspection")):
+        if call.rpartition("/")[2] not in ENDS and not path.startswith(("news.exit", "news.inspection", "news.link")):
             own = world.call(caller, call, own_request(world, call, role, path))
             assert not isinstance(own, PermissionDenied), f"{cell}: its own is refused: {own}"
             _register_again(world, call, role)

@@ -21,6 +21,11 @@ from hetpipe.spec.commands import (
     InspectCommand,
     InspectionResult,
     InspectionStep,
+    KeepLinksCommand,
+    LinkAwaited,
+    LinkResult,
+    LinkTask,
+    MeasureLinkCommand,
     NumberedCommand,
     StageKey,
     StageNews,
@@ -54,7 +59,7 @@ from hetpipe.spec.events import (
     WorkerReplanned,
     WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, Term
+from hetpipe.spec.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term
 from hetpipe.spec.ids import VirtualWorkerIndex as Vw
 from hetpipe.spec.life_state import LifeState
 from hetpipe.spec.link_measurement import MeasuredLinks
@@ -178,6 +183,12 @@ def test_clocks() -> None:
         START,
         StopJobCommand(JOB_ID),
         StopVirtualWorkerCommand(JOB_ID, Vw(1), Incarnation(2), Term(1)),
+        MeasureLinkCommand(JOB_ID, LinkTask(number=2, other=AgentId("n1"), run_dir="/run", link="grpc")),
+        MeasureLinkCommand(
+            JOB_ID,
+            LinkTask(number=0, other=AgentId("n1"), run_dir="/run", address="n0.host:7000", with_copies=True),
+        ),
+        KeepLinksCommand(JOB_ID, MeasuredLinks(links=(link("n0", "n1", 1e9),))),
     ],
 )
 def test_commands(command: Command) -> None:
@@ -201,6 +212,9 @@ REPORTS: list[StageReport] = [
     "news",
     [
         *(StageNews(KEY, report) for report in REPORTS),
+        LinkAwaited(JOB_ID, 3, "n0.host:7000"),
+        LinkResult(JOB_ID, 3, MeasuredLinks(links=(link("n0", "n1", 1e9),), copies=(copies("n0", 1e9),))),
+        LinkResult(JOB_ID, 0, problem="nobody came"),
         InspectionResult(JOB_ID, model()),
         InspectionResult(JOB_ID, None, "JobError", ("a", "b")),
         InspectionResult(JOB_ID, None, measurements=(measurement("cpu"), measurement("T4", layer(parameters=3)))),

@@ -99,6 +99,15 @@ PLAN: dict[str, Any] = {
         "model_flops_utilisation_reason": None,
     },
     "run": {"samples_per_second": 80.0, "seconds": 2.5},
+    "links": [
+        {
+            "between": ["n0", "n1"],
+            "source": "measured",
+            "bytes_per_second": 1e9,
+            "latency_seconds": 5e-5,
+            "measured_at": 1.7e9,
+        }
+    ],
     "alternatives": [{"name": "NP", "samples_per_second": None, "reason": "n0: layer c misses 20 bytes"}],
 }
 

@@ -303,19 +303,39 @@ class StopVirtualWorkerCommand(_message.Message):
     term: int
     def __init__(self, job_id: _Optional[str] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
+class MeasureLinkCommand(_message.Message):
+    __slots__ = ("job_id", "task_json")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_JSON_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    task_json: str
+    def __init__(self, job_id: _Optional[str] = ..., task_json: _Optional[str] = ...) -> None: ...
+
+class KeepLinksCommand(_message.Message):
+    __slots__ = ("job_id", "measured_json")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_JSON_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    measured_json: str
+    def __init__(self, job_id: _Optional[str] = ..., measured_json: _Optional[str] = ...) -> None: ...
+
 class WatchCommandsResponse(_message.Message):
-    __slots__ = ("sequence", "inspect", "start_stage", "stop_job", "stop_virtual_worker")
+    __slots__ = ("sequence", "inspect", "start_stage", "stop_job", "stop_virtual_worker", "measure_link", "keep_links")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
     START_STAGE_FIELD_NUMBER: _ClassVar[int]
     STOP_JOB_FIELD_NUMBER: _ClassVar[int]
     STOP_VIRTUAL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
+    KEEP_LINKS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     inspect: InspectCommand
     start_stage: StartStageCommand
     stop_job: StopJobCommand
     stop_virtual_worker: StopVirtualWorkerCommand
-    def __init__(self, sequence: _Optional[int] = ..., inspect: _Optional[_Union[InspectCommand, _Mapping]] = ..., start_stage: _Optional[_Union[StartStageCommand, _Mapping]] = ..., stop_job: _Optional[_Union[StopJobCommand, _Mapping]] = ..., stop_virtual_worker: _Optional[_Union[StopVirtualWorkerCommand, _Mapping]] = ...) -> None: ...
+    measure_link: MeasureLinkCommand
+    keep_links: KeepLinksCommand
+    def __init__(self, sequence: _Optional[int] = ..., inspect: _Optional[_Union[InspectCommand, _Mapping]] = ..., start_stage: _Optional[_Union[StartStageCommand, _Mapping]] = ..., stop_job: _Optional[_Union[StopJobCommand, _Mapping]] = ..., stop_virtual_worker: _Optional[_Union[StopVirtualWorkerCommand, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLinkCommand, _Mapping]] = ..., keep_links: _Optional[_Union[KeepLinksCommand, _Mapping]] = ...) -> None: ...
 
 class StageKey(_message.Message):
     __slots__ = ("job_id", "vw", "stage", "incarnation", "term")
@@ -377,6 +397,28 @@ class InspectionPhase(_message.Message):
     seconds: float
     def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class LinkAwaited(_message.Message):
+    __slots__ = ("job_id", "number", "address")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    number: int
+    address: str
+    def __init__(self, job_id: _Optional[str] = ..., number: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class LinkResult(_message.Message):
+    __slots__ = ("job_id", "number", "measured_json", "problem")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    number: int
+    measured_json: str
+    problem: str
+    def __init__(self, job_id: _Optional[str] = ..., number: _Optional[int] = ..., measured_json: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
 class ChildExit(_message.Message):
     __slots__ = ("key", "pid", "exit_code", "last_output", "ordered")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -392,18 +434,22 @@ class ChildExit(_message.Message):
     def __init__(self, key: _Optional[_Union[StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ..., ordered: bool = ...) -> None: ...
 
 class AgentNews(_message.Message):
-    __slots__ = ("stage", "inspection", "exit", "inspection_step", "inspection_phase")
+    __slots__ = ("stage", "inspection", "exit", "inspection_step", "inspection_phase", "link_awaited", "link_result")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_STEP_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_PHASE_FIELD_NUMBER: _ClassVar[int]
+    LINK_AWAITED_FIELD_NUMBER: _ClassVar[int]
+    LINK_RESULT_FIELD_NUMBER: _ClassVar[int]
     stage: StageNews
     inspection: InspectionResult
     exit: ChildExit
     inspection_step: InspectionStep
     inspection_phase: InspectionPhase
-    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ..., inspection_phase: _Optional[_Union[InspectionPhase, _Mapping]] = ...) -> None: ...
+    link_awaited: LinkAwaited
+    link_result: LinkResult
+    def __init__(self, stage: _Optional[_Union[StageNews, _Mapping]] = ..., inspection: _Optional[_Union[InspectionResult, _Mapping]] = ..., exit: _Optional[_Union[ChildExit, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ..., inspection_phase: _Optional[_Union[InspectionPhase, _Mapping]] = ..., link_awaited: _Optional[_Union[LinkAwaited, _Mapping]] = ..., link_result: _Optional[_Union[LinkResult, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("agent_id", "registration", "batch", "news")
