@@ -50,7 +50,7 @@ class Frame:
     """p, from 1 on; for a barrier the last minibatch before it, 0 if there is none; for an evaluation the number of its
     minibatch, from 1 on, and 0 after the last one."""
     clock: int
-    """W*: the published clock whose weights this minibatch uses, or which an evaluation is of; for a barrier its own, as
+    """W*: the published clock whose weights this minibatch uses, or that an evaluation is of; for a barrier its own, as
     read by the first stage."""
     local_through: int
     """v(p): the last minibatch whose local update those weights include."""

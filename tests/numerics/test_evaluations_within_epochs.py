@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def test_random_generators_go_on_as_if_nothing_was_evaluated(tmp_path: Path, mon
         passes.append(before == generator_states())
 
     monkeypatch.setattr(EvaluationPass, "run", compared)
-    case = case_of(model="noisy", data="flipped32", loss="distance", kind="none", workers=1, stages=1)
+    case = case_of(model="noisy", data="flipped32", loss="distance", optimizer={"name": "SGD", "lr": 0.001})
+    case = replace(case, kind="none", workers=1, stages=1)
     assert heard(run(case, tmp_path))
     assert passes and all(passes)
 
