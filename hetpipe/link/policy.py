@@ -29,7 +29,7 @@ class FrameKind(enum.Enum):
     BARRIER = 3
     """In place of a forward: the barrier at `clock` begins here (`wsp.md` §5). No tensors are needed."""
     EVALUATE = 4
-    """Activations of an evaluation minibatch; nothing comes back."""
+    """Activations of an evaluation minibatch; nothing comes back. Between two forwards, or at a barrier."""
     SQUARES = 5
     """Squared gradient norms of the update after `minibatch`, parameter by parameter from the sender's first one to the
     pipeline's last, as one float64 tensor; goes upstream."""
@@ -47,9 +47,11 @@ class Frame:
 
     kind: FrameKind
     minibatch: int
-    """p, from 1 on; for a barrier the last minibatch before it, 0 if there is none."""
+    """p, from 1 on; for a barrier the last minibatch before it, 0 if there is none; for an evaluation the number of its
+    minibatch, from 1 on, and 0 after the last one."""
     clock: int
-    """W*: the published clock whose weights this minibatch uses; for a barrier its own, as read by the first stage."""
+    """W*: the published clock whose weights this minibatch uses, or that an evaluation is of; for a barrier its own, as
+    read by the first stage."""
     local_through: int
     """v(p): the last minibatch whose local update those weights include."""
     tensors: tuple[torch.Tensor | None, ...] = ()

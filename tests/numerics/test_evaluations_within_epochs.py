@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from torch.utils.data import Subset
 
-from hetpipe.pipeline.reference import ReferenceRun, evaluate, run_reference
-from hetpipe.pipeline.reference_values import MinibatchRecord, ReferenceResult, ReferenceState, Tensors
-from hetpipe.pipeline.reference_worker import ReferenceWorker
+from hetpipe.pipeline.evaluation import EvaluationPass
+from hetpipe.pipeline.reference import run_reference
+from hetpipe.pipeline.seeds import generator_states
 from hetpipe.ps.manifest import checkpoint_dir
-from hetpipe.spec.ids import Clock, Minibatch
+from hetpipe.spec.ids import Clock
 from hetpipe.spec.run import StageEvaluation
 from hetpipe.testing.in_process import InProcessResult
 from hetpipe.testing.lives import Death
+from hetpipe.weights.flat import FlatBuffer
 from tests.numerics.compare import MOMENTUM, Case, assert_same_bits, run, trained
+from tests.numerics.evaluations import reference_of, value_of
 
 EVERY, MAX = 2, 3
 
@@ -35,64 +34,6 @@ def heard(result: InProcessResult) -> list[StageEvaluation]:
     """The evaluations within epochs, by clock."""
     told = [report for _, _, report in result.reports if isinstance(report, StageEvaluation) and report.within_epoch]
     return sorted(told, key=lambda report: report.clock)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What is to be evaluated: the weights of a clock, or what each stage sees of them, and the buffers then."""
-
-    weights: Tensors
-    buffers: Tensors
-    minibatches: int
-    epoch: int
-
-
-def reference_of(case: Case) -> tuple[ReferenceRun, ReferenceResult, dict[int, Expected]]:
-    """The reference's run, and what virtual worker 0 is to evaluate in it, by clock."""
-    found: dict[int, Expected] = {}
-    progress: list[ReferenceState] = []
-    passed = [0]
-    begin, minibatch = ReferenceWorker.begin, ReferenceWorker.minibatch
-    run_of = case.reference()
-    n, num_blocks = case.wave, [0] * case.workers
-
-    def noting_begin(worker: ReferenceWorker, state: ReferenceState, last: int) -> None:
-        if worker.index == 0:
-            progress.append(state)
-            if not state.used:
-                passed[0] = max(passed[0], state.clock)
-        num_blocks[worker.index] = last - state.clock * n
-        begin(worker, state, last)
-
-    def noting_minibatch(
-        worker: ReferenceWorker, p: Minibatch, block: tuple[int, ...], published: Mapping[Clock, Tensors]
-    ) -> MinibatchRecord:
-        if worker.index == 0:
-            equations, local = worker._equations, worker._local
-            versions = [equations.forward(p, stage) for stage in range(len(worker._stages))]
-            clock = versions[0].clock if case.has_shards else Clock(versions[0].through // n)
-            if clock // EVERY > passed[0] // EVERY:
-                weights = published[clock] if case.has_shards else {}
-                for names, version in zip(worker._stages, versions, strict=True):
-                    if not case.has_shards:
-                        weights = {**weights, **{name: local.at(version, published)[name] for name in names}}
-                state = progress[-1]
-                done = sum(min((clock - state.clock) * n, blocks) for blocks in num_blocks)
-                copied = {name: tensor.clone() for name, tensor in weights.items()}
-                found[clock] = Expected(copied, worker.buffers(), state.minibatches + done, state.epoch + 1)
-            passed[0] = max(passed[0], clock)
-        return minibatch(worker, p, block, published)
-
-    with patch.multiple(ReferenceWorker, begin=noting_begin, minibatch=noting_minibatch):
-        result = run_reference(run_of)
-    return run_of, result, found
-
-
-def value_of(reference: ReferenceRun, expected: Expected, num_samples: int) -> float:
-    alone = replace(reference, num_virtual_workers=1, stages=None, sync="none", weights="flush", accumulate=1)
-    dataset: Any = Subset(reference.train, range(num_samples))  # type: ignore[arg-type]
-    means = evaluate(alone, weights=expected.weights, buffers=expected.buffers, dataset=dataset).means
-    return means["loss"]
 
 
 CASES = [
@@ -133,6 +74,22 @@ def test_a_buffer_that_changes_in_evaluation_mode_is_put_back(stages: int, tmp_p
     assert_same_bits(trained(tmp_path), run_reference(case.reference()))
 
 
+def test_random_generators_go_on_as_if_nothing_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers and data draw from all of them; one stage alone, so nobody else does meanwhile."""
+    run_pass, passes = EvaluationPass.run, []
+
+    def compared(evaluation: EvaluationPass, weights: FlatBuffer) -> None:
+        before = generator_states()
+        run_pass(evaluation, weights)
+        passes.append(before == generator_states())
+
+    monkeypatch.setattr(EvaluationPass, "run", compared)
+    case = case_of(model="noisy", data="flipped32", loss="distance", optimizer={"name": "SGD", "lr": 0.001})
+    case = replace(case, kind="none", workers=1, stages=1)
+    assert heard(run(case, tmp_path))
+    assert passes and all(passes)
+
+
 def test_without_a_bound_all_data_are_evaluated(tmp_path: Path) -> None:
     case = case_of(evaluate={"every_waves": EVERY}, epochs=1)
     told = heard(run(case, tmp_path))
@@ -140,8 +97,8 @@ def test_without_a_bound_all_data_are_evaluated(tmp_path: Path) -> None:
 
 
 def test_clipping_by_the_norm_over_all_stages_goes_on_around_evaluations(tmp_path: Path) -> None:
-    """Norms and evaluations travel over the same links."""
-    case = case_of(stages=3, wave=3, max_norm=0.05)
+    """Norms and evaluations travel over the same links, which hold fewer frames than an evaluation has."""
+    case = case_of(stages=3, wave=3, max_norm=0.05, evaluate={"every_waves": EVERY})
     assert heard(run(case, tmp_path))
     assert_same_bits(trained(tmp_path), run_reference(case.reference()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpipe.pipeline.reference import run_reference
 from hetpipe.ps.manifest import newest_checkpoint
 from tests.numerics.compare import ADAMW, MOMENTUM, Case
+from tests.numerics.evaluations import reference_of, value_of
 from tests.processes.harness import Train, write_job
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -32,7 +33,8 @@ FIRST = {"replicas"}
 )
 def test_processes_equal_the_reference(name: str, tmp_path: Path) -> None:
     case = Case(
-        **{"optimizer": MOMENTUM, "model": "mlp64", "data": "data64", "batch_size": 4, "epochs": 2, **CASES[name]}
+        **{"optimizer": MOMENTUM, "model": "mlp64", "data": "data64", "batch_size": 4, "epochs": 2, **CASES[name]},
+        evaluate={"every_waves": 2, "max_batches": 2},
     )
     job = case.job().model_dump(mode="json", exclude_defaults=True)
     train = Train(tmp_path, write_job(tmp_path, **{**job, "cluster": {"devices": [{"slowdown": 3.0, "jitter": 2.0}]}}))
@@ -43,5 +45,15 @@ def test_processes_equal_the_reference(name: str, tmp_path: Path) -> None:
     found: dict[str, torch.Tensor] = {}
     for file in newest_checkpoint(train.run_dir).glob("*.safetensors"):
         found.update(load_file(file))
-    for weight, expected in run_reference(case.reference()).weights.items():
-        assert torch.equal(found[f"weights/{weight}"], expected), weight
+    reference, expected, evaluations = reference_of(case)
+    for weight, value in expected.weights.items():
+        assert torch.equal(found[f"weights/{weight}"], value), weight
+    lines = [json.loads(line) for line in (train.run_dir / "evaluations.jsonl").read_text().splitlines()]
+    within = {line["clock"]: line for line in lines if line["within_epoch"]}
+    assert [line["clock"] for line in lines] == [one["clock"] for one in outcome.result["evaluations"]["listed"]]
+    assert sorted(within) == sorted(evaluations)
+    for clock, line in within.items():
+        assert (line["whole"], line["samples"], line["minibatches"]) == (False, 8, evaluations[clock].minibatches)
+        assert line["values"]["loss"] == value_of(reference, evaluations[clock], 8)
+    assert outcome.result["evaluations"]["best"]["whole"]
+    assert outcome.result["eval"]["samples"] == 46
