@@ -37,7 +37,8 @@ def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
-    job, run_dir = write_job(tmp_path), tmp_path / "run"
+    peak = 5e10
+    job, run_dir = write_job(tmp_path, cluster={"file": cpus_with_peak(peak)}), tmp_path / "run"
     trained = hetpipe("train", job, "--json", "--run-dir", run_dir)
     assert trained.returncode == 0, trained.stderr
     result = last_line(trained)
@@ -45,6 +46,12 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     assert result["staleness"]["violations"] == 0
     assert result["samples"] == 2 * 46
     assert (result["proof"]["scope"], result["proof"]["equality"]) == ("whole model", "bits")
+    devices = sum(
+        len(worker["stages"]) for worker in json.loads((run_dir / "plan.json").read_text())["virtual_workers"]
+    )
+    used = result["samples_per_second"] * result["proof"]["work"]["flops_per_sample"]
+    assert result["model_flops_utilisation"] == pytest.approx(used / (devices * peak), abs=1e-5)
+    assert result["model_flops_utilisation_reason"] is None
     assert "state=inspecting" in trained.stderr
     assert "the layers compute what the model computes, to the bit (proof: whole model, " in trained.stderr
     assert "vw1.ahead=" in trained.stderr
@@ -58,6 +65,7 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     status = last_line(hetpipe("status", run_dir, "--json"))
     assert (status["state"], status["clocks"], status["processes"]) == ("finished", result["clocks"], [])
     assert status["proof"] == result["proof"]
+    assert status["speed"].items() <= result.items()
     assert "inspection-" not in (run_dir / "logs" / "agent.log").read_text(), "the model is inspected once"
     assert "model_proven" in (run_dir / "logs" / "coordinator.log").read_text()
     assert last_line(hetpipe("check", run_dir, "--json"))["minibatches"] == result["minibatches"]
@@ -68,6 +76,16 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     finished = hetpipe("train", "--resume", run_dir, "--json")
     assert finished.returncode == 2
     assert "is finished: it trained 2 of 2 epochs" in last_line(finished)["errors"][0]
+
+
+def cpus_with_peak(flops: float) -> dict[str, Any]:
+    """A cluster that knows of CPU devices what the catalogue does not."""
+    link = {"bandwidth_bytes_per_second": 1e9}
+    return {
+        "device_types": {"cpu": {"memory_bytes": 1 << 30, "peak_flops": flops}},
+        "nodes": [{"name": "here", "devices": ["cpu"]}],
+        "links": {"intra_node": link, "inter_node": link},
+    }
 
 
 def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +113,10 @@ def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatc
     files = [tmp_path / "first" / name for name in ("forecast.json", "profile.json", "cluster.yaml")]
     simulated = hetpipe("simulate", "--plan", files[0], "--profile", files[1], "--cluster", files[2], "--json")
     assert simulated.returncode == 0, simulated.stderr
-    predicted = json.loads(files[0].read_text())["predicted"]["samples_per_second"]
-    assert last_line(simulated)["samples_per_second"] == pytest.approx(predicted)
+    predicted = json.loads(files[0].read_text())["predicted"]
+    assert last_line(simulated)["samples_per_second"] == pytest.approx(predicted["samples_per_second"])
+    assert predicted["model_flops_utilisation_reason"].startswith("no peak is known of cpu")
+    assert any(layer["forward_flops"] for layer in json.loads(profiles[0])["layers"])
 
 
 def test_user_code_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
