@@ -10,7 +10,7 @@ from html import escape
 from typing import Literal
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
-from hetpipe.cli.compare_statistics import Axis, common_curve
+from hetpipe.cli.compare_statistics import CLOCK_DISTANCE, Axis, common_curve
 from hetpipe.cli.compare_view import ComparisonView, Table
 from hetpipe.cli.curve_charts import Chart, Line, chart_figure, chart_scripts, chart_style, measured
 from hetpipe.cli.page import page
@@ -99,11 +99,12 @@ def _charts(records: Sequence[TrialRecord]) -> list[tuple[Chart, ...]]:
     names = dict.fromkeys(name for one in finished for point in one.evaluations for name in point.values)
     pairs = [_pair(f"Evaluation: {name}", name, finished, "evaluations") for name in loss_first(names)]
     pairs.append(_pair("Training loss", LOSS, finished, "losses"))
+    pairs.append(_pair("Largest clock distance", CLOCK_DISTANCE, finished, "distances"))
     return [pair for pair in pairs if any(chart.lines for chart in pair)]
 
 
 def _pair(
-    title: str, name: str, finished: Sequence[TrialRecord], which: Literal["evaluations", "losses"]
+    title: str, name: str, finished: Sequence[TrialRecord], which: Literal["evaluations", "losses", "distances"]
 ) -> tuple[Chart, ...]:
     charts = []
     for axis, words in _AXES:

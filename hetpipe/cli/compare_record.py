@@ -60,6 +60,8 @@ class TrialRecord:
     evaluations: tuple[Point, ...] = ()
     losses: tuple[Point, ...] = ()
     """Training loss, waves put together to a few hundred points; empty where the run wrote no metrics."""
+    distances: tuple[Point, ...] = ()
+    """`clock distance`: how far virtual workers were apart, in waves; empty where the run wrote no history."""
     result: TrainResult | None = None
     """None unless it finished."""
 

@@ -11,10 +11,14 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from hetpipe.cli.compare_record import Point
+from hetpipe.observe.clock_curve import ClockPoint
 from hetpipe.observe.metrics import TimedWave
 
 #: What a curve runs over.
 Axis = Literal["minibatches", "seconds"]
+
+#: The name of the values of `distance_curve`.
+CLOCK_DISTANCE = "clock distance"
 
 #: Points of a curve: enough for its shape, few enough that one wave more or less is no peak.
 MOST_POINTS = 120
@@ -70,6 +74,22 @@ def training_curve(waves: Sequence[TimedWave], *, began: float) -> tuple[Point, 
         if samples:
             loss = sum(loss * weight for loss, weight in known) / samples
             points.append(Point(counts[chunk.stop - 1], waves[chunk.stop - 1].t - began, {"loss": loss}))
+    return tuple(points)
+
+
+def distance_curve(commits: Sequence[ClockPoint], *, began: float, batch_size: int) -> tuple[Point, ...]:
+    """How far the virtual workers of a run were apart: commits put together to few points, each with the largest.
+
+    Args:
+        commits: in their order, of one history after the other.
+        began: when training began, in monotonic seconds.
+        batch_size: samples of a minibatch; the last ones of an epoch may have fewer.
+    """
+    points = []
+    for chunk in _chunks(len(commits), MOST_POINTS):
+        last = commits[chunk.stop - 1]
+        distance = max(one.distance for one in commits[chunk])
+        points.append(Point(last.samples / batch_size, last.t - began, {CLOCK_DISTANCE: float(distance)}))
     return tuple(points)
 
 

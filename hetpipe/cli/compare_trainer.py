@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
-from hetpipe.cli.compare_statistics import training_curve
+from hetpipe.cli.compare_statistics import distance_curve, training_curve
 from hetpipe.cli.compare_trials import Trial
 from hetpipe.cli.interrupts import Interrupts
 from hetpipe.cli.run_folder import RunFolder
@@ -16,6 +17,7 @@ from hetpipe.cli.training import RunEnd, RunRequest, Training
 from hetpipe.cli.view import View
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import NonFiniteUpdate, UserError
+from hetpipe.observe.clock_curve import ClockPoint, read_clock_curve
 from hetpipe.observe.log import configure_logging
 from hetpipe.observe.metrics import TimedWave, read_metrics
 from hetpipe.spec.events import Evaluated, JobEvent, JobState, StateChanged
@@ -95,6 +97,9 @@ def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) 
         sentence="; ".join(end.sentences),
         evaluations=() if recorder.began is None else _evaluations(recorder, recorder.began),
         losses=() if recorder.began is None else training_curve(_waves(folder), began=recorder.began),
+        distances=()
+        if recorder.began is None
+        else distance_curve(_commits(folder), began=recorder.began, batch_size=trial.job.batch_size),
         result=end.result if end.state is JobState.FINISHED else None,
     )
 
@@ -102,6 +107,15 @@ def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) 
 def _waves(folder: RunFolder) -> list[TimedWave]:
     """What was trained, in the order of time; also what a rewind has undone."""
     return [wave for where in run_folders(folder.path) for wave in read_metrics(where)]
+
+
+def _commits(folder: RunFolder) -> list[ClockPoint]:
+    """What was committed, in the order of time; also what a rewind has undone."""
+    found: list[ClockPoint] = []
+    for where in run_folders(folder.path):
+        before = found[-1].samples if found else 0
+        found += [replace(one, samples=before + one.samples) for one in read_clock_curve(where)]
+    return found
 
 
 def _state(end: RunEnd) -> TrialState:

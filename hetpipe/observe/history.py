@@ -15,14 +15,12 @@ from typing import Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
+from hetpipe.observe.down_sampled import Reduction
 from hetpipe.observe.line_file import LineFile
-from hetpipe.observe.segments import read_lines
+from hetpipe.observe.segments import SEGMENT_BYTES, read_lines
 
 #: What a field may hold.
 Value = int | float | str | Sequence[int] | Sequence[str]
-
-#: A file of a history that is longer is compressed, and another one begun.
-SEGMENT_BYTES = 4 << 20
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -253,6 +251,7 @@ class History(HistoryWriter):
         term: int,
         clock: Clock = SYSTEM_CLOCK,
         segment_bytes: int = SEGMENT_BYTES,
+        reduction: Reduction | None = None,
     ) -> None:
         """Open or make `path` and its folder.
 
@@ -264,6 +263,7 @@ class History(HistoryWriter):
             term: of the plan.
             clock: gives the times.
             segment_bytes: how long a segment becomes before it is compressed.
+            reduction: what of compressed segments goes into an index beside them; None: there is no index.
 
         Raises:
             OSError: the file cannot be had, though the disk is well.
@@ -271,7 +271,7 @@ class History(HistoryWriter):
         self._who = _encode({"host": host, "pid": pid, "role": role})[1:-1]
         self._clock = clock
         self._lock = threading.Lock()
-        self._file = LineFile(path, segment_bytes=segment_bytes)
+        self._file = LineFile(path, segment_bytes=segment_bytes, reduction=reduction)
         self.term = term
 
     @property

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetpipe.errors import HistoryIncomplete
+from hetpipe.observe.down_sampled import Reduction, update_index
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.segments import compress_before, open_for_writing, open_last, position_of
 
@@ -36,8 +37,13 @@ class LineFile:
     (`observe.segments`). A disk that has no room for that is no failure: the file grows on.
     """
 
-    def __init__(self, path: Path, *, segment_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, segment_bytes: int | None = None, reduction: Reduction | None = None) -> None:
         """Open or make `path` and its folder, and end the torn line that an earlier process may have left.
+
+        Args:
+            path: of its first segment.
+            segment_bytes: how long a segment becomes before it is compressed; None: there is one.
+            reduction: what of compressed segments goes into an index beside them; None: there is no index.
 
         Raises:
             OSError: the file cannot be had, though the disk is well.
@@ -48,6 +54,7 @@ class LineFile:
         self._on_alarm: Callable[[HistoryIncomplete], None] | None = None
         self._descriptor: int | None = None
         self._segment_bytes = segment_bytes
+        self._reduction = reduction
         self._number = 0
         #: Bytes of the present segment, as far as this process knows, and how many are enough.
         self._num_bytes = 0
@@ -128,9 +135,14 @@ class LineFile:
         """Compress what is closed, unless that is under way: then the next time."""
         if self._compressing is None or not self._compressing.is_alive():
             self._compressing = threading.Thread(
-                target=compress_before, args=(self.path, self._number), name=f"compress-{self.path.stem}", daemon=True
+                target=self._pack, args=(self._number,), name=f"compress-{self.path.stem}", daemon=True
             )
             self._compressing.start()
+
+    def _pack(self, last: int) -> None:
+        compress_before(self.path, last)
+        if self._reduction is not None:
+            update_index(self.path, self._reduction)
 
     def _fail(self, error: OSError) -> None:
         self.alarm = HistoryIncomplete(

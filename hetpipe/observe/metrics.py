@@ -1,7 +1,8 @@
 """How training went, wave by wave: `RUN_DIR/metrics/vw-V.jsonl`, one JSON object per line.
 
 The last stage of a virtual worker writes, because the losses are there. A line is what one wave did; whoever draws a
-curve adds up minibatches and samples. Numbers that are not finite, which JSON does not have, become null.
+curve adds up minibatches and samples. Numbers that are not finite, which JSON does not have, become null. Files are cut
+into segments like those of a history, with an index from which curves of long runs are drawn (`observe.down_sampled`).
 
 This is a run's own record, every wave of it, kept with the run. What a cluster tells while it works, to be fetched by
 Prometheus from every process, is `observe.metric_names` and what goes with it.
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
+from hetpipe.observe.down_sampled import Point, Reduction, points_of
 from hetpipe.observe.line_file import LineFile
+from hetpipe.observe.segments import SEGMENT_BYTES, streams_in
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -80,14 +83,19 @@ class NullMetrics(MetricsWriter):
 class Metrics(MetricsWriter):
     """Appends to a file, one unbuffered write per wave, so that a killed process leaves whole lines only."""
 
-    def __init__(self, path: Path, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, path: Path, *, clock: Clock = SYSTEM_CLOCK, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Open or make `path` and its folder.
+
+        Args:
+            path: of its first segment; the others stand beside it.
+            clock: gives the times.
+            segment_bytes: how long a segment becomes before it is compressed.
 
         Raises:
             OSError: the file cannot be had, though the disk is well.
         """
         self._clock = clock
-        self._file = LineFile(path)
+        self._file = LineFile(path, segment_bytes=segment_bytes, reduction=WaveReduction())
 
     def write(self, wave: WaveMetrics) -> None:
         """See `MetricsWriter.write`; nothing once the disk has failed."""
@@ -111,31 +119,66 @@ def metrics_path(run_dir: Path, vw: int) -> Path:
     return run_dir / _FOLDER / f"vw-{vw}.jsonl"
 
 
+class WaveReduction(Reduction):
+    """Waves in a row as one: what they had together, its loss, and what held at its end."""
+
+    fields = frozenset({"t", *(each.name for each in fields(WaveMetrics))})
+
+    def point(self, line: bytes, before: Point | None) -> Point | None:
+        """See `Reduction.point`."""
+        del before
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(values, dict) or not values.keys() >= self.fields:
+            return None
+        counts = all(
+            type(values[name]) is int and 0 <= values[name] <= _MOST for name in ("wave", "p", "minibatches", "samples")
+        )
+        measures = {name: values[name] for name in ("t", "loss", "learning_rate", "gradient_norm", "max_norm")}
+        if not counts or any(type(one) not in _MEASURES for one in measures.values()):
+            return None
+        try:
+            found = {name: None if one is None else _finite(float(one)) for name, one in measures.items()}
+        except OverflowError:
+            return None
+        return None if found["t"] is None else {**{name: values[name] for name in self.fields}, **found}
+
+    def merged(self, one: Point, other: Point) -> Point:
+        """See `Reduction.merged`. Of norms the largest stays, as it is what is looked for."""
+        known = [(each["loss"], each["samples"]) for each in (one, other) if each["loss"] is not None]
+        samples = sum(weight for _, weight in known)
+        norms = [each["gradient_norm"] for each in (one, other) if each["gradient_norm"] is not None]
+        return {
+            **other,
+            "minibatches": one["minibatches"] + other["minibatches"],
+            "samples": one["samples"] + other["samples"],
+            "loss": sum(loss * weight for loss, weight in known) / samples if samples else None,
+            "gradient_norm": max(norms, default=None),
+        }
+
+
+#: Numbers that JSON's readers agree on.
+_MOST = 1 << 53
+_MEASURES = (int, float, type(None))
+
+
 def read_metrics(run_dir: Path) -> list[TimedWave]:
     """The waves of all virtual workers of a run, in the order of time; empty where it wrote none.
 
+    Of each virtual worker at most `down_sampled.MOST_POINTS`: where there were more, each stands for as many in a row.
     Lines that are torn or of another kind are passed over.
 
     Raises:
         OSError: a file cannot be read.
     """
-    found = []
-    for path in sorted((run_dir / _FOLDER).glob("vw-*.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(values, dict) and values.keys() >= _NAMES and isinstance(values["t"], float | int):
-                found.append(_revived(values))
+    found = [
+        TimedWave(point["t"], WaveMetrics(**{name: value for name, value in point.items() if name != "t"}))
+        for path in streams_in(run_dir / _FOLDER, "vw-")
+        for point in points_of(path, WaveReduction())
+    ]
     return sorted(found, key=lambda wave: wave.t)
-
-
-def _revived(values: Mapping[str, Any]) -> TimedWave:
-    return TimedWave(values["t"], WaveMetrics(**{name: values[name] for name in _NAMES - {"t"}}))
-
-
-_NAMES = {"t", *(field.name for field in fields(WaveMetrics))}
 
 
 def _finite(value: float | None) -> float | None:

@@ -29,6 +29,9 @@ _log = get_logger(__name__)
 _NAME = re.compile(r"(?P<stem>[^.]+)(?:\.(?P<number>\d{4,}))?\.jsonl(?:\.gz)?")
 _PACKED = ".gz"
 
+#: A segment that is longer is compressed, and another one begun.
+SEGMENT_BYTES = 4 << 20
+
 #: Offsets within a segment are below this; a position in all of them is segment · `_SPAN` + offset.
 _SPAN = 1 << 40
 
@@ -51,6 +54,12 @@ def segments_of(path: Path) -> list[int]:
     """The segments of the stream `path` that are there, plain or compressed, rising."""
     found = (_NAME.fullmatch(each.name) for each in path.parent.glob(f"{path.stem}.*"))
     return sorted({int(name["number"] or 0) for name in found if name is not None and name["stem"] == path.stem})
+
+
+def streams_in(folder: Path, stem: str) -> list[Path]:
+    """The streams of a folder whose names begin with `stem`, by the plain file of their segment 0, in order."""
+    found = (_NAME.fullmatch(each.name) for each in folder.glob(f"{stem}*.jsonl*"))
+    return sorted({folder / f"{name['stem']}.jsonl" for name in found if name is not None})
 
 
 def open_segment(path: Path, number: int) -> IO[bytes] | gzip.GzipFile:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import UserError
+from hetpipe.observe.clock_curve import CLOCK_SHARD_FILE, ClockReduction
 from hetpipe.observe.history import History, HistoryWriter, NullHistory
 from hetpipe.spec.shard_config import ShardConfig
 
@@ -22,9 +23,13 @@ def file_history(host: str, pid: int, clock: TimeSource = SYSTEM_CLOCK) -> Histo
         if not config.keeps_history:
             return NullHistory()
         path = Path(config.run_dir) / "history" / f"shard-{config.shard}.jsonl"
+        # The clock shard's tells of all virtual workers; the others' of sums.
+        reduction = ClockReduction() if path.name == CLOCK_SHARD_FILE else None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return History(path, host=host, pid=pid, role="parameter_server", term=config.term, clock=clock)
+            return History(
+                path, host=host, pid=pid, role="parameter_server", term=config.term, clock=clock, reduction=reduction
+            )
         except OSError as error:
             raise UserError(
                 f"shard {config.shard} cannot write {path}: {error.strerror}; every parameter server needs the folder "

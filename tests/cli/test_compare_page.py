@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.compare_page import page_of
-from hetpipe.cli.compare_record import TrialRecord
+from hetpipe.cli.compare_record import Point, TrialRecord
 from hetpipe.cli.compare_statistics import Axis, common_curve
 from hetpipe.cli.compare_view import summaries_of, view_of
 from tests.cli.comparisons import curve, diverged, record, result, trials
@@ -123,6 +123,14 @@ def test_the_scale_is_decided_for_each_chart(tmp_path: Path) -> None:
 
 def test_without_metrics_there_is_no_curve_of_the_training_loss(tmp_path: Path) -> None:
     assert "Training loss by" not in page([record("wave", 3, losses=())], tmp_path)
+
+
+def test_how_far_virtual_workers_were_apart_is_drawn_where_there_is_a_history(tmp_path: Path) -> None:
+    distances = tuple(Point(4.0 * number, number, {"clock distance": number % 3}) for number in range(1, 5))
+    *_, by_minibatches, by_time = charts_in(page([record("wave", 3, distances=distances)], tmp_path))
+    assert (by_minibatches["x"], by_time["x"], by_time["y"]) == ("minibatches", "seconds", "clock distance")
+    assert by_time["lines"][0]["mean"] == [1, 2, 0, 1]
+    assert "Largest clock distance" not in page([record("wave", 3)], tmp_path)
 
 
 def test_a_policy_keeps_its_colour(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hetpipe.cli.compare_trials import Trial
 from hetpipe.cli.run_folder import RunFolder
 from hetpipe.cli.training import RunEnd, Training
 from hetpipe.errors import CallableError
+from hetpipe.observe.history import History
 from hetpipe.observe.metrics import Metrics, WaveMetrics, metrics_path
 from hetpipe.spec.events import Evaluated, JobState, StateChanged
 from hetpipe.spec.ids import Clock
@@ -92,6 +93,21 @@ def test_waves_stand_at_the_seconds_since_the_start_of_training(trial: Trial, fo
     assert [(one.minibatches, one.seconds, one.values["loss"]) for one in found.losses] == [
         (2, 1.5, 1.0),
         (6, 4.5, 0.5),
+    ]
+
+
+def test_commits_show_how_far_virtual_workers_were_apart(trial: Trial, folder: RunFolder) -> None:
+    clock = FakeClock(monotonic=110.0)
+    history = History(folder.path / "history" / "shard-0.jsonl", host="n0", pid=1, role="ps", term=1, clock=clock)
+    for vw, wave in ((0, 0), (1, 0), (0, 1), (0, 2)):
+        clock.advance(1.5)
+        history.commit(vw=vw, incarnation=0, wave=wave, samples=8)
+        history.apply(shard=0, vw=vw, incarnation=0, wave=wave)
+    found = kept(trial, folder, followed())
+    batch = trial.job.batch_size
+    assert [(one.minibatches, one.seconds, one.values) for one in found.distances] == [
+        (8 * number / batch, 1.5 * number, {"clock distance": distance})
+        for number, distance in enumerate([0.0, 0.0, 1.0, 2.0], start=1)
     ]
 
 

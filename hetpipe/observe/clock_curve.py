@@ -1,0 +1,73 @@
+"""How a run went by its history: local clocks and samples over time, from the decisions of the clock shard."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpipe.observe.down_sampled import Point, Reduction, points_of
+
+#: The clock shard's file; see `ps.run_history`.
+CLOCK_SHARD_FILE = "shard-0.jsonl"
+
+_EVENTS = (b'"event":"commit"', b'"event":"join"', b'"event":"leave"', b'"event":"evict"')
+
+
+class ClockReduction(Reduction):
+    """Commits, and who is a member. A point: samples committed in it, clocks at its end, largest distance in it."""
+
+    fields = frozenset({"t", "samples", "clocks", "distance"})
+
+    def point(self, line: bytes, before: Point | None) -> Point | None:
+        """See `Reduction.point`."""
+        if not any(event in line for event in _EVENTS):
+            return None  # most lines, and the longest
+        try:
+            values = json.loads(line)
+            clocks = {} if before is None else dict(before["clocks"])
+            vw, t, samples = str(int(values["vw"])), float(values["t"]), 0
+            if values["event"] == "commit":
+                clocks[vw], samples = int(values["wave"]) + 1, int(values["samples"])
+            elif values["event"] == "join":
+                clocks[vw] = int(values["clock"])
+            else:
+                clocks.pop(vw, None)
+        except (ValueError, RecursionError, KeyError, TypeError, OverflowError):
+            return None
+        distance = max(clocks.values()) - min(clocks.values()) if clocks else 0
+        return {"t": t, "samples": samples, "clocks": clocks, "distance": distance}
+
+    def merged(self, one: Point, other: Point) -> Point:
+        """See `Reduction.merged`."""
+        return {
+            "t": other["t"],
+            "samples": one["samples"] + other["samples"],
+            "clocks": other["clocks"],
+            "distance": max(one["distance"], other["distance"]),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ClockPoint:
+    """A few commits in a row."""
+
+    t: float
+    """Of the last one, in monotonic seconds of the clock shard's host."""
+    samples: int
+    """Committed from the beginning of the history to there, over all virtual workers."""
+    distance: int
+    """The largest distance between the local clocks of two members that have committed something."""
+
+
+def read_clock_curve(run_dir: Path) -> list[ClockPoint]:
+    """The commits of a run, put together to at most `down_sampled.MOST_POINTS` points; none without a history.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    samples, found = 0, []
+    for point in points_of(run_dir / "history" / CLOCK_SHARD_FILE, ClockReduction()):
+        samples += point["samples"]
+        found.append(ClockPoint(point["t"], samples, point["distance"]))
+    return found

@@ -1,0 +1,146 @@
+"""A bounded index beside a file in segments: what curves are drawn from without reading all of the file.
+
+    vw-0.jsonl.gz, vw-0.0001.jsonl.gz, vw-0.0002.jsonl   the file (`observe.segments`)
+    vw-0.index.json                                      its compressed segments, as at most `MOST_POINTS` points
+
+A point stands for `width` lines in a row, the last one perhaps for fewer; when there are too many points, each two
+become one, and the width doubles. Only compressed segments are in an index, as these never change: it is brought up to
+date when another one was compressed, replaced as a whole, and can be made again from the segments. A reader adds the
+segments that it lacks, which are the one being written and what could not be compressed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetpipe.durable import write_durably
+from hetpipe.observe.log import get_logger
+from hetpipe.observe.segments import open_segment, packed_path, segments_of
+
+_log = get_logger(__name__)
+
+#: Points of an index, at most; even.
+MOST_POINTS = 512
+
+_VERSION = 1
+
+#: What some lines in a row come to, as JSON has it.
+Point = dict[str, Any]
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Reduction(Protocol):
+    """What of a file becomes points."""
+
+    fields: frozenset[str]
+    """The keys of a point."""
+
+    def point(self, line: bytes, before: Point | None) -> Point | None:
+        """What a line comes to after the point `before`; None for a torn line, or one that no curve is about."""
+        ...
+
+    def merged(self, one: Point, other: Point) -> Point:
+        """Two points in a row as one."""
+        ...
+
+
+@dataclass(slots=True)
+class DownSampling:
+    """Points of lines, in their order; at most `MOST_POINTS`."""
+
+    reduction: Reduction
+    points: list[Point] = field(default_factory=list)
+    width: int = 1
+    """Lines per point."""
+    count: int = 0
+    """Lines in the last point."""
+    segments: int = 0
+    """Whole segments in it: those below this number."""
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """More lines."""
+        points, reduction = self.points, self.reduction
+        for line in lines:
+            point = reduction.point(line, points[-1] if points else None)
+            if point is None:
+                continue
+            if self.count < self.width and points:
+                points[-1] = reduction.merged(points[-1], point)
+                self.count += 1
+                continue
+            points.append(point)
+            self.count = 1
+            if len(points) > MOST_POINTS:
+                pairs = zip(points[:-1:2], points[1:-1:2], strict=True)
+                points[:-1] = [reduction.merged(one, other) for one, other in pairs]
+                self.width *= 2
+
+
+def index_path(path: Path) -> Path:
+    """The index of the stream `path`."""
+    return path.with_name(f"{path.stem}.index.json")
+
+
+def points_of(path: Path, reduction: Reduction) -> list[Point]:
+    """The stream `path` as at most `MOST_POINTS` points; none if there is no such stream.
+
+    Raises:
+        OSError: a segment that the index lacks cannot be read.
+    """
+    found = _read(path, reduction)
+    for number in segments_of(path):
+        if number >= found.segments:
+            _add(found, path, number)
+    return found.points
+
+
+def update_index(path: Path, reduction: Reduction) -> None:
+    """Bring the index of the stream `path` up to date with its compressed segments. A failure leaves it as it was."""
+    found = _read(path, reduction)
+    known = found.segments
+    try:
+        while packed_path(path, found.segments).exists():
+            _add(found, path, found.segments)
+            found.segments += 1
+        if found.segments > known:
+            write_durably(index_path(path), _as_json(found))
+    except OSError as error:
+        _log.info("index_not_written", path=str(index_path(path)), reason=error.strerror or str(error))
+
+
+def _add(found: DownSampling, path: Path, number: int) -> None:
+    try:
+        with open_segment(path, number) as lines:
+            found.add(lines)
+    except (EOFError, zlib.error) as error:
+        raise OSError(f"segment {number} of {path} is damaged: {error}") from error
+
+
+def _as_json(found: DownSampling) -> bytes:
+    rest = {"segments": found.segments, "width": found.width, "count": found.count, "points": found.points}
+    return f"{_encode({'version': _VERSION, **rest})}\n".encode()
+
+
+def _read(path: Path, reduction: Reduction) -> DownSampling:
+    """The index as it is on disk; an empty one where there is none, or none that can be used."""
+    try:
+        values = json.loads(index_path(path).read_bytes())
+        points, numbers = values["points"], [values[name] for name in ("width", "count", "segments")]
+        is_usable = (
+            values["version"] == _VERSION
+            and len(points) <= MOST_POINTS
+            and all(type(number) is int and number >= 0 for number in numbers)
+            and all(point.keys() == reduction.fields for point in points)
+        )
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        is_usable = False
+    if not is_usable:
+        return DownSampling(reduction)
+    width, count, segments = numbers
+    return DownSampling(reduction, points, width, count, segments)
