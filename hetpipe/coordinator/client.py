@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,15 +75,19 @@ class RegisteredWorker:
 
 
 class _Loss:
-    """Whether the name of a worker was lost. Set once, from the heartbeat's thread."""
+    """Whether the name of a worker was lost. Set once, however many heartbeats learn of it."""
 
     def __init__(self, on_lost: Callable[[MemberReplaced], None] | None) -> None:
         self.on_lost = on_lost
         self.error: MemberReplaced | None = None
+        self._lock = threading.Lock()
 
     def take(self, error: MemberReplaced) -> None:
         """The name is lost."""
-        self.error = error
+        with self._lock:
+            if self.error is not None:
+                return
+            self.error = error
         if self.on_lost is not None:
             self.on_lost(error)
 
