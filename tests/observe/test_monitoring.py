@@ -146,3 +146,11 @@ def test_the_reader_of_expressions() -> None:
         Selector("z", {}, ""),
     ]
     assert found.grouping == {"a", "b", "h"}
+
+
+@pytest.mark.parametrize("metric", ["hetpipe_job_tokens_per_second", "hetpipe_job_model_flops_utilisation_ratio"])
+def test_tokens_and_utilisation_are_drawn_beside_samples(metric: str) -> None:
+    drawn = [
+        panel for panel in dashboard()["panels"] for target in panel.get("targets", ()) if metric in target["expr"]
+    ]
+    assert len(drawn) == 1
