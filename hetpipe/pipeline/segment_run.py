@@ -212,10 +212,9 @@ class SegmentRun:
         """Later stages: the next forward, if the weights it wants are here.
 
         Frames of an evaluation stand before that of a forward and have its place in the order: when it may run, the
-        weights that it sees are here, which are those that are evaluated.
+        weights that it sees are here, which are those that are evaluated. Those of a barrier's evaluation come when all
+        stages are through with the segment.
         """
-        if self._last is not None:
-            return None  # what comes behind the barrier's frame is for after it
         head = self._inbox.head(FrameKind.FORWARD) or self._inbox.head(FrameKind.EVALUATE)
         if head is None or not self._is_here(head.frame):
             return None
