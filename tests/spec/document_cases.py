@@ -74,6 +74,7 @@ PLAN: dict[str, Any] = {
     "weights": "wave",
     "schedule": "fifo",
     "staleness": None,
+    "pull": "every_wave",
     "virtual_workers": [
         {
             "stages": [_stage("n0/0", "V", 0, 3), _stage("n1/0", "Q", 3, 4)],
