@@ -127,6 +127,7 @@ def test_weight_policies_by_name() -> None:
         ({"minibatches": 0}, "at least 1, not 0"),
         ({"staleness": -1}, "D must be at least 0"),
         ({"staleness": None, "deterministic": True}, "no required clock"),
+        ({"staleness": None, "pull": "required"}, "D = inf never requires a pull"),
         ({"jitter_cv": -0.1}, "jitter"),
         ({"apply_bytes_per_second": 0.0}, "faster than 0"),
         ({"schedule": "1f2b"}, "did you mean `1f1b`"),
