@@ -66,8 +66,8 @@ def _simulator() -> None:
 
 
 def _allocation() -> None:
-    title = f"`auto` for a model of {allocation.NUM_LAYERS} layers, twice the cluster each time"
-    _say(title, allocation.measure())
+    for name, profile in allocation.profiles().items():
+        _say(f"(f) `auto`, {name}, four times the cluster each time", allocation.measure(profile))
 
 
 def _planner() -> None:
