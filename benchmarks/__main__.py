@@ -78,11 +78,13 @@ def _simulator() -> Mapping[str, Any]:
 
 
 def _allocation() -> Mapping[str, Any]:
-    title = f"`auto` for a model of {allocation.NUM_LAYERS} layers, twice the cluster each time"
-    found = allocation.measure()
-    _say(title, found)
     compared = ("of the bound", "gain over NP, ED, HD")
-    return {size: {name: figures[name] for name in compared} for size, figures in found.items()}
+    ratios = {}
+    for name, profile in allocation.profiles().items():
+        found = allocation.measure(profile)
+        _say(f"(f) `auto`, {name}, four times the cluster each time", found)
+        ratios[name] = {size: {of: figures[of] for of in compared} for size, figures in found.items()}
+    return ratios
 
 
 def _planner() -> Mapping[str, Any]:

@@ -13,10 +13,10 @@ from hetpipe.cli.shell import Shell
 from hetpipe.cli.simulated_trace import write_trace
 from hetpipe.cli.text import columns, count, duration, percent, rate, shown_path
 from hetpipe.errors import UserError
+from hetpipe.planner.simulation_length import steady_waves
 from hetpipe.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan
-from hetpipe.simulator.prediction import steady_waves
 from hetpipe.simulator.result import SimulationResult
 from hetpipe.simulator.simulate import simulate
 from hetpipe.spec.document import read_document

@@ -24,7 +24,7 @@ from hetpipe.planner.min_max_shortage import explain
 from hetpipe.planner.options import PlanOptions
 from hetpipe.planner.partitioner import Partitioner
 from hetpipe.planner.pipelines import Pipelines
-from hetpipe.planner.round_trip import round_trip
+from hetpipe.planner.round_trip import Exchanges, Places, round_trip
 from hetpipe.planner.shard_bytes import PlacedParameters, place_bytes, shard_nodes
 from hetpipe.spec.cluster import node_of
 from hetpipe.spec.ids import DeviceId
@@ -102,6 +102,8 @@ class Jobs:
         self.network_cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
         self._relatives: dict[tuple[PlanOptions, tuple[DeviceId, ...]], Jobs] = {}
         self._node_rank = {node.name: rank for rank, node in enumerate(costs.cluster.nodes)}
+        #: Many N have the same cuts.
+        self._exchanges = lru_cache(maxsize=16)(self._exchanges_between)
         #: The parameters on these shards, where that does not depend on pipelines.
         self.place_on = lru_cache(maxsize=64)(self._place_by_shards)
 
@@ -215,13 +217,11 @@ class Jobs:
         if fastest is None:
             return None
         slowest = min(worker.minibatches_per_tick for worker in fastest)
-        chosen = [
-            min(
-                self._fast_enough(group, minibatches_per_wave, slowest, first),
-                key=lambda worker: worker.bottleneck_ticks,
-            )
-            for group, first in zip(groups, fastest, strict=True)
-        ]
+        if minibatches_per_wave >= max(map(len, groups)) and self.options.weights != "flush":
+            chosen = fastest
+        else:
+            # What holds the job back in no way: the largest stage time decides.
+            chosen = [self.pipelines.shortest(group, minibatches_per_wave, slowest) for group in groups]
         plan = self.judge(chosen, minibatches_per_wave)
         return self._relieve_network(groups, plan) if plan.rate.network_binds else plan
 
@@ -247,6 +247,7 @@ class Jobs:
                 staleness=self.options.staleness,
                 network_cards=self.network_cards,
                 pull=self.options.pull,
+                exchanges_of=self._exchanges,
             ),
         )
         return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate)
@@ -310,22 +311,13 @@ class Jobs:
                 )
         raise AssertionError("a plan that fits was refused")
 
+    def _exchanges_between(self, places: Places, placed: PlacedParameters) -> Exchanges:
+        return Exchanges(places, costs=self.costs, placed=placed, network_cards=self.network_cards)
+
     def _place_by_shards(self, shards: tuple[str, ...]) -> PlacedParameters:
         if not shards:
             return PlacedParameters((), (), self.costs.num_layers)
         return place_bytes(self.costs.profile, shards=shards, placement=self.placement)
-
-    def _fast_enough(
-        self, group: Sequence[DeviceId], minibatches_per_wave: int, rate: float, fastest: Pipeline
-    ) -> Iterator[Pipeline]:
-        """Pipelines of a group that do not hold the job back: their largest stage time decides."""
-        yield fastest
-        if minibatches_per_wave >= len(group) and self.options.weights != "flush":
-            return
-        for found in self.pipelines.several(group, minibatches_per_wave):
-            if found.minibatches_per_tick < rate:
-                return
-            yield found
 
     def _relieve_network(self, groups: Groups, start: JobPlan) -> JobPlan:
         """The best combination where a network card binds; never worse than `start`."""

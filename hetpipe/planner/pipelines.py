@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import takewhile
 
 from hetpipe.planner.costs import Costs, MemoryModel
 from hetpipe.planner.every_partition import Pipeline, every_partition, num_partitions, pipeline
@@ -25,6 +27,9 @@ from hetpipe.spec.ids import DeviceId
 
 #: Most partitions that are looked at one by one.
 LISTED = 1_000
+
+#: Virtual workers whose fastest pipeline is kept by name: some N of a large cluster.
+_REMEMBERED = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class Pipelines:
         self._min_max: dict[tuple[Shape, int], _Known] = {}
         self._listed: dict[tuple[Shape, int], _Known] = {}
         self._num: dict[Shape, int] = {}
+        #: Every placement asks for the same devices again.
+        self._fastest_of = lru_cache(maxsize=_REMEMBERED)(self._fastest)
 
     def min_max(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> Pipeline | None:
         """The partition with the smallest largest stage time over all cuts and orders; None if none fits in memory."""
@@ -75,8 +82,7 @@ class Pipelines:
 
     def fastest(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> Pipeline | None:
         """The first of `several`."""
-        known, ordered = self._know_fastest(devices, minibatches_per_wave)
-        return next(iter(replace(known, pipelines=known.pipelines[:1]).of(ordered)), None)
+        return self._fastest_of(tuple(devices), minibatches_per_wave)
 
     def rate(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> float:
         """Minibatches per tick of the fastest; 0 if none fits in memory."""
@@ -93,6 +99,19 @@ class Pipelines:
         known, ordered = self._know_several(devices, minibatches_per_wave)
         return known.of(ordered)
 
+    def shortest(self, devices: Sequence[DeviceId], minibatches_per_wave: int, rate: float) -> Pipeline:
+        """Of `several` with at least `rate` minibatches per tick the first one with the smallest largest stage time.
+
+        Args:
+            devices: of a virtual worker that fits in memory.
+            minibatches_per_wave: N.
+            rate: at most that of the fastest.
+        """
+        known, ordered = self._know_fastest(devices, minibatches_per_wave)
+        enough = takewhile(lambda one: one.minibatches_per_tick >= rate, known.pipelines)
+        best = min(enough, key=lambda one: one.bottleneck_ticks)
+        return replace(known, pipelines=(best,)).of(ordered)[0]
+
     def num_several(self, devices: Sequence[DeviceId]) -> int:
         """How many `several` returns at most."""
         return self._num_several(self._shapes.shape_of(devices)[0])
@@ -100,6 +119,10 @@ class Pipelines:
     def fits(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> bool:
         """Is there any?"""
         return self._partitioner.fits(devices, self._memory_at(minibatches_per_wave))
+
+    def _fastest(self, devices: tuple[DeviceId, ...], minibatches_per_wave: int) -> Pipeline | None:
+        known, ordered = self._know_fastest(devices, minibatches_per_wave)
+        return next(iter(replace(known, pipelines=known.pipelines[:1]).of(ordered)), None)
 
     def _know_fastest(
         self, devices: Sequence[DeviceId], minibatches_per_wave: int

@@ -25,6 +25,7 @@ from hetpipe.planner.allocation.auto import auto
 from hetpipe.planner.allocation.groupings import every_grouping
 from hetpipe.planner.jobs import Groups, JobPlan, Jobs
 from hetpipe.planner.options import AllocationName, PlanOptions
+from hetpipe.planner.simulation_length import LEAST_WAVES, affordable_waves, steady_waves, work_per_wave
 from hetpipe.spec.cluster import node_of
 from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.plan_document import Predicted
@@ -46,9 +47,8 @@ _COMPUTATIONS, _MOST_SIMULATED = 200_000, 40
 #: transfers, which the simulation hides behind computation, so it may be a good deal below it.
 _HOPELESS = 1.3
 
-#: Candidates that are simulated for as long as a prediction takes, of plans whose predictions take few computations; so
-#: many waves are such a prediction at least.
-_FINALISTS, _WHOLE_WAVES = 3, 64
+#: Candidates that are simulated for as long as a prediction takes, of plans whose predictions take few computations.
+_FINALISTS = 3
 
 #: So few groupings are all candidates.
 _ALL_GROUPINGS = 60
@@ -100,6 +100,12 @@ class _Candidate:
         """By closed form."""
         return self.plan.rate.samples_per_second
 
+    @property
+    def work(self) -> int:
+        """What a simulated wave takes, in computations."""
+        plan = self.plan
+        return work_per_wave([worker.stages for worker in plan.workers], plan.minibatches_per_wave, plan.placed)
+
 
 def preferred(found: Sequence[Ranked]) -> Ranked:
     """Of those within 2 % of the fastest the one with the smallest D, then with the smallest N, then the fastest."""
@@ -126,6 +132,7 @@ class Ranking:
         self._predict = predict
         self._options = jobs.options
         self._best: dict[AllocationName, Ranked] = {}
+        self._simulated: dict[tuple[object, ...], Predicted] = {}
 
     def of(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> Ranked:
         """The best plan of an allocation.
@@ -279,19 +286,29 @@ class Ranking:
         for one in islice(found, _MOST_SIMULATED):
             if one.rate * _HOPELESS < best or (ranked and left <= 0):
                 break
-            left -= computations_per_wave(one.plan) * waves
-            rate = self._predict(one.plan, one.jobs.options, waves=waves).samples_per_second
+            left -= one.work * waves
+            rate = self._simulate(one, waves).samples_per_second
             best = max(best, rate)
             ranked.append((rate, one))
         ranked.sort(key=lambda entry: -entry[0])
         if not ranked:
             return []
-        affordable = _COMPUTATIONS // (_WHOLE_WAVES * computations_per_wave(ranked[0][1].plan))
+        affordable = _COMPUTATIONS // (LEAST_WAVES * ranked[0][1].work)
         return [self._whole(one) for _, one in ranked[: max(1, min(affordable, _FINALISTS))]]
 
     def _whole(self, one: _Candidate) -> Ranked:
-        options = one.jobs.options
-        return Ranked(one.plan, options, self._predict(one.plan, options), one.most_minibatches)
+        return Ranked(one.plan, one.jobs.options, self._simulate(one), one.most_minibatches)
+
+    def _simulate(self, one: _Candidate, waves: int | None = None) -> Predicted:
+        """Several allocations think of the same groups, and a prediction of a large plan is as short as it gets."""
+        plan, options = one.plan, one.jobs.options
+        asked = steady_waves(options.staleness) if waves is None else waves
+        length = min(asked, affordable_waves(one.work))
+        key = (plan.workers, plan.minibatches_per_wave, plan.placed.pieces, options.staleness, length)
+        found = self._simulated.get(key)
+        if found is None:
+            found = self._simulated[key] = self._predict(plan, options, waves=waves)
+        return found
 
 
 _BY_NAME: Mapping[AllocationName, Callable[[Jobs], JobPlan]] = {
@@ -300,11 +317,6 @@ _BY_NAME: Mapping[AllocationName, Callable[[Jobs], JobPlan]] = {
     "HD": hybrid_distribution.hybrid_distribution,
     "auto": auto,
 }
-
-
-def computations_per_wave(plan: JobPlan) -> int:
-    """Forwards and backwards of all virtual workers."""
-    return 2 * plan.minibatches_per_wave * sum(len(worker.stages) for worker in plan.workers)
 
 
 def _groups_of(plan: JobPlan) -> list[tuple[DeviceId, ...]]:

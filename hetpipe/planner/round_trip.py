@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, Protocol
@@ -83,6 +83,7 @@ def round_trip(
     staleness: int | None,
     network_cards: Mapping[str, float],
     pull: PullTiming = "every_wave",
+    exchanges_of: Callable[[Places, PlacedParameters], Exchanges] | None = None,
 ) -> RoundTrip:
     """The bound for each virtual worker of a job.
 
@@ -94,6 +95,7 @@ def round_trip(
         staleness: D; None: nothing is waited for.
         network_cards: node → bytes per second each way.
         pull: when weights are fetched.
+        exchanges_of: `Exchanges` on this cluster that are remembered; None: they are made.
     """
     n = memory.minibatches_per_wave
     num_waves, span = _waves_of_a_round(memory, staleness or 0, pull)
@@ -104,9 +106,14 @@ def round_trip(
     if not placed.shards or staleness is None:
         return RoundTrip(math.inf, math.inf, drained)
     apply_ticks = max(ticks(1000 * sums[-1] / APPLY_BYTES_PER_SECOND) for sums in placed.by_shard)
-    exchanges = _Exchanges(pipes, costs, placed, network_cards)
+    places = places_of(workers)
+    exchanges = (
+        Exchanges(places, costs=costs, placed=placed, network_cards=network_cards)
+        if exchanges_of is None
+        else exchanges_of(places, placed)
+    )
     each = max(exchanges.longest_push, len(workers) * apply_ticks)
-    longest = exchanges.longest(span, apply_ticks, pulls_meet=pull == "every_wave")
+    longest = exchanges.longest(pipes, span, apply_ticks, pulls_meet=pull == "every_wave")
     return RoundTrip(_over(num_waves * n, longest), _over(n, each), drained)
 
 
@@ -222,30 +229,47 @@ class _Load:
 
 
 #: A node, and the layers [first, last) that a stage on it has: stages of which that is the same exchange the same.
-_Place = tuple[str, int, int]
+Place = tuple[str, int, int]
+
+#: Those of all stages of each virtual worker.
+Places = tuple[tuple[Place, ...], ...]
 
 
-class _Exchanges:
+def places_of(workers: Sequence[Sequence[Span]]) -> Places:
+    """The place of each stage of each virtual worker."""
+    return tuple(tuple((node_of(stage.device), stage.first, stage.last) for stage in stages) for stages in workers)
+
+
+class Exchanges:
     """Pushes of one wave of every virtual worker. The pulls of one clock are their mirror image.
 
-    A large cluster has many stages that are alike, so each kind is looked at once.
+    A large cluster has many stages that are alike, so each kind is looked at once. Neither N nor D matters here.
     """
 
     def __init__(
-        self, pipes: Sequence[_Pipe], costs: Costs, placed: PlacedParameters, network_cards: Mapping[str, float]
+        self,
+        places: Places,
+        *,
+        costs: Costs,
+        placed: PlacedParameters,
+        network_cards: Mapping[str, float],
     ) -> None:
-        self._pipes = pipes
+        """Prepare.
+
+        Args:
+            places: `places_of` the virtual workers.
+            costs: times and links.
+            placed: the parameters on shards.
+            network_cards: node → bytes per second each way.
+        """
         self._costs = costs
         self._cards = network_cards
-        #: The place of each stage of each virtual worker.
-        self._places: list[list[_Place]] = [
-            [(node_of(stage.device), stage.first, stage.last) for stage in pipe.stages] for pipe in pipes
-        ]
+        self._places = places
         #: Place → the time of a stage's own transfers, which go side by side.
-        self.alone: dict[_Place, int] = {}
+        self._alone: dict[Place, int] = {}
         #: What they share with those of others, and whose they are.
-        self.loads: dict[_Resource, _Load] = {}
-        self._users: dict[_Resource, list[_Place]] = {}
+        self._loads: dict[_Resource, _Load] = {}
+        self._users: dict[_Resource, list[Place]] = {}
         moved: dict[tuple[int, int], list[tuple[str, int]]] = {}
         for place, times in Counter(place for places in self._places for place in places).items():
             _, first, last = place
@@ -257,7 +281,7 @@ class _Exchanges:
                 ]
             self._add(place, moved[first, last], times)
 
-    def _add(self, place: _Place, moved: Sequence[tuple[str, int]], times: int) -> None:
+    def _add(self, place: Place, moved: Sequence[tuple[str, int]], times: int) -> None:
         """The transfers of as many stages, each to these shards."""
         node, longest = place[0], 0
         own: dict[_Resource, _Load] = {}
@@ -266,31 +290,32 @@ class _Exchanges:
             longest = max(longest, alone)
             for resource, work in passes:
                 own.setdefault(resource, _Load()).add(work, latency)
-        self.alone[place] = max(longest, max((load.ticks for load in own.values()), default=0))
+        self._alone[place] = max(longest, max((load.ticks for load in own.values()), default=0))
         for resource, load in own.items():
             self._users.setdefault(resource, []).append(place)
-            self.loads.setdefault(resource, _Load()).add(times * load.work_ticks, load.latency_ticks or 0)
+            self._loads.setdefault(resource, _Load()).add(times * load.work_ticks, load.latency_ticks or 0)
 
     @property
     def longest_push(self) -> int:
         """Ticks for each wave of every virtual worker: a stage pushes one after the other."""
-        return max(0, *self.alone.values(), *(load.work_ticks for load in self.loads.values()))
+        return max(0, *self._alone.values(), *(load.work_ticks for load in self._loads.values()))
 
-    def longest(self, span: int, apply_ticks: int, *, pulls_meet: bool) -> int:
+    def longest(self, pipes: Sequence[_Pipe], span: int, apply_ticks: int, *, pulls_meet: bool) -> int:
         """Ticks of the round trip that takes longest, from one publication to another.
 
         Args:
+            pipes: the virtual workers.
             span: minibatches that it is about.
             apply_ticks: of one wave of one virtual worker on the fullest shard.
             pulls_meet: whether all virtual workers pull within it.
         """
-        num_workers, found = len(self._pipes), 0
+        num_workers, found = len(pipes), 0
         # Whoever's pull is the last one through a resource has all the rest before it; whoever's push, all behind it.
-        rest: dict[_Place, int] = {}
-        begun: dict[_Place, int] = {}
+        rest: dict[Place, int] = {}
+        begun: dict[Place, int] = {}
         ways: dict[tuple[object, ...], _Ways] = {}
-        for vw, (pipe, places) in enumerate(zip(self._pipes, self._places, strict=True)):
-            alone = tuple(self.alone[place] for place in places)
+        for vw, (pipe, places) in enumerate(zip(pipes, self._places, strict=True)):
+            alone = tuple(self._alone[place] for place in places)
             alike = (*pipe.ticks, alone)
             way = ways.get(alike)
             if way is None:
@@ -300,7 +325,7 @@ class _Exchanges:
             for place, after, before in zip(places, way.rest, way.begun, strict=True):
                 rest[place] = min(rest.get(place, after + added), after + added)
                 begun[place] = min(begun.get(place, before), before)
-        for resource, load in self.loads.items():
+        for resource, load in self._loads.items():
             users = self._users[resource]
             found = max(found, load.ticks + min(begun[place] for place in users) + apply_ticks)
             if pulls_meet:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from hetpipe.planner import simulation_length
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.jobs import JobPlan
 from hetpipe.planner.options import PlanOptions
+from hetpipe.planner.simulation_length import affordable_waves, steady_waves, work_per_wave
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.simulator.result import SimulationResult
@@ -19,30 +21,12 @@ from hetpipe.spec.ids import DeviceId
 from hetpipe.spec.plan_document import Predicted, RunForecast
 from hetpipe.sync.segment import SegmentLength
 
-#: At least so many waves, and so many for each wave that virtual workers may get ahead: the second half, which is what
-#: counts, then lies behind the time in which the fast ones use up their lead.
-_LEAST_WAVES = 64
-_WAVES_PER_LEAD = 16
-
-#: Forwards and backwards after which a prediction has to end: some seconds. The waves that count then are fewer.
-_MOST_COMPUTATIONS = 200_000
-_FEWEST_WAVES = 12
-
 #: Segments of a run that are looked at; what comes after them is as fast.
 _MOST_SEGMENTS = 10_000
 
 #: No link at all, as far as time goes.
 _INSTANT = LinkSpec(bandwidth_bytes_per_second=1e15, latency_seconds=0.0)
 _INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
-
-
-def steady_waves(staleness: int | None) -> int:
-    """Waves of each virtual worker after which a run has been in its steady state for a good while.
-
-    >>> steady_waves(0), steady_waves(8), steady_waves(None)
-    (64, 160, 64)
-    """
-    return max(_LEAST_WAVES, _WAVES_PER_LEAD * (staleness + 2) if staleness is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +102,7 @@ def run_forecast(
     plan, costs, stragglers = _as_played(plan, costs, played)
     counts = Counter(islice(segments, _MOST_SEGMENTS))
     most = _steady_minibatches(plan, options.staleness)
-    budget = _MOST_COMPUTATIONS
+    budget = simulation_length.MOST_COMPUTATIONS
     simulated: dict[int, SimulationResult] = {}
     # The longest one first: others can be derived from it.
     for minibatches in sorted({min(length.minibatches, most) for length in counts}, reverse=True):
@@ -146,8 +130,7 @@ def run_forecast(
 
 def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int | None = None) -> int:
     """Of each virtual worker: of `waves`, or after which the steady state shows; no more than can be afforded."""
-    computations_per_wave = 2 * plan.minibatches_per_wave * sum(len(stages) for stages in plan.workers)
-    affordable = max(_MOST_COMPUTATIONS // computations_per_wave, _FEWEST_WAVES)
+    affordable = affordable_waves(work_per_wave(plan.workers, plan.minibatches_per_wave, plan.placed))
     return plan.minibatches_per_wave * min(steady_waves(staleness) if waves is None else waves, affordable)
 
 

@@ -44,7 +44,9 @@ def test_every_byte_counts_once(seed: int, divisor: float, data: st.DataObject) 
 
     assert plan.rate.cross_node_bytes_per_minibatch == pytest.approx(sum(leaving.values()))
     assert leaving == pytest.approx(reaching)
-    assert plan.rate.samples_per_second == pytest.approx(job_rate(case, workers))
+    # The oracle knows no pipelines that `flush` drains: tests/simulator/test_round_trip.py does.
+    expected = min(job_rate(case, workers), plan.rate.round_trip_samples_per_second)
+    assert plan.rate.samples_per_second == pytest.approx(expected)
     for worker, group in zip(workers, groups, strict=True):
         assert any(
             (found.nodes, found.cuts) == (worker.nodes, worker.cuts)

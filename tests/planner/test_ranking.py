@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from hetpipe.planner.choose import choose_plan
+from hetpipe.planner.costs import Costs
+from hetpipe.planner.jobs import JobPlan, Jobs
 from hetpipe.planner.options import AllocationName, PlanOptions
+from hetpipe.planner.partitioner import Partitioner
 from hetpipe.planner.ranking import ALIKE, PLACEMENTS
+from hetpipe.planner.round_trip import Exchanges, Places
 from hetpipe.simulator.prediction import predicted
 from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.spec.plan_document import PlanDocument, Predicted
 from hetpipe.spec.policies import PlacementName, WeightPolicy
 from tests.planner import models
 from tests.planner.job_cases import chain, cluster_of, jobs_for
@@ -124,6 +129,44 @@ def test_a_placement_that_is_asked_for_is_kept() -> None:
     for placement in PLACEMENTS:
         found = plan("gpt2", ("VV", "VV"), placement=placement)
         assert found.placement_policy == placement
+
+
+def test_nothing_is_simulated_twice() -> None:
+    """Several allocations think of the same groups; here ED is what `auto` finds, too."""
+    asked: list[object] = []
+
+    def predict(plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:
+        asked.append((plan.workers, plan.minibatches_per_wave, plan.placed.pieces, options.staleness, waves))
+        return predicted(plan, options, waves=waves)
+
+    choose_plan(PROFILES["gpt2"], models.cluster("VV", "QQ"), PlanOptions(), predict=predict)
+
+    assert len(asked) == len(set(asked)) > 1
+
+
+def test_who_sends_what_is_asked_once_for_many_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For N of the same cuts, and for stages of one node with the same layers: large clusters have hundreds of each."""
+    made: list[object] = []
+    transfers: list[object] = []
+
+    class Counted(Exchanges):
+        def __init__(self, places: Places, **options: Any) -> None:
+            made.append(places)
+            super().__init__(places, **options)
+
+        def _transfer(self, *arguments: Any) -> Any:
+            transfers.append(arguments)
+            return super()._transfer(*arguments)
+
+    monkeypatch.setattr("hetpipe.planner.jobs.Exchanges", Counted)
+    jobs = Jobs(costs := Costs(PROFILES["gpt2"], models.cluster("VVVV", "QQQQ")), PlanOptions(), Partitioner(costs))
+    groups = [tuple(jobs.devices)[at::4] for at in range(4)]
+
+    ladder = list(jobs.ladder(groups))
+
+    assert len(ladder) > len({plan.workers[0].stages[0].last for plan in ladder})
+    assert len(made) == len(set(made)) < len(ladder)
+    assert len(transfers) <= len(made) * 2 * 2, "stages at two places, two shards"
 
 
 @pytest.mark.sweep

@@ -7,17 +7,19 @@ from typing import ClassVar
 
 import pytest
 
+from hetpipe.planner import simulation_length
 from hetpipe.planner.allocation.equal_distribution import equal_distribution
 from hetpipe.planner.choose import choose_plan
 from hetpipe.planner.costs import Costs
 from hetpipe.planner.jobs import Jobs
 from hetpipe.planner.options import PlanOptions, ScheduleChoice
 from hetpipe.planner.partitioner import Partitioner
+from hetpipe.planner.simulation_length import steady_waves
 from hetpipe.simulator import prediction
 from hetpipe.simulator.documents import schedule_in, simulated_plan
 from hetpipe.simulator.options import SimulationOptions
 from hetpipe.simulator.plan import SimulatedPlan
-from hetpipe.simulator.prediction import predicted, run_forecast, steady_waves
+from hetpipe.simulator.prediction import predicted, run_forecast
 from hetpipe.simulator.result import SimulationResult
 from hetpipe.simulator.simulate import simulate
 from hetpipe.spec.cluster import Links, LinkSpec
@@ -74,7 +76,7 @@ def test_a_large_plan_is_simulated_for_less_long(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(prediction, "simulate", observed)
     whole = predicted(plan, options).samples_per_second
-    monkeypatch.setattr(prediction, "_MOST_COMPUTATIONS", 1)
+    monkeypatch.setattr(simulation_length, "MOST_COMPUTATIONS", 1)
     assert predicted(plan, options).samples_per_second == pytest.approx(whole, rel=0.02)
     assert asked == [steady_waves(0), 12]
 
@@ -138,7 +140,7 @@ class TestRunForecast:
             return simulate(plan, costs, how)
 
         monkeypatch.setattr(prediction, "simulate", counted)
-        monkeypatch.setattr(prediction, "_MOST_COMPUTATIONS", 3000)
+        monkeypatch.setattr(simulation_length, "MOST_COMPUTATIONS", 3000)
         found = run_forecast(plan, costs, options, segments)
 
         assert len(simulated) < 10
