@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections import Counter
@@ -248,9 +249,11 @@ class Children:
         with self._lock:
             if key in self._ends:
                 return
+        logs = Path(task.run_dir) / "logs" if task.run_dir else None
         end = LinkEnd(command.job_id, task.number, self._tell)
         try:
-            self._roots.check_run(task.run_dir)
+            if task.run_dir:
+                self._roots.check_run(task.run_dir)
             order, environment = self._link_order(command, key, node=node, host=host)
         except HetpipeError as error:
             end.failed(str(error))
@@ -260,7 +263,7 @@ class Children:
             command=self._programs.link,
             first_line=to_json(LinkOrder, order),
             environment=environment,
-            log_path=Path(task.run_dir) / "logs" / f"link-{task.number}-{node}.out",
+            log_path=logs / f"link-{task.number}-{node}.out" if logs else Path(os.devnull),
         )
 
         def on_exit(exit_code: int, last_words: str) -> None:

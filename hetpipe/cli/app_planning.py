@@ -17,7 +17,7 @@ from hetpipe.cli import (
     profile_links_command,
     simulate_command,
 )
-from hetpipe.cli.execution import Json, Set, execute
+from hetpipe.cli.execution import Json, Set, TlsFolder, execute
 from hetpipe.cli.link_profiling import LinkWish
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.plan_request import PlanRequest
@@ -109,6 +109,14 @@ def profile(  # noqa: PLR0913 - one for each option
         typer.Option(min=1, metavar="N", help="Measure each layer so often.  [default: until the medians are stable]"),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even if nothing has changed.")] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With --links: have the agents of this coordinator measure the links between their nodes.",
+        ),
+    ] = None,
+    tls: TlsFolder = None,
     as_json: Json = False,
 ) -> None:
     """Measure what every layer of a job's model costs. Times, parameters, activations, on each type of device here."""
@@ -118,17 +126,22 @@ def profile(  # noqa: PLR0913 - one for each option
         if links:
             not_with_links = {"JOB": job, "--set": settings_, "--types": types, "--repeats": repeats}
             profile_links_command.check_alone([name for name, value in not_with_links.items() if value])
+            if coordinator is not None:
+                of = profile_links_command.ClusterLinksOptions(coordinator=coordinator, out=out, fresh=fresh)
+                return profile_links_command.profile_cluster_links(of, output, shell)
             node = socket.gethostname()
             wish = LinkWish(node=node, devices=discover_devices(node), fresh=fresh)
             asked = profile_links_command.ProfileLinksOptions(out=out, wish=wish)
             return profile_links_command.profile_links_of(asked, output, shell)
+        if coordinator is not None:
+            raise UserError("--coordinator is for links; give --links, too, or leave it out")
         if job is None:
             raise UserError("there is nothing to measure; name a job file, or give --links")
         layers = ProfileWish(types=profile_command.types_of(types), fresh=fresh, repeats=repeats)
         options = profile_command.ProfileOptions(job=job, settings=settings_, out=out, wish=layers)
         return profile_command.profile(options, output, shell)
 
-    execute(ctx, command, as_json=as_json)
+    execute(ctx, command, as_json=as_json, tls=tls)
 
 
 def plan(  # noqa: PLR0913 - one for each option

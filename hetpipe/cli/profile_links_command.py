@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,16 +12,19 @@ from hetpipe.cli.link_profiling import LinkWish, ProfiledLinks, profile_links
 from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.profile_command import view_for
 from hetpipe.cli.quantities import bytes_text
-from hetpipe.cli.shell import Shell
+from hetpipe.cli.shell import CoordinatorPort, Shell
 from hetpipe.cli.text import columns, duration, shown_path
 from hetpipe.coordinator.agents_cluster import cluster_of
-from hetpipe.coordinator.known_links import KnownLinks, LinkOrigin, known_links
-from hetpipe.errors import UserError
+from hetpipe.coordinator.client import new_request_id
+from hetpipe.coordinator.known_links import KnownLinks, LinkOrigin, known_links, together
+from hetpipe.errors import DeadlineExceeded, UserError
 from hetpipe.spec import wire
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.document import to_plain, to_yaml
 from hetpipe.spec.ids import AgentId
-from hetpipe.spec.link_measurement import MeasuredLinks, TransferSpeed
+from hetpipe.spec.link_measurement import MeasuredLinks, TransferSpeed, still_valid
+from hetpipe.spec.measurement import ProfileStep
+from hetpipe.spec.members import MemberRole
 from hetpipe.spec.run import AgentInfo
 
 
@@ -62,6 +66,74 @@ def profile_links_of(options: ProfileLinksOptions, output: Output, shell: Shell)
         measured = wire.plain(MeasuredLinks, profiled.measured)
         output.answer({"cluster": to_plain(cluster), "measured": measured, "cached": profiled.cached})
     return ExitStatus.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterLinksOptions:
+    """The options of the command with --coordinator."""
+
+    coordinator: str
+    """`HOST:PORT`."""
+    out: Path | None = None
+    """Where to write the cluster file."""
+    fresh: bool = False
+    """Measure also what is known."""
+
+
+#: Seconds between two looks at how far the agents are.
+_LOOK_SECONDS = 0.5
+
+#: Longest wait for them, from one link to the next: longer than the coordinator waits.
+_PATIENCE_SECONDS = 120.0
+
+
+def profile_cluster_links(options: ClusterLinksOptions, output: Output, shell: Shell) -> ExitStatus:
+    """Have the agents of a coordinator measure the links between their nodes, and tell what is known of all links.
+
+    Raises:
+        UserError: no agent is registered, or the file cannot be written.
+        DeadlineExceeded: the coordinator tells for too long of no progress.
+        ResourceExhausted: links are measured for somebody else.
+    """
+    with closing(shell.connect(options.coordinator)) as client:
+        with view_for(output, shell, unit="links", beginning="waiting for agents") as view:
+            remark = _survey(client, options, shell, view.show)
+        agents = [member.info.agent_info for member in client.members() if member.info.role is MemberRole.AGENT]
+    if not agents:
+        raise UserError(f"no agent is registered with the coordinator at {options.coordinator}; start agents first")
+    now = shell.clock.wall()
+    measured = still_valid(together(agent.links for agent in agents), now=now)
+    known = known_links([agent.agent for agent in agents], measured, now=now)
+    cluster = cluster_of(agents, known.links)
+    if options.out is not None:
+        _write(_cluster_text(cluster, known), options.out)
+    newest = {frozenset(link.between): link for link in sorted(measured.links, key=lambda link: link.measured_at)}
+    shown = MeasuredLinks(links=tuple(newest.values()), copies=measured.copies)
+    written = [] if options.out is None else [f"written to {shown_path(options.out.absolute(), shell.current)}"]
+    output.say(*lines(shown), "", *filter(None, [remark]), *links_sentences(known, now), *written)
+    if output.machine is not None:
+        plain = wire.plain(MeasuredLinks, shown)
+        output.answer({"cluster": to_plain(cluster), "measured": plain, "remark": remark})
+    return ExitStatus.OK
+
+
+def _survey(
+    client: CoordinatorPort, options: ClusterLinksOptions, shell: Shell, on_step: Callable[[ProfileStep], None]
+) -> str:
+    """Wait until the links are measured; which were not, and why."""
+    request_id, until, before = new_request_id(), 0.0, -1
+    while not (progress := client.measure_links(request_id, fresh=options.fresh)).is_over:
+        now = shell.clock.monotonic()
+        if progress.done > before:
+            before, until = progress.done, now + _PATIENCE_SECONDS
+            on_step(ProfileStep(options.coordinator, progress.awaited, progress.done, progress.total))
+        if now >= until:
+            raise DeadlineExceeded(
+                f"the coordinator at {options.coordinator} has waited over {_PATIENCE_SECONDS:.0f} s for "
+                f"{progress.awaited}"
+            )
+        shell.clock.sleep(_LOOK_SECONDS)
+    return progress.remark
 
 
 def lines(measured: MeasuredLinks) -> list[str]:
@@ -137,6 +209,11 @@ def _file_text(cluster: Cluster, known: KnownLinks) -> str:
             "",
         ]
     )
+
+
+def _cluster_text(cluster: Cluster, known: KnownLinks) -> str:
+    head = ["# The devices of the cluster's agents. Edit what differs.", f"# {known.sentence}"]
+    return "\n".join([*head, to_yaml(cluster), ""])
 
 
 def _write(text: str, path: Path) -> None:

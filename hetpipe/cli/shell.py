@@ -16,6 +16,7 @@ from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.ids import JobId, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import LinksProgress
 from hetpipe.spec.members import Member
 from hetpipe.spec.run import ClockSnapshot
 
@@ -45,6 +46,10 @@ class CoordinatorPort(Protocol):
 
     def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
         """Its events, to the last."""
+        ...
+
+    def measure_links(self, request_id: str, *, fresh: bool = False) -> LinksProgress:
+        """Have links measured, or tell how far that is."""
         ...
 
     def members(self) -> tuple[Member, ...]:

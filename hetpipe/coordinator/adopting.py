@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
+from hetpipe.coordinator.cluster_links import is_cluster_survey
 from hetpipe.coordinator.exchange import ClocksTold, MemberSeen, Tick
 from hetpipe.coordinator.job_host import JobHost, Unsaved, save
 from hetpipe.coordinator.job_hosts import JobHosts
@@ -22,7 +23,7 @@ from hetpipe.coordinator.root_cause import Failure, Rank
 from hetpipe.coordinator.store import JobRecord, Repairs, all_events
 from hetpipe.errors import HetpipeError, JobError, JobFailed, PermissionDenied, StateLost, Unavailable
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.commands import AgentNews, LinkResult
+from hetpipe.spec.commands import AgentNews, LinkAwaited, LinkResult
 from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job_json import job_from_json
@@ -103,6 +104,8 @@ class Adopting(JobHosts):
 
     def _may_have_processes(self, job_id: JobId, teller: MemberId) -> bool:
         """Whether a member may still do something for a job that it tells of; under the lock."""
+        if is_cluster_survey(job_id):
+            return self._cluster_links.is_under_way(job_id)
         host = self._hosts.get(job_id)
         if host is not None:
             return host.machine.may_have_processes(now=self._clock.monotonic())
@@ -144,6 +147,8 @@ class Adopting(JobHosts):
 
         Of a job that nobody leads yet that is decided when it is adopted.
         """
+        if is_cluster_survey(news.job_id):
+            return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
         orphan = self._hear_of(news.job_id) if news.job_id in self._orphans else None
         host = self._hosts.get(news.job_id)
         if orphan is not None:
@@ -154,6 +159,16 @@ class Adopting(JobHosts):
             if isinstance(news, LinkResult):
                 self._registry.learn_links(news.measured)
             self._feed(host, news)
+        return True
+
+    def _survey_told(self, agent: AgentId, news: LinkAwaited | LinkResult) -> bool:
+        """An agent tells of a link of the cluster; whether it was asked for it. Under the lock."""
+        sent = self._cluster_links.handle(agent, news, now=self._clock.monotonic())
+        if sent is None:
+            return False
+        if isinstance(news, LinkResult):
+            self._registry.learn_links(news.measured)
+        self._post(sent)
         return True
 
     def _look_after_orphans(self) -> None:

@@ -47,6 +47,7 @@ from hetpipe.spec.conditions import Condition, ConditionKind
 from hetpipe.spec.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.spec.ids import AgentId, JobId
 from hetpipe.spec.job_json import job_from_json
+from hetpipe.spec.link_measurement import LinksProgress
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
 
@@ -62,6 +63,11 @@ _STORE = "Redis"
 _COORDINATOR = "coordinator"
 
 _STORE_IS_BACK = "Redis answers the coordinator again; what happened meanwhile is kept from now on"
+
+
+def _check_request_id(text: str) -> None:
+    if not _REQUEST_ID.fullmatch(text):
+        raise ProtocolViolation(f"request id {text!r:.80} must be 8 to 64 letters, digits or dashes")
 
 
 def _named(news: AgentNews) -> str:
@@ -299,6 +305,26 @@ class Coordinator(Adopting):
                 f"{len(foreign)} of {len(news)} news are refused"
             )
 
+    def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
+        """Have agents measure the links between their nodes that nobody knows, or tell how far that is.
+
+        Args:
+            request_id: the same one means the same survey.
+            fresh: measure also what is known.
+
+        Raises:
+            ProtocolViolation: the request id cannot name a survey.
+            ResourceExhausted: links are measured for somebody else.
+        """
+        _check_request_id(request_id)
+        with self.condition:
+            members = self._registry.of_role(MemberRole.AGENT)
+            agents = [self._known_agent(member) for member in members if not self._registry.departs(member.id)]
+            now = self._clock.monotonic()
+            progress, sent = self._cluster_links.ask(request_id, agents, fresh=fresh, now=now)
+            self._post(sent)
+        return progress
+
     def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
         """The certificate of a stage, made with the key of a request.
 
@@ -314,7 +340,8 @@ class Coordinator(Adopting):
             self._registry.check(MemberId(agent), registration)
             host = self._hosts.get(stage.job_id)
             lives = () if host is None else host.machine.stages
-            is_end = host is not None and host.machine.may_be_end(agent, stage)
+            is_end = self._cluster_links.may_be(agent, stage)
+            is_end = is_end or (host is not None and host.machine.may_be_end(agent, stage))
             if not is_end and not any(life.key == stage and life.agent == agent and not life.exited for life in lives):
                 raise PermissionDenied(f"no {stage} is to run on agent {agent}")
         return self._tools.certify(request_pem, stage.peer)
@@ -335,10 +362,7 @@ class Coordinator(Adopting):
             ResourceExhausted: too many jobs wait or run.
             StoreUnavailable: new jobs wait for the store.
         """
-        if not _REQUEST_ID.fullmatch(submission.request_id):
-            raise ProtocolViolation(
-                f"request id {submission.request_id!r:.80} must be 8 to 64 letters, digits or dashes"
-            )
+        _check_request_id(submission.request_id)
         self._tools.roots.check_run(submission.run_dir, submission.restore)
         job = job_from_json(submission.job_json)
         job_id = job_id_of(job.name, submission.request_id)
@@ -477,6 +501,7 @@ class Coordinator(Adopting):
             self._look_after_orphans()
             self._offer_cluster()
             self._look_at_store()
+            self._post(self._cluster_links.tick(now=now))
             for host in list(self._hosts.values()):
                 # A job of which somebody may know more has not begun to wait.
                 if host.job_id not in self._orphans:

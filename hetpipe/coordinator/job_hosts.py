@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from hetpipe.clock import Clock
+from hetpipe.coordinator.cluster_links import ClusterLinks
 from hetpipe.coordinator.evaluation_log import append_evaluations
 from hetpipe.coordinator.exchange import (
     Announce,
@@ -97,6 +98,8 @@ class JobHosts:
         #: The same.
         self._terms = Terms(store)
         self._mailboxes = Mailboxes()
+        #: What operators have measured.
+        self._cluster_links = ClusterLinks()
         #: By id, in order of submission.
         self._hosts: dict[JobId, JobHost] = {}
         #: Jobs under way that nobody leads. One of them may have a host as well, which waits to be told more.
@@ -212,6 +215,17 @@ class JobHosts:
         if host.wants_save():
             _submit(host, self._save)
 
+    def _post(self, commands: Sequence[SendCommand]) -> None:
+        """Queue commands that are of no job; under the lock."""
+        for sent in commands:
+            self._mailboxes.post(sent.agent, sent.command)
+        if commands:
+            self.condition.notify_all()
+
+    def _known_agent(self, member: MemberInfo) -> AgentInfo:
+        """An agent, with what is still valid of what is known of its links."""
+        return replace(member.agent_info, links=still_valid(member.links, now=self._clock.wall()))
+
     def _carry_out(self, host: JobHost, instruction: Instruction) -> None:
         match instruction:
             case SendCommand(agent=agent, command=command):
@@ -278,11 +292,7 @@ class JobHosts:
             [member for member in self._registry.of_role(role) if member.id not in tellers]
             for role in (MemberRole.AGENT, MemberRole.PARAMETER_SERVER)
         )
-        agents = [
-            replace(member.agent_info, links=still_valid(member.links, now=self._clock.wall()))
-            for member in members
-            if not self._registry.departs(member.id)
-        ]
+        agents = [self._known_agent(member) for member in members if not self._registry.departs(member.id)]
         devices = [device.device for agent in agents for device in agent.devices]
         held = Counter(users[device] for device in devices if device in users)
         return ClusterView(

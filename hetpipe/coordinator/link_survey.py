@@ -23,7 +23,7 @@ from hetpipe.spec.commands import (
     end_key,
 )
 from hetpipe.spec.ids import AgentId, JobId
-from hetpipe.spec.link_measurement import MeasuredLinks, merged
+from hetpipe.spec.link_measurement import LinksProgress, MeasuredLinks, merged
 from hetpipe.spec.measurement import CPU_TYPE
 from hetpipe.spec.policies import AskedLink
 from hetpipe.spec.run import AgentInfo
@@ -101,6 +101,14 @@ class LinkSurvey:
         pair = self._pairs[max(self._number, 0)]
         where = f"link {self._number + 1} of {len(self._pairs)}"
         return f"agents {pair.first.agent} and {pair.second.agent} to measure the link between their nodes ({where})"
+
+    @property
+    def progress(self) -> LinksProgress:
+        """How far it is."""
+        total = len(self._pairs)
+        if self._is_over:
+            return LinksProgress(done=total, total=total, remark=self.remark)
+        return LinksProgress(done=max(self._number, 0), total=total, awaited=self.awaited, remark=self.remark)
 
     def begin(self, *, now: float) -> list[SendCommand]:
         """Ask for the first pair."""

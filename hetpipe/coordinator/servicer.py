@@ -34,6 +34,7 @@ from hetpipe.spec.events import (
 )
 from hetpipe.spec.identity import Role
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import LinksProgress
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
 
@@ -149,6 +150,10 @@ class CoordinatorServicer:
     def depart(self, agent: AgentId, registration: Registration) -> None:
         """As `CoordinatorHandlers.depart`."""
         self._coordinator.depart(agent, registration)
+
+    def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
+        """As `CoordinatorHandlers.measure_links`."""
+        return self._coordinator.measure_links(request_id, fresh=fresh)
 
     def status(self, job_id: JobId | None) -> JobStatus:
         """As `CoordinatorHandlers.status`."""

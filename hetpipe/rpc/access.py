@@ -129,6 +129,7 @@ _COORDINATOR_CALLS: Mapping[str, Rule] = {
     "Report": {Role.AGENT: _agent},
     "CertifyStage": {Role.AGENT: _agent},
     "SubmitJob": {Role.OPERATOR: _nobody},
+    "MeasureLinks": {Role.OPERATOR: _nobody},
     "StopJob": {Role.OPERATOR: _nobody},
     "DrainWorker": {Role.OPERATOR: _nobody},
     "AddWorker": {Role.OPERATOR: _nobody},

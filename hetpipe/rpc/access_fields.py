@@ -72,6 +72,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "ChildExit": "pid exit_code last_output ordered",
         "ReportRequest": "batch",
         "SubmitJobRequest": "job_json has_begun model_report_json",
+        "MeasureLinksRequest": "fresh",
         "StopJobRequest": "mode",
         "Slice": "parameter start stop dtype",
         "PushHeader": "wave",
@@ -152,6 +153,7 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
     },
     # Agents refuse the folder of code, as only they know it.
     "SubmitJob": {**_all("request_id import_path", _NO_EFFECT), **_all("run_dir restore", _REFUSED)},
+    "MeasureLinks": _all("request_id", _NO_EFFECT),
     "StopJob": _all("job_id", _TASK),
     "DrainWorker": _all("job_id vw", _TASK),
     "AddWorker": _all("job_id vw", _TASK),

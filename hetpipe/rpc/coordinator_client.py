@@ -39,6 +39,7 @@ from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.identity import Role, server_name
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import LinksProgress
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
 
@@ -215,6 +216,20 @@ class CoordinatorClient:
         """
         request = pb.DepartRequest(agent_id=agent, registration=registration)
         self._caller.unary(methods.DEPART, request, deadline_seconds=CALL_SECONDS)
+
+    def measure_links(self, request_id: str, *, fresh: bool = False) -> LinksProgress:
+        """Have agents measure the links between their nodes that nobody knows, or tell how far that is.
+
+        Args:
+            request_id: names the wish: with the same one it is not begun again.
+            fresh: measure also what is known.
+
+        Raises:
+            ResourceExhausted: links are measured for somebody else.
+        """
+        request = pb.MeasureLinksRequest(request_id=request_id, fresh=fresh)
+        told = self._caller.unary(methods.MEASURE_LINKS, request, deadline_seconds=CALL_SECONDS)
+        return LinksProgress(done=told.done, total=told.total, awaited=told.awaited, remark=told.remark)
 
     def status(self, job_id: JobId | None = None) -> JobStatus:
         """One job's status; with no job at all, the cluster's processes alone.

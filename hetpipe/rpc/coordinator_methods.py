@@ -22,6 +22,7 @@ WATCH_JOB = Streaming("WatchJob", pb.WatchJobRequest, pb.WatchJobResponse)
 LIST_MEMBERS = Unary("ListMembers", pb.ListMembersRequest, pb.ListMembersResponse)
 GET_CLOCKS = Unary("GetClocks", pb.GetClocksRequest, pb.GetClocksResponse)
 WATCH_CLOCKS = Streaming("WatchClocks", pb.WatchClocksRequest, pb.WatchClocksResponse)
+MEASURE_LINKS = Unary("MeasureLinks", pb.MeasureLinksRequest, pb.MeasureLinksResponse)
 CERTIFY_STAGE = Unary("CertifyStage", pb.CertifyStageRequest, pb.CertifyStageResponse)
 
 METHODS: tuple[Method, ...] = (
@@ -40,5 +41,6 @@ METHODS: tuple[Method, ...] = (
     LIST_MEMBERS,
     GET_CLOCKS,
     WATCH_CLOCKS,
+    MEASURE_LINKS,
     CERTIFY_STAGE,
 )

@@ -36,6 +36,7 @@ from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
 from hetpipe.spec.conditions import Condition
 from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
+from hetpipe.spec.link_measurement import LinksProgress
 from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
 from hetpipe.spec.run import ClockSnapshot
 
@@ -104,6 +105,10 @@ class CoordinatorHandlers(Protocol):
         """Take an agent's stages from it. Raises `UnknownMember`."""
         ...
 
+    def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
+        """Have links measured, or tell how far that is. Raises `ResourceExhausted`, `ProtocolViolation`."""
+        ...
+
     def status(self, job_id: JobId | None) -> JobStatus:
         """One job's status. Raises `UnknownJob`."""
         ...
@@ -143,6 +148,7 @@ def coordinator_service(handlers: CoordinatorHandlers) -> grpc.GenericRpcHandler
                 unary_handler(methods.DRAIN_WORKER, adapter.drain_worker),
                 unary_handler(methods.ADD_WORKER, adapter.add_worker),
                 unary_handler(methods.DEPART, adapter.depart),
+                unary_handler(methods.MEASURE_LINKS, adapter.measure_links),
                 unary_handler(methods.GET_STATUS, adapter.status),
                 streaming_handler(methods.WATCH_JOB, adapter.watch_job),
                 unary_handler(methods.LIST_MEMBERS, adapter.members),
@@ -235,6 +241,10 @@ class _Adapter:
     def depart(self, request: pb.DepartRequest, _: grpc.ServicerContext) -> pb.DepartResponse:
         self._handlers.depart(AgentId(request.agent_id), Registration(request.registration))
         return pb.DepartResponse()
+
+    def measure_links(self, request: pb.MeasureLinksRequest, _: grpc.ServicerContext) -> pb.MeasureLinksResponse:
+        told = self._handlers.measure_links(request.request_id, fresh=request.fresh)
+        return pb.MeasureLinksResponse(done=told.done, total=told.total, awaited=told.awaited, remark=told.remark)
 
     def status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=status_to_proto(self._handlers.status(_job(request.job_id))))

@@ -118,7 +118,7 @@ class LinkTask:
     other: Annotated[AgentId, Field(max_length=MAX_NAME_CHARACTERS)]
     """The agent of the other end."""
     run_dir: str
-    """Folder of the run, for the log of the process that measures."""
+    """Folder of the run, for the log of the process that measures; empty: for no run, and no log."""
     link: AskedLink = "auto"
     """The job's key `link`: both ends choose the kind of link from it, as stages do."""
     address: Name = ""

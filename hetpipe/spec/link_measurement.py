@@ -90,6 +90,25 @@ class MeasuredLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinksProgress:
+    """How far the measurement of a cluster's links is."""
+
+    done: int
+    """Links that were measured or skipped."""
+    total: int
+    """Links that nobody knew when it began."""
+    awaited: str = ""
+    """Who is waited for, and for what; empty once it is over."""
+    remark: str = ""
+    """Which links were not measured and why; empty if none."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to measure."""
+        return not self.awaited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinksFingerprint:
     """Measurements with equal fingerprints may stand for each other, as long as they are valid."""
 

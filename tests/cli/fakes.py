@@ -29,6 +29,7 @@ from hetpipe.spec.events import (
 from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, Term, VirtualWorkerIndex
 from hetpipe.spec.job import Job, load_job
 from hetpipe.spec.life_state import LifeState
+from hetpipe.spec.link_measurement import LinksProgress
 from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.spec.run import AgentDevice, ClockSnapshot
 from hetpipe.testing.fake_clock import FakeClock
@@ -221,6 +222,10 @@ class FakeCoordinator:
         self.new: tuple[WorkerStatus, ...] = ()
         #: Called with each wish to stop, in the caller's thread.
         self.on_stop: Callable[[StopMode], None] = lambda _: None
+        #: What it was asked to measure, and what it tells of that, call by call.
+        self.surveys: list[tuple[str, bool]] = []
+        self.links_progress: list[LinksProgress] = []
+        self.member_list: tuple[Member, ...] = MEMBERS
         self._told = 0
 
     def submit_job(self, submission: Submission) -> JobId:
@@ -231,6 +236,10 @@ class FakeCoordinator:
         self.stops.append(mode)
         self.on_stop(mode)
         return JobState.STOPPING
+
+    def measure_links(self, request_id: str, *, fresh: bool = False) -> LinksProgress:
+        self.surveys.append((request_id, fresh))
+        return self.links_progress.pop(0)
 
     def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
         self.wishes.append(("drain", vw, job_id))
@@ -257,7 +266,7 @@ class FakeCoordinator:
                 return
 
     def members(self) -> tuple[Member, ...]:
-        return MEMBERS
+        return self.member_list
 
     def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
         return self._status.clocks if self._status is not None else None

@@ -23,13 +23,15 @@ from hetpipe.profiler.assembly import profile_of
 from hetpipe.simulator.documents import costs_of as real_costs_of
 from hetpipe.spec.cluster import Cluster, Links, LinkSpec
 from hetpipe.spec.document import parse_document, read_document, to_json
-from hetpipe.spec.link_measurement import VALID_SECONDS, MeasuredLinks
+from hetpipe.spec.link_measurement import VALID_SECONDS, LinksProgress, MeasuredLinks
 from hetpipe.spec.measurement import ProfileStep
+from hetpipe.spec.members import Member
 from hetpipe.spec.plan_document import PlanDocument
 from hetpipe.spec.profile import Profile
 from hetpipe.testing.fake_clock import FakeClock
-from tests.cli.fakes import small_job
+from tests.cli.fakes import FakeCoordinator, small_job
 from tests.cli.test_profile import fake_program
+from tests.coordinator.builders import agent_member, shard_member
 from tests.coordinator.test_known_links import NOW, copies, link
 from tests.profiler.builders import layer, measurement
 
@@ -155,6 +157,58 @@ def test_the_sources_of_links_are_told_apart() -> None:
     assumed = known_links(["a"], MeasuredLinks(), now=NOW).links
     assert links_sentences(stated_links(assumed, ["a"]), NOW) == ("links: stated in the cluster file",)
     assert isinstance(assumed, Links)
+
+
+class TestCluster:
+    """`--coordinator`: agents measure the links between their nodes, and what is known of all of them is told."""
+
+    def invoke(self, coordinator: FakeCoordinator, *arguments: str) -> Result:
+        clock = FakeClock(wall=NOW, auto_advance=True)
+        there = replace(shell(), clock=clock, open_coordinator=lambda _address, _tls: coordinator)
+        return CliRunner().invoke(app, ["profile", "--links", "--coordinator", "c:7300", *arguments], obj=there)
+
+    def cluster(self) -> FakeCoordinator:
+        coordinator = FakeCoordinator()
+        links = MeasuredLinks(links=(link("n0", "n1", 3e8, age=60.0),))
+        infos = (replace(agent_member("n0", devices=1), links=links), agent_member("n1", devices=1), shard_member(0))
+        coordinator.member_list = tuple(Member(info, order, 5.0) for order, info in enumerate(infos))
+        coordinator.links_progress = [
+            LinksProgress(done=0, total=1, awaited="agents n0 and n1"),
+            LinksProgress(done=1, total=1, remark="the link between n0 and n2 was not measured: nobody came"),
+        ]
+        return coordinator
+
+    def test_it_waits_for_the_agents_and_writes_the_cluster(self) -> None:
+        coordinator = self.cluster()
+        result = self.invoke(coordinator, "--out", "c.yaml", "--fresh")
+        assert result.exit_code == 0, result.output
+        assert [fresh for _, fresh in coordinator.surveys] == [True, True]
+        assert len({request_id for request_id, _ in coordinator.surveys}) == 1
+        told = result.stdout.splitlines()
+        assert "link between n0 and n1  gloo   0.3         100  256 bytes, 4 MiB  20 or more" in told
+        assert "the link between n0 and n2 was not measured: nobody came" in told
+        assert "links: measured between n0 and n1, 1 min 00 s ago" in told
+        found = read_document(Cluster, Path("c.yaml"))
+        assert found.link("n0", "n1").bandwidth_bytes_per_second == 3e8
+        assert [node.name for node in found.nodes] == ["n0", "n1"]
+        assert "# links: measured between n0 and n1; assumed within n0, within n1" in Path("c.yaml").read_text()
+
+    def test_agents_that_get_nowhere_are_not_waited_for_for_ever(self) -> None:
+        coordinator = self.cluster()
+        coordinator.links_progress = [LinksProgress(done=0, total=1, awaited="agents n0 and n1")] * 1_000
+        result = self.invoke(coordinator)
+        assert result.exit_code == 1
+        assert "the coordinator at c:7300 has waited over 120 s for agents n0 and n1" in result.stderr
+
+    def test_without_agents_there_are_no_links(self) -> None:
+        coordinator = self.cluster()
+        coordinator.member_list = ()
+        result = self.invoke(coordinator)
+        assert (result.exit_code, "no agent is registered with the coordinator at c:7300" in result.stderr) == (2, True)
+
+    def test_it_is_for_links_alone(self) -> None:
+        result = invoke("job.yaml", "--coordinator", "c:7300")
+        assert (result.exit_code, "--coordinator is for links; give --links" in result.stderr) == (2, True)
 
 
 # -- with processes ----------------------------------------------------------------------------------------------------

@@ -19,6 +19,9 @@ from hetpipe.spec.commands import (
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    LinkAwaited,
+    LinkResult,
+    MeasureLinkCommand,
     StageKey,
     StageNews,
 )
@@ -193,6 +196,12 @@ class TestMeasuring:
         assert self.inspections(driver)[1:] == [("n1", False, ("T4",))]
         assert driver.states() == ["inspecting"]
         driver.feed(InspectionResult(JOB_ID, None, measurements=(measured("T4"),)))
+        assert driver.states() == ["inspecting"], "the link between the nodes is not known"
+        driver.feed(LinkAwaited(JOB_ID, 0, "n0.host:7000"))
+        commands = [item.command for item in driver.commands(MeasureLinkCommand)]
+        tasks = [command.task for command in commands if isinstance(command, MeasureLinkCommand)]
+        assert [(task.other, task.with_copies) for task in tasks] == [("n1", False), ("n0", True)], "one has a GPU"
+        driver.feed(LinkResult(JOB_ID, 0, problem="nobody came"))
 
         [task] = driver.prepare_tasks
         assert task.inspected == Inspected(model(), (measured("cpu"), measured("T4")))

@@ -9,11 +9,19 @@ import pytest
 
 from hetpipe.coordinator.exchange import SendCommand
 from hetpipe.coordinator.link_survey import PAIR_SECONDS, SURVEY_SECONDS, LinkNews, LinkSurvey, pairs_to_measure
-from hetpipe.errors import PermissionDenied
-from hetpipe.spec.commands import KeepLinksCommand, LinkAwaited, LinkResult, MeasureLinkCommand, end_key
+from hetpipe.errors import PermissionDenied, ResourceExhausted
+from hetpipe.spec.commands import (
+    AgentNews,
+    InspectionResult,
+    KeepLinksCommand,
+    LinkAwaited,
+    LinkResult,
+    MeasureLinkCommand,
+    end_key,
+)
 from hetpipe.spec.events import JobState, StateChanged
 from hetpipe.spec.ids import AgentId
-from hetpipe.spec.link_measurement import MeasuredLinks
+from hetpipe.spec.link_measurement import LinksProgress, MeasuredLinks
 from hetpipe.spec.members import MemberId
 from hetpipe.spec.run import AgentInfo
 from tests.coordinator.builders import JOB_ID, agent_info
@@ -177,3 +185,51 @@ def test_a_job_is_planned_with_assumed_links_when_nobody_measures(cluster: Clust
     remarks = [event.remark for event in events(cluster, StateChanged)]
     assert "the link between n0 and n1 was not measured: nothing came of it within 60 s" in " ".join(remarks)
     assert "links: assumed within n0, within n1, between n0 and n1" in remarks
+
+
+class TestCluster:
+    """An operator has the links of the cluster measured, without a job."""
+
+    def ask(self, cluster: Cluster, request_id: str = "request-0", *, fresh: bool = False) -> LinksProgress:
+        return cluster.coordinator.measure_links(request_id, fresh=fresh)
+
+    def test_the_same_request_is_the_same_survey_until_all_is_measured(self, cluster: Cluster) -> None:
+        first = self.ask(cluster)
+        assert (first.done, first.total, first.is_over) == (0, 1, False)
+        assert "agents n0 and n1 to measure the link" in first.awaited
+        assert self.ask(cluster) == first
+        cluster.train()
+        assert self.ask(cluster) == LinksProgress(done=1, total=1)
+        assert len(cluster.coordinator.members()[0].info.links.links) == 1
+        assert self.ask(cluster, "request-1") == LinksProgress(done=0, total=0), "nothing is left to measure"
+        assert self.ask(cluster, "request-2", fresh=True).total == 1
+
+    def test_one_survey_at_a_time(self, cluster: Cluster) -> None:
+        self.ask(cluster)
+        with pytest.raises(ResourceExhausted, match="links are measured for somebody else; wait for agents n0 and n1"):
+            self.ask(cluster, "request-1")
+        cluster.wait(PAIR_SECONDS + 1.0)
+        assert "nothing came of it within 60 s" in self.ask(cluster).remark
+        assert not self.ask(cluster, "request-1").is_over
+
+    def test_agents_end_what_they_measure_for_nobody(self, cluster: Cluster) -> None:
+        self.ask(cluster)
+        [command] = cluster.take("n0")
+        assert isinstance(command, MeasureLinkCommand)
+        assert cluster.beat("n0", jobs=(command.job_id,)).ended_jobs == ()
+        cluster.wait(PAIR_SECONDS + 1.0)
+        assert cluster.beat("n0", jobs=(command.job_id,)).ended_jobs == (command.job_id,)
+
+    def test_nobody_but_the_agents_asked_reports(self, cluster: Cluster) -> None:
+        self.ask(cluster)
+        [command] = cluster.take("n0")
+        assert isinstance(command, MeasureLinkCommand)
+        told: tuple[tuple[str, AgentNews], ...] = (
+            ("n1", LinkAwaited(command.job_id, 0, "n1.host:1")),
+            ("n1", LinkResult(command.job_id, 0, found("n0", "n1"))),
+            ("n0", InspectionResult(command.job_id, None)),
+        )
+        for agent, news in told:
+            with pytest.raises(PermissionDenied):
+                cluster.tell(agent, news)
+        assert not any(member.info.links for member in cluster.coordinator.members())

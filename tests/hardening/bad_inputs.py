@@ -83,6 +83,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "WatchCommands": (("after_sequence = .*", "a command that is there"),),
     "Report": (
         (r"news\.(stage|exit|inspection|inspection_step).*", "of a process that the job does not know, or no longer"),
+        (r"news\.link_(result|awaited)\.job_id = .*", "of a job that nobody knows"),
         ("without news", "nothing is nothing"),
         ("batch = .*", "of a batch that was taken, or a later one"),
     ),
@@ -90,6 +91,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("(restore|run_dir|import_path) = .*", "folders are named by who may hand in jobs"),
         ("has_begun = True", "it goes on from its newest checkpoint"),
     ),
+    "MeasureLinks": (("fresh = True", "known links, too"),),
     "StopJob": (("job_id = ''", "the newest job"),),
     "DrainWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "AddWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),

@@ -274,6 +274,7 @@ class LiveCoordinator:
             ),
             "SubmitJob": handed_in,
             "StopJob": pb.StopJobRequest(job_id=self.job_id, mode=pb.STOP_MODE_CHECKPOINT),
+            "MeasureLinks": pb.MeasureLinksRequest(request_id="0123456789abcdef"),
             "DrainWorker": pb.DrainWorkerRequest(job_id=self.job_id, vw=1),
             "AddWorker": pb.AddWorkerRequest(job_id=self.job_id, vw=1),
             "Depart": pb.DepartRequest(agent_id="n0", registration=agent),

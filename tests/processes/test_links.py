@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.profiler.link_cache import LinkCache, NodeLinks
 from hetpipe.spec.link_measurement import MeasuredLinks
 from tests.coordinator.test_known_links import link
-from tests.processes.harness import Train, write_job
+from tests.processes.harness import HETPIPE, ROOT, Train, write_job
 from tests.processes.test_departure import Cluster
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -49,3 +50,11 @@ def test_a_plan_is_made_with_the_link_that_two_agents_have_measured(cluster: Clu
         kept = NodeLinks(os.environ, machine=socket.gethostname(), node=node, device_types=["cpu"])
         links = {each.between: each for each in kept.find(now=SYSTEM_CLOCK.wall()).links}
         assert links["n0", "n1"].measured_at == between["measured_at"], f"the agent of {node} remembers it"
+
+    command = [str(HETPIPE), "profile", "--links", "--coordinator", cluster.address, "--fresh", "--json"]
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert again.returncode == 0, again.stderr
+    answer = json.loads(again.stdout.splitlines()[-1])
+    (newer,) = [each for each in answer["measured"]["links"] if each["between"] == ["n0", "n1"]]
+    assert newer["measured_at"] > between["measured_at"], "an operator has it measured without a job"
+    assert answer["remark"] == ""

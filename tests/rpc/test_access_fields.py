@@ -232,6 +232,8 @@ def own_request(world: World, call: str, role: Role, path: str) -> Any:
         request.request_pem = request_for(AGENT, new_key())
     if isinstance(request, pb.ReportRequest):
         put_news(request, world, path)
+    if isinstance(request, pb.MeasureLinksRequest):
+        request.request_id = "first-request"
     if isinstance(request, pb.SubmitJobRequest):
         request.request_id, request.run_dir = "first-request", str(world.folder / "first-request")
         request.job_json, request.import_path = json.dumps(job().model_dump(mode="json")), "/code"
