@@ -533,6 +533,26 @@ class AddWorkerResponse(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
 
+class MeasureLinksRequest(_message.Message):
+    __slots__ = ("request_id", "fresh")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    fresh: bool
+    def __init__(self, request_id: _Optional[str] = ..., fresh: bool = ...) -> None: ...
+
+class MeasureLinksResponse(_message.Message):
+    __slots__ = ("done", "total", "awaited", "remark")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    awaited: str
+    remark: str
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ..., awaited: _Optional[str] = ..., remark: _Optional[str] = ...) -> None: ...
+
 class DepartRequest(_message.Message):
     __slots__ = ("agent_id", "registration")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
