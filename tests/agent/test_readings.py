@@ -92,7 +92,7 @@ class TestChildren:
         ends = [bench.next_exit(), bench.next_exit()]
         counts = bench.children.counts
         assert counts.started == {"stage": 2}
-        assert counts.running == {"stage": 0, "inspection": 0}
+        assert counts.running == {"stage": 0, "inspection": 0, "link": 0}
         assert sorted(end.exit_code for end in ends) == [0, 3]
         assert counts.exited == {("stage", "ok"): 1, ("stage", "error"): 1}
         assert counts.later_lives == 0
