@@ -31,8 +31,9 @@ _MIB = 1 << 20
 
 
 def profiles() -> dict[str, Profile]:
-    """Name → the model that is planned."""
-    return {"VGG-19-like": models.vgg19(), "GPT-2-like": models.gpt2(), f"{NUM_LAYERS} layers": _profile()}
+    """Name → the model that is planned; a smoke run has one."""
+    known = {"VGG-19-like": models.vgg19(), "GPT-2-like": models.gpt2()}
+    return {**sized(known, {}), f"{NUM_LAYERS} layers": _profile()}
 
 
 def measure(profile: Profile) -> dict[str, Any]:
