@@ -47,6 +47,7 @@ def rewrite(run_dir: Path, name: str, change: Callable[[Line], Line | None]) -> 
         {},
         {"staleness": 0, "deterministic": True, "stages": 3, "wave": 3},
         {"weights": "double_buffer"},
+        {"pull": "required"},
         {"weights": "spectrain", "optimizer": MOMENTUM},
         {"weights": "stash", "kind": "none", "workers": 1},
         {"weights": "flush", "kind": "allreduce"},
@@ -83,6 +84,15 @@ class TestWhatIsVerified:
             return {**line, "first_clock": 0, "last_clock": 0}
 
         assert Kind.STALE_CLOCK in rewrite(run_dir, "vw-0-stage-0", stale)
+
+    def test_pulls_that_were_not_required(self, tmp_path: Path) -> None:
+        """Minibatch 4 may use clock 0 with D = 1, which was in use."""
+        run_dir = trained(tmp_path, pull="required")
+
+        def pulled(line: Line) -> Line:
+            return {**line, "last_clock": 1} if line["wave"] == 1 else line
+
+        assert Kind.NEEDLESS_PULL in rewrite(run_dir, "vw-0-stage-0", pulled)
 
     def test_one_clock_for_all_stages(self, run_dir: Path) -> None:
         def mixed(line: Line) -> Line:
