@@ -297,10 +297,20 @@ class Jobs:
                 break  # a larger N needs no less memory
             if best is None or is_better(found, best):
                 best = found
-            waits = found.rate.network_binds or found.rate.round_trip_binds
-            if n >= most_stages and not waits and self.options.weights != "flush":
+            if n >= most_stages and self.options.weights != "flush" and not self._is_held_back(found, n, groups):
                 break  # with N ≥ K only the network and the round trip of weights gain from a larger N
         return best or self._refuse(choices[0], groups)
+
+    def _is_held_back(self, found: JobPlan, n: int, groups: Groups) -> bool:
+        """Whether the devices compute faster than the network or the round trip lets them, also by other cuts."""
+        fastest = _all_there(self.pipelines.fastest(group, n) for group in groups)
+        assert fastest is not None, "a plan was found"
+        return (
+            found.rate.network_binds
+            or found.rate.round_trip_binds
+            or min(worker.minibatches_per_tick for worker in found.workers)
+            < min(worker.minibatches_per_tick for worker in fastest)
+        )
 
     def _refuse(self, minibatches_per_wave: int, groups: Groups) -> NoReturn:
         memory = self.memory(minibatches_per_wave)

@@ -14,13 +14,13 @@ WeightPolicy = Literal["wave", "stash", "vertical", "double_buffer", "flush", "p
 #: In which order a stage computes.
 Schedule = Literal["1f1b", "fifo", "gpipe"]
 
-#: What carries frames between two stages.
 HistoryDetail = Literal["full", "summary", "off"]
 """How much of what it does a run writes down."""
 
 #: When published weights are fetched: for every wave, or where the staleness bound forbids the ones in use.
 PullTiming = Literal["every_wave", "required"]
 
+#: What carries frames between two stages.
 LinkKind = Literal["gloo", "grpc"]
 
 #: What a job says of its links.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.errors import PlanError
@@ -63,6 +63,7 @@ def test_max_m_is_the_last_n_with_a_partition(seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9))
+@example(502270572)  # with N = K a slower cut spares the network; with a larger N the fastest one is possible
 def test_no_other_n_is_better(seed: int) -> None:
     case = random_case(seed, SHAPE)
     jobs = jobs_of(case, any_n=True)
