@@ -19,7 +19,7 @@ from tests.coordinator.test_known_links import link
 from tests.processes.harness import HETPIPE, ROOT, Train, write_job
 from tests.processes.test_departure import Cluster
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
