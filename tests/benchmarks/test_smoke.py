@@ -30,9 +30,8 @@ def test_continuous_integration_runs_all_of_them() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["simulator", "recovery-shard"])
-def test_short_ones_run_here_as_well(name: str) -> None:
-    command = [sys.executable, "-m", "benchmarks", name, "--smoke"]
+def test_a_short_one_runs_here_as_well() -> None:
+    command = [sys.executable, "-m", "benchmarks", "simulator", "--smoke"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"{name}: " in done.stderr
+    assert "simulator: " in done.stderr

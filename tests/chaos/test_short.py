@@ -11,7 +11,7 @@ from tests.chaos.nemesis import FailpointScene
 from tests.chaos.sequence import Runner
 from tests.coordinator.redis_server import needs_redis
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), needs_redis]
+pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(240), needs_redis]
 
 #: One for each kind of process.
 SELECTION = (

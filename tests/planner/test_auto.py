@@ -56,9 +56,10 @@ def test_no_allocation_is_better(seed: int, divisor: float, choice: dict[str, bo
     check_is_the_best(roomy(random_case(seed, TINY), network_divisor=divisor), **choice)
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 @settings(max_examples=100, deadline=None)
 @given(seeds, divisors)
+@example(761992981, 1.0)
 def test_no_allocation_of_five_devices_is_better(seed: int, divisor: float) -> None:
     check_is_the_best(roomy(random_case(seed, SMALL), network_divisor=divisor), any_n=False)
 
