@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz e2e-docker digests docs clean help
+.PHONY: setup demo test exhaustive unit lint types protos imports wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-recovery   how long what takes when somebody dies, and what surviving costs, medians (a quarter of an hour)"
 	@echo "make e2e-docker   the image and docker-compose.yml for real, each container restarted: needs dockerd and root (a quarter of an hour)"
 	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
+	@echo "make fresh-cases   all tests without processes, with cases of property tests that nobody has seen (ten minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
 # Make cannot do it: a shell is told where its commands are by itself alone.
@@ -114,6 +115,9 @@ bench-recovery: setup
 	@$(BIN)/python -m tests.chaos.recovery
 	@$(BIN)/python -m benchmarks recovery-shard
 	@$(BIN)/python -m tests.chaos.costs
+
+fresh-cases: setup
+	@$(BIN)/python -m pytest --hypothesis-profile=fresh --numprocesses 2 --dist worksteal -m "not processes and not sweep" tests
 
 fuzz: $(STAMP)
 	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal
