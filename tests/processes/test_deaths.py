@@ -18,6 +18,7 @@ def newest_manifest(train: Train) -> str:
     return max(map(str, (train.run_dir / "checkpoints").glob("clock-*/manifest.json")), default="")
 
 
+@pytest.mark.exhaustive
 def test_parameter_servers_that_are_killed_are_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
     checkpoint, shards = {"every_waves": 50, "keep": 2}, {"count": 2}
     job = write_job(tmp_path, epochs=100_000, checkpoint=checkpoint, parameter_servers=shards)
@@ -39,6 +40,7 @@ def test_parameter_servers_that_are_killed_are_started_again_and_the_run_goes_on
     assert all(f"(pid {victim}) was killed by SIGKILL; it was started again" in outcome.stderr for victim in victims)
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_checkpoints_and_a_resume_goes_on(tmp_path: Path) -> None:
     checkpoint, shape = {"every_waves": 50, "keep": 1}, {"count": 2, "stages": 1}
     job = write_job(tmp_path, epochs=100_000, checkpoint=checkpoint, workers=shape)
