@@ -139,12 +139,15 @@ def test_a_mistake_ends_the_run_before_any_service_is_started(tmp_path: Path, mo
     assert not (tmp_path / "runs" / "latest").is_symlink()
 
 
-def test_a_phase_that_has_just_begun_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(FakeClock):
-        def monotonic(self) -> float:
-            self.advance(10.0)
-            return super().monotonic()
+class Slow(FakeClock):
+    """Ten seconds pass between two looks."""
 
+    def monotonic(self) -> float:
+        self.advance(10.0)
+        return super().monotonic()
+
+
+def test_a_phase_that_has_just_begun_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Told(RecordingView):
         def show(self, event: object) -> None:
             if isinstance(event, Waiting):
@@ -163,11 +166,6 @@ def test_ctrl_c_during_the_inspection_ends_it_and_starts_nothing(tmp_path: Path)
             assert isinstance(event, Waiting)
             pids.append(int(event.sentence.split(" is ")[1].split()[0]))
             raise KeyboardInterrupt
-
-    class Slow(FakeClock):
-        def monotonic(self) -> float:
-            self.advance(10.0)
-            return super().monotonic()
 
     pids: list[int] = []
     shell = replace(shell_of(tmp_path, "phase(str(os.getpid()), 6.0)\nsys.stdin.read()\n"), clock=Slow())
