@@ -32,6 +32,7 @@ from hetpipe.spec.job import load_job
 from tests.chaos.cluster import ROOT, Cluster, Layout
 from tests.chaos.keeper import cpu_seconds_of, owned
 from tests.chaos.trial import Trial
+from tests.histories import whole_lines
 
 ROUNDS = 5
 
@@ -154,10 +155,7 @@ def _commits(run_dir: Path) -> list[float]:
 
 
 def _lines(run_dir: Path, name: str, event: str) -> Iterator[dict[str, Any]]:
-    wanted = f'"event":"{event}"'.encode()
-    for line in (run_dir / "history" / name).read_bytes().splitlines():
-        if wanted in line:
-            yield json.loads(line)
+    return whole_lines(run_dir / "history" / name, f'"event":"{event}"'.encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

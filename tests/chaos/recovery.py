@@ -26,6 +26,7 @@ from tests.chaos.nemesis import LAST_WORKER, continued
 from tests.chaos.sequence import SURVIVE
 from tests.chaos.trial import Trial
 from tests.chaos.watch import RECOVER_SECONDS, Watch
+from tests.histories import whole_lines
 
 #: Measurements of each.
 ROUNDS = 5
@@ -58,8 +59,7 @@ class Scene:
 
     def _times(self, name: str, event: str, *, since: float) -> list[float]:
         wanted = f'"event":"{event}"'.encode()
-        lines = (self.trial.run_dir / "history" / name).read_bytes().splitlines()
-        times = (json.loads(line)["t"] for line in lines if wanted in line)
+        times = (line["t"] for line in whole_lines(self.trial.run_dir / "history" / name, wanted))
         return [t for t in times if t >= since]
 
 

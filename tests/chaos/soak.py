@@ -29,6 +29,7 @@ from tests.chaos.outcome import Outcome
 from tests.chaos.processes import Ledger
 from tests.chaos.sequence import SURVIVE
 from tests.chaos.trial import Trial
+from tests.histories import whole_lines
 
 #: Who is hit.
 VICTIMS = frozenset({"stage-0", "stage-1", "shard-1", "agent-1", "coordinator", "redis", "coordinator+redis"})
@@ -146,9 +147,8 @@ def _watched(cluster: Cluster, trial: Trial, ledger: Ledger) -> Iterator[None]:
 
 def _losses(run_dir: Path) -> list[float]:
     """Of every wave of the first virtual worker, which nobody hits."""
-    lines = (run_dir / "metrics" / "vw-0.jsonl").read_text().splitlines()
-    found = [json.loads(line)["loss"] for line in lines]
-    return [loss for loss in found if loss is not None]
+    lines = whole_lines(run_dir / "metrics" / "vw-0.jsonl")
+    return [line["loss"] for line in lines if line["loss"] is not None]
 
 
 def _judge_growth(story: Story, ledger: Ledger, *, began: float, ended: float) -> None:

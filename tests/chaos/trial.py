@@ -16,6 +16,7 @@ from hetpipe.cli.judge import histories_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.coordinator.client import new_request_id
 from hetpipe.errors import CheckpointError, HetpipeError, Unavailable
+from hetpipe.observe.segments import streams_in
 from hetpipe.ps.manifest import newest_checkpoint
 from hetpipe.spec.events import JobState, JobStatus, StopMode, Submission
 from hetpipe.spec.ids import JobId
@@ -26,6 +27,7 @@ from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.keeper import state_of
 from tests.chaos.outcome import Tally
 from tests.chaos.run_folder import HistoryTail
+from tests.histories import whole_lines
 from tests.pipeline.witness import sample_counts
 from tests.polling import wait_until
 
@@ -299,9 +301,7 @@ def _ledger(run_dir: Path) -> Counter[int]:
     start = json.loads((run_dir / "facts.json").read_bytes())["start"]
     used = {(epoch, index) for epoch in range(start["epoch"]) for index in range(witness_job.num_samples())}
     used |= {(start["epoch"], index) for index in start["used"]}
-    for path in (run_dir / "history").glob("shard-*.jsonl"):
-        for line in path.read_bytes().splitlines():
-            if b'"used"' in line:
-                record = json.loads(line)
-                used |= {(record["epoch"], index) for index in record["indices"]}
+    for path in streams_in(run_dir / "history", "shard-"):
+        for record in whole_lines(path, b'"used"'):
+            used |= {(record["epoch"], index) for index in record["indices"]}
     return Counter(index for _, index in used)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from hetpipe.clock import SYSTEM_CLOCK
+from tests.histories import history_lines, whole_lines_of
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_lives import ENDLESS, stop, wait_for_lives, waves
@@ -42,8 +42,8 @@ class Cluster:
         return self._programs[-1]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        lines = (line for path in self._folder.glob("n*.log") for line in path.read_text().splitlines())
-        return [line for line in map(json.loads, lines) if line["event"] == event]
+        lines = (line for path in self._folder.glob("n*.log") for line in whole_lines_of(path.read_bytes()))
+        return [line for line in lines if line["event"] == event]
 
     def close(self) -> None:
         for program in reversed(self._programs):
@@ -68,10 +68,8 @@ def test_its_virtual_worker_leaves_and_comes_back_with_it(cluster: Cluster, tmp_
     assert SYSTEM_CLOCK.monotonic() - told_at < LONGEST_END_SECONDS
     assert [line["count"] for line in cluster.logged("stages_to_leave")] == [1]
 
-    history = train.run_dir / "history" / "shard-0.jsonl"
-    events = [json.loads(line) for line in history.read_text().splitlines()]
-    (left,) = [line for line in events if line["event"] == "leave"]
-    assert not [line for line in events if line["event"] == "evict"]
+    (left,) = history_lines(train.run_dir, "leave")
+    assert not history_lines(train.run_dir, "evict")
     so_far, vw = len(waves(train, 1 - left["vw"], 0)), left["vw"]
     wait_until(lambda: len(waves(train, 1 - vw, 0)) > so_far + 5, timeout_seconds=30.0, what="waves of who stays")
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hetpipe.cli.app import app
+from tests.histories import history_lines
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_lives import ENDLESS, LONGEST_STOP_SECONDS, stop, wait_for_lives, waves
@@ -31,8 +32,7 @@ def states(train: Train) -> list[str]:
 
 
 def lines_of(train: Train, event: str) -> list[dict[str, Any]]:
-    lines = (train.run_dir / "history" / "shard-0.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["event"] == event]
+    return history_lines(train.run_dir, event)
 
 
 def test_one_of_three_leaves_and_comes_back(tmp_path: Path) -> None:

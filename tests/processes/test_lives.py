@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from itertools import pairwise
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from hetpipe.clock import SYSTEM_CLOCK
+from tests.histories import history_lines
 from tests.polling import wait_until
 from tests.processes.harness import Outcome, Train, kill, pids_of, write_job
 
@@ -41,8 +41,7 @@ def wait_for_lives(train: Train, count: int) -> None:
 
 def waves(train: Train, vw: int, life: int) -> list[float]:
     """When a life of a virtual worker has committed its waves, in monotonic seconds."""
-    lines = (train.run_dir / "history" / "shard-0.jsonl").read_text().splitlines()
-    commits = [line for line in map(json.loads, lines) if line["event"] == "commit"]
+    commits = history_lines(train.run_dir, "commit")
     return [line["t"] for line in commits if (line["vw"], line["incarnation"]) == (vw, life)]
 
 

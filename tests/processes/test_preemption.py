@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from hetpipe.ps.manifest import newest_checkpoint, read_manifest
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.spec.events import JobState
+from tests.histories import history_lines
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_lives import ENDLESS, stop
@@ -82,8 +82,7 @@ def test_the_whole_cluster_is_preempted(cluster: Cluster, tmp_path: Path, kind: 
         assert agent.end() == (0, "", "")
 
     manifest = read_manifest(newest_checkpoint(train.run_dir))
-    history = (train.run_dir / "history" / "shard-0.jsonl").read_text().splitlines()
-    published = [line["clock"] for line in map(json.loads, history) if line["event"] == "publish"]
+    published = [line["clock"] for line in history_lines(train.run_dir, "publish")]
     assert manifest.progress.clock >= clocks.global_clock
     assert manifest.progress.clock == published[-1], "nothing that was committed is lost"
     # Which of the two is named depends on which registered first.
