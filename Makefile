@@ -61,7 +61,7 @@ exhaustive: setup
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m exhaustive tests
 
 sweep: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m sweep tests/planner
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m sweep tests/decide/planner
 
 unit: setup
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes and not exhaustive and not sweep"

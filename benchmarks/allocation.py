@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.sizes import sized
-from hetpipe.planner.allocation.packing import upper_bound
-from hetpipe.planner.choose import choose_plan
-from hetpipe.planner.costs import Costs
-from hetpipe.planner.jobs import Jobs
-from hetpipe.planner.options import PlanOptions
-from hetpipe.planner.partitioner import Partitioner
-from hetpipe.simulator.prediction import predicted
-from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node
-from hetpipe.spec.profile import LayerProfile, Profile
-from tests.planner import models
+from hetpipe.decide.planner.allocation.packing import upper_bound
+from hetpipe.decide.planner.choose import choose_plan
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.jobs import Jobs
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.partitioner import Partitioner
+from hetpipe.decide.simulator.prediction import predicted
+from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
+from hetpipe.values.profile import LayerProfile, Profile
+from tests.decide.planner import models
 
 NUM_LAYERS = sized(100, 20)
 DEVICES_PER_NODE = 4

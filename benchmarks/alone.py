@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hetpipe.decide.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
+from hetpipe.decide.sync.segment import first_progress
 from hetpipe.pipeline.synchroniser import Listener
-from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import Blocks
-from hetpipe.spec.sync import DataSpec, Progress
-from hetpipe.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
-from hetpipe.sync.segment import first_progress
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
+from hetpipe.values.requests import Blocks
+from hetpipe.values.sync import DataSpec, Progress
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 
 

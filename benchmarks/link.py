@@ -30,9 +30,9 @@ from hetpipe.link.catalogue import Footing, call, open_door
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.spec.policies import LinkKind
-from hetpipe.spec.requests import Requester
+from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.policies import LinkKind
+from hetpipe.values.requests import Requester
 
 ROOT = Path(__file__).resolve().parents[1]
 

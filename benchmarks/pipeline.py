@@ -27,7 +27,7 @@ from benchmarks.stages import (
     use_one_thread,
 )
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.spec.job import OptimizerSpec
+from hetpipe.job.file import OptimizerSpec
 
 SECONDS = timedelta(seconds=120)
 

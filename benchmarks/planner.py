@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.planner.costs import Costs, MemoryModel
-from hetpipe.planner.partitioner import Partitioner
-from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node
-from hetpipe.spec.profile import LayerProfile, Profile
+from hetpipe.decide.planner.costs import Costs, MemoryModel
+from hetpipe.decide.planner.partitioner import Partitioner
+from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
+from hetpipe.values.profile import LayerProfile, Profile
 
 Model = Literal["convolutions", "transformer", "random"]
 Layout = Literal["one type per node", "all types on every node"]

@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.model import LEARNING_RATE, MICROBATCH
 from benchmarks.sizes import sized
 from benchmarks.stages import Setting, StageFigures, hetpipe_stage, two_processes
-from hetpipe.planner.costs import MemoryModel, minibatches_per_tick, ticks
-from hetpipe.spec.job import OptimizerSpec
-from hetpipe.spec.policies import Schedule, WeightPolicy
+from hetpipe.decide.planner.costs import MemoryModel, minibatches_per_tick, ticks
+from hetpipe.job.file import OptimizerSpec
+from hetpipe.values.policies import Schedule, WeightPolicy
 
 OPTIMIZER = OptimizerSpec.model_validate({"name": "SGD", "lr": LEARNING_RATE, "momentum": 0.9})
 MINIBATCHES_PER_WAVE = 4

@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 from benchmarks import unequal
 from benchmarks.protocol import train
 from benchmarks.sizes import sized
-from hetpipe.planner.costs import Costs
-from hetpipe.simulator.documents import simulated_plan
-from hetpipe.simulator.options import SimulationOptions
-from hetpipe.simulator.result import SimulationResult
-from hetpipe.simulator.simulate import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import Document, read_document
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.plan_document import PlanDocument
-from hetpipe.spec.profile import Profile
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.simulator.documents import simulated_plan
+from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.result import SimulationResult
+from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import Document, read_document
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
 
 DocumentT = TypeVar("DocumentT", bound=Document)
 

@@ -31,7 +31,7 @@ MARGIN = sized(40, 4)
 
 #: What a process is, by the words of its command line.
 ROLES = {
-    "hetpipe.agent.stage_process": "stage",
+    "hetpipe.server.agent.stage_process": "stage",
     "serve\0parameter-server": "parameter server",
     "serve\0coordinator": "coordinator",
     "serve\0agent": "agent",

@@ -20,21 +20,22 @@ from pathlib import Path
 import torch
 
 from benchmarks.sizes import sized
-from hetpipe.cli.service import Service, ServiceSpec
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.sync.segment import first_progress
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.history import NullHistory
-from hetpipe.ps.chunks import Chunks, RunMap
-from hetpipe.ps.job_state import StateOptions
-from hetpipe.ps.server import ShardServer
-from hetpipe.ps.write_ahead_log import LogLimits, WriteAheadLog
-from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.runs.service import Service, ServiceSpec
 from hetpipe.server.runtime import announce_ready
+from hetpipe.server.shard.chunks import Chunks, RunMap
+from hetpipe.server.shard.job_state import StateOptions
 from hetpipe.server.shard.main import CALL_THREADS
-from hetpipe.spec.ids import (
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.server.shard.write_ahead_log import LogLimits, WriteAheadLog
+from hetpipe.values.addresses import split_address
+from hetpipe.values.ids import (
     Clock,
     Incarnation,
     JobId,
@@ -45,11 +46,10 @@ from hetpipe.spec.ids import (
     VirtualWorkerIndex,
     Wave,
 )
-from hetpipe.spec.plan import SlicePlan, TensorSpec
-from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
-from hetpipe.spec.shard_config import ShardConfig
-from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
-from hetpipe.sync.segment import first_progress
+from hetpipe.values.plan import SlicePlan, TensorSpec
+from hetpipe.values.requests import PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import settle_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 

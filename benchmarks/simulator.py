@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from benchmarks.sizes import sized
-from hetpipe.planner.costs import Costs
-from hetpipe.planner.shard_bytes import place_bytes
-from hetpipe.simulator.options import SimulationOptions
-from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
-from hetpipe.simulator.simulate import simulate
-from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.profile import LayerProfile, Profile
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.shard_bytes import place_bytes
+from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.profile import LayerProfile, Profile
 
 NUM_STAGES = 4
 NUM_LAYERS = 16

@@ -23,7 +23,11 @@ import torch
 from benchmarks.alone import AloneSynchroniser
 from benchmarks.model import MICROBATCH, RandomTokens, loss, model
 from benchmarks.protocol import peak_resident_bytes
+from hetpipe.checkpoint.format import PartWriter
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.schedule.catalogue import order_for
+from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.job.file import OptimizerSpec
 from hetpipe.link.cut import Cut
 from hetpipe.link.gloo import connect_gloo
 from hetpipe.link.policy import LinkLimits
@@ -31,21 +35,17 @@ from hetpipe.observe.history import NullHistory
 from hetpipe.observe.metrics import NullMetrics
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.chain import chain_of, forget_weights
-from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
-from hetpipe.schedule.catalogue import order_for
-from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.checkpoint import stage_file
-from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.spec.job import OptimizerSpec
-from hetpipe.spec.policies import Schedule, WeightPolicy
-from hetpipe.spec.requests import Requester
-from hetpipe.spec.run import DeviceConfig, StageReport
-from hetpipe.spec.sync import DataSpec, SyncSpec
+from hetpipe.values.checkpoint import stage_file
+from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.policies import Schedule, WeightPolicy
+from hetpipe.values.requests import Requester
+from hetpipe.values.run import DeviceConfig, StageReport
+from hetpipe.values.sync import DataSpec, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights

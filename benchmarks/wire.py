@@ -23,15 +23,16 @@ import torch
 
 from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import NullHistory
-from hetpipe.ps.chunks import ChunkReceiver, RunMap, chunks
-from hetpipe.ps.server import ShardServer
 from hetpipe.rpc.channel import open_channel
 from hetpipe.rpc.method import as_is, service_handler
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.spec.ids import (
+from hetpipe.server.shard.chunks import ChunkReceiver, RunMap, chunks
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.values.ids import (
     Clock,
     Incarnation,
     JobId,
@@ -42,11 +43,10 @@ from hetpipe.spec.ids import (
     VirtualWorkerIndex,
     Wave,
 )
-from hetpipe.spec.plan import SlicePlan, TensorSpec
-from hetpipe.spec.requests import PullHeader, PushHeader, Requester, SliceHeader
-from hetpipe.spec.shard_config import ShardConfig
-from hetpipe.spec.sync import DataSpec, Membership, SyncSpec
-from hetpipe.sync.segment import first_progress
+from hetpipe.values.plan import SlicePlan, TensorSpec
+from hetpipe.values.requests import PullHeader, PushHeader, Requester, SliceHeader
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
@@ -186,7 +186,7 @@ class Bench:
 
     def _wait_for(self, clock: int) -> None:
         """Until `clock` is published; by following the log, as stages do."""
-        from hetpipe.sync.records import PublishRecord
+        from hetpipe.decide.sync.records import PublishRecord
 
         for records in self._clock.follow(0):
             if any(isinstance(record, PublishRecord) and record.clock >= clock for record in records):

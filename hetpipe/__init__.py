@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetpipe.api import minibatch as minibatch
     from hetpipe.api import train as train
-    from hetpipe.coordinator.client import Client as Client
+    from hetpipe.client import Client as Client
     from hetpipe.errors import HetpipeError as HetpipeError
-    from hetpipe.spec.job import Job as Job
+    from hetpipe.job.file import Job as Job
 
 __version__ = "0.1.0"
 
 __all__ = ["Client", "HetpipeError", "Job", "minibatch", "train"]
 
 _HOMES = {
-    "Client": "hetpipe.coordinator.client",
+    "Client": "hetpipe.client",
     "HetpipeError": "hetpipe.errors",
-    "Job": "hetpipe.spec.job",
+    "Job": "hetpipe.job.file",
     "minibatch": "hetpipe.api",
     "train": "hetpipe.api",
 }

@@ -10,21 +10,21 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hetpipe.cli.interrupts import Interrupts
-from hetpipe.cli.requests import JobSource, new_run
-from hetpipe.cli.result import LossRange, Staleness, Traffic, TrainResult
-from hetpipe.cli.run_folder import RunFolder
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.training import Training
-from hetpipe.cli.view import CallbackView, LineView, SilentView, View
+from hetpipe.decide.sync.division import Block
+from hetpipe.decide.sync.segment import first_progress, planned_segments
+from hetpipe.job.file import Job, load_job
 from hetpipe.pipeline.callables import build_train_data
 from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.seeds import preserved_generators
-from hetpipe.spec.events import JobEvent, JobState
-from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
-from hetpipe.spec.job import Job, load_job
-from hetpipe.sync.division import Block
-from hetpipe.sync.segment import first_progress, planned_segments
+from hetpipe.report.view import CallbackView, LineView, SilentView, View
+from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.requests import JobSource, new_run
+from hetpipe.runs.result import LossRange, Staleness, Traffic, TrainResult
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import Training
+from hetpipe.values.events import JobEvent, JobState
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 __all__ = ["LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "minibatch", "train"]
 
@@ -150,7 +150,7 @@ def _view(progress: Progress, name: str, shell: Shell) -> View:
         case "lines":
             return LineView(sys.stderr, shell.clock)
         case "live":
-            from hetpipe.cli.live import LiveView  # needs rich
+            from hetpipe.report.live import LiveView  # needs rich
 
             return LiveView(sys.stderr, name=name, clock=shell.clock)
         case "none":

@@ -15,7 +15,12 @@ _REPORT_FD = "--report-fd"
 
 #: What can be run.
 PROGRAMS = frozenset(
-    {"hetpipe", "hetpipe.agent.inspect_process", "hetpipe.agent.link_process", "hetpipe.agent.stage_process"}
+    {
+        "hetpipe",
+        "hetpipe.server.agent.inspect_process",
+        "hetpipe.server.agent.link_process",
+        "hetpipe.server.agent.stage_process",
+    }
 )
 
 

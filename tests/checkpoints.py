@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hetpipe.pipeline.checkpoint import OptimizerState, PartWriter, save_slices
-from hetpipe.ps.manifest import MANIFEST, VERSION, Manifest, checkpoint_dir, file_digest, manifest_bytes
-from hetpipe.spec.checkpoint import PartLabel, StoredSlice, shard_file, stage_file
-from hetpipe.spec.ids import Clock, JobId, ShardIndex, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.requests import CheckpointFile
-from hetpipe.spec.sync import Progress
+from hetpipe.checkpoint.format import OptimizerState, PartWriter, save_slices
+from hetpipe.checkpoint.manifest import MANIFEST, VERSION, Manifest, checkpoint_dir, file_digest, manifest_bytes
+from hetpipe.values.checkpoint import PartLabel, StoredSlice, shard_file, stage_file
+from hetpipe.values.ids import Clock, JobId, ShardIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.values.requests import CheckpointFile
+from hetpipe.values.sync import Progress
 
 JOB = JobId("job")
 

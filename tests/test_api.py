@@ -11,7 +11,7 @@ import yaml
 
 import hetpipe
 from hetpipe.errors import CallableError, JobError, UserError
-from hetpipe.spec.events import Evaluated, JobEvent, StateChanged
+from hetpipe.values.events import Evaluated, JobEvent, StateChanged
 from tests.cli.fakes import small_job
 from tests.models import data32
 

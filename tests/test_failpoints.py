@@ -19,16 +19,16 @@ from typing import cast
 
 import pytest
 
-from hetpipe.agent import stage_process
-from hetpipe.agent.child_main import ReportPipe
-from hetpipe.agent.children import Children
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import InjectedFault, PeerUnreachable, UserError
 from hetpipe.failpoints import ONCE_VARIABLE, OPTION, POINTS, VARIABLE, Action, arm, disarm, parse, passing, reach
+from hetpipe.server.agent import stage_process
+from hetpipe.server.agent.child_main import ReportPipe
+from hetpipe.server.agent.children import Children
 from hetpipe.server.runtime import new_parser, run_service
-from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.run import DeviceConfig, StageConfig
-from hetpipe.spec.wire import to_json
+from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.run import DeviceConfig, StageConfig
+from hetpipe.values.wire import to_json
 from tests.numerics.compare import plan_of
 from tests.numerics.test_witnesses import case
 from tests.polling import wait_until
@@ -299,12 +299,12 @@ def test_a_stage_inherits_them_from_its_agent(
 ROLES_OF: Mapping[str, tuple[str, ...]] = {
     "hetpipe/rpc/shard_client.py": ("stage",),
     "hetpipe/pipeline/clock_use.py": ("stage",),
-    "hetpipe/coordinator/membership.py": ("parameter_server", "agent"),
-    "hetpipe/coordinator/": ("coordinator",),
-    "hetpipe/ps/": ("parameter_server",),
+    "hetpipe/server/membership.py": ("parameter_server", "agent"),
+    "hetpipe/server/coordinator/": ("coordinator",),
+    "hetpipe/server/shard/": ("parameter_server",),
     "hetpipe/rpc/": ("parameter_server",),
     "hetpipe/durable.py": ("parameter_server",),
-    "hetpipe/pipeline/checkpoint.py": ("parameter_server",),
+    "hetpipe/checkpoint/": ("parameter_server",),
 }
 
 #: What a file goes through is written once for all kinds of files; who writes one says whether, and under which name.

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from hetpipe.agent.children import Children
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.coordinator.configs import Assignment, stage_commands
-from hetpipe.coordinator.coordinator import Coordinator
+from hetpipe.decide.lifecycle.configs import Assignment, stage_commands
+from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import UserError
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.planner.partition import plan_job
-from hetpipe.ps.server import ShardServer
 from hetpipe.roots import CODE_OPTION, RUN_OPTION, Root, Roots, add_root_options, root_of, roots_of
-from hetpipe.spec.commands import AgentNews, ChildExit, InspectCommand, InspectionResult, StageNews
-from hetpipe.spec.events import JobState
-from hetpipe.spec.ids import Term
-from hetpipe.spec.run import StageFailed
-from tests.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
-from tests.coordinator.fakes import Cluster
-from tests.ps.builders import shard_config, slices_of
+from hetpipe.server.agent.children import Children
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.values.commands import AgentNews, ChildExit, InspectCommand, InspectionResult, StageNews
+from hetpipe.values.events import JobState
+from hetpipe.values.ids import Term
+from hetpipe.values.run import StageFailed
+from tests.server.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
+from tests.server.coordinator.fakes import Cluster
+from tests.server.shard.builders import shard_config, slices_of
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hetpipe.errors import UserError
-from hetpipe.spec.identity import STAGE_DOMAIN, Peer, StagePeer, identity_from_uri
+from hetpipe.values.identity import STAGE_DOMAIN, Peer, StagePeer, identity_from_uri
 
 #: How long certificates last: the root and the signer, what an operator makes, and what a stage gets.
 AUTHORITY_DAYS = 3_650

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Final, TypeVar
 
-from hetpipe.spec.identity import NamedPeer, Role
+from hetpipe.values.identity import NamedPeer, Role
 
 #: Whom a process trusts, and who it is.
 CA_FILE: Final = "ca.pem"

@@ -25,7 +25,7 @@ from hetpipe.certs.files import (
 )
 from hetpipe.errors import UserError
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.identity import NamedPeer, Role, StagePeer
+from hetpipe.values.identity import NamedPeer, Role, StagePeer
 
 _log = get_logger(__name__)
 

@@ -1,8 +1,8 @@
 """The formulas of `wsp.md` §2, §3, §5 and the table of `policies.md`, written a second time on purpose.
 
-They judge the ones in `hetpipe.sync` and `hetpipe.schedule`, so they share no code with them. p counts from 1; `floor`
-is the clock of the latest barrier c with p > cN: behind it, no minibatch may start with an older clock or own older
-updates apart.
+They judge the ones in `hetpipe.decide.sync` and `hetpipe.decide.schedule`, so they share no code with them. p counts
+from 1; `floor` is the clock of the latest barrier c with p > cN: behind it, no minibatch may start with an older clock
+or own older updates apart.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from hetpipe.cli.app_stop import stop
 from hetpipe.cli.app_workers import workers
 from hetpipe.cli.demo import INTRODUCTION, find_demo
 from hetpipe.cli.execution import Json, Set, TlsFolder, execute
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.run_folder import RUNS
-from hetpipe.cli.shell import Shell
 from hetpipe.observe.log import configure_logging
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS
+from hetpipe.runs.shell import Shell
 
 app = typer.Typer(
     name="hetpipe",

@@ -9,10 +9,10 @@ import typer
 
 from hetpipe.cli.deployment_request import DeploymentOptions
 from hetpipe.cli.execution import Json, Set, execute
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
 from hetpipe.deploy.labels import DEFAULT_PROJECT
 from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Store
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 
 Project = Annotated[str, typer.Option("--project", metavar="NAME", help="Name of the whole; begins container names.")]
 Image = Annotated[

@@ -10,7 +10,7 @@ import typer
 from hetpipe.cli import looking
 from hetpipe.cli import top as top_module
 from hetpipe.cli.execution import Json, TlsFolder, execute
-from hetpipe.cli.run_folder import RUNS
+from hetpipe.runs.run_folder import RUNS
 
 
 def top(

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.agent.devices import discover_devices
 from hetpipe.cli import (
     cluster_command,
     cluster_from_k8s,
@@ -19,11 +18,12 @@ from hetpipe.cli import (
 )
 from hetpipe.cli.execution import Json, Set, TlsFolder, execute
 from hetpipe.cli.link_profiling import LinkWish
-from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.plan_request import PlanRequest
 from hetpipe.cli.profiling import ProfileWish
-from hetpipe.cli.shell import Shell
 from hetpipe.errors import UserError
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.devices import discover_devices
 
 clusters = typer.Typer(
     help="Show a cluster, the devices of this machine, and what is known of device types.",

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.execution import Json, execute
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
 from hetpipe.rpc.tls import TLS_VARIABLE
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 
 repairs = typer.Typer(
     help="Repair what processes keep between restarts, while they do not run.",

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.execution import Json, execute
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
 from hetpipe.errors import UserError
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 
 certificates = typer.Typer(
     help="Certificates for a cluster that others can reach: a private authority, one certificate per process.",

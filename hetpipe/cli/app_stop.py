@@ -11,8 +11,8 @@ from hetpipe.cli import stop_command
 from hetpipe.cli.app_workers import Asked, JobOf, RunsDir
 from hetpipe.cli.asking import WhichJob
 from hetpipe.cli.execution import Json, TlsFolder, execute
-from hetpipe.cli.run_folder import RUNS
-from hetpipe.spec.events import StopMode
+from hetpipe.runs.run_folder import RUNS
+from hetpipe.values.events import StopMode
 
 
 def stop(  # noqa: PLR0913 - one for each option

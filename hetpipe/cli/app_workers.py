@@ -10,7 +10,7 @@ import typer
 from hetpipe.cli import workers_command
 from hetpipe.cli.asking import WhichJob
 from hetpipe.cli.execution import Json, TlsFolder, execute
-from hetpipe.cli.run_folder import RUNS
+from hetpipe.runs.run_folder import RUNS
 
 workers = typer.Typer(
     help="Virtual workers of a run. Show them, have one leave, have one join.",

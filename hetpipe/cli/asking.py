@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetpipe.cli.mending import Contact, Mending
-from hetpipe.cli.run_folder import RUNS, RunFolder, RunRecord, find_run
-from hetpipe.cli.shell import CoordinatorPort, Shell
-from hetpipe.cli.status import pointing_at_status
 from hetpipe.errors import DeadlineExceeded, Unavailable, UnknownJob, UserError
-from hetpipe.spec.events import JobState, JobStatus
-from hetpipe.spec.ids import JobId
+from hetpipe.runs.mending import Contact, Mending
+from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
+from hetpipe.runs.shell import CoordinatorPort, Shell
+from hetpipe.runs.status import pointing_at_status
+from hetpipe.values.events import JobState, JobStatus
+from hetpipe.values.ids import JobId
 
 #: Seconds between two looks at what is waited for.
 _LOOK_SECONDS = 0.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetpipe.certs.folders import init_authority, issue_certificate, read_facts
-from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.errors import UserError
-from hetpipe.spec.identity import NamedPeer, Role
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.values.identity import NamedPeer, Role
 
 #: Roles that an operator makes certificates for.
 ROLES = tuple(role for role in Role if role is not Role.STAGE)

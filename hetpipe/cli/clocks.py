@@ -7,14 +7,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from hetpipe.cli.mending import Mending
-from hetpipe.cli.run_folder import RunFolder
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.status import clocks_of, pointing_at_status
-from hetpipe.cli.text import columns, count, pairs
 from hetpipe.errors import Unavailable, UnknownJob, UserError
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.run import ClockSnapshot
+from hetpipe.report.text import columns, count, pairs
+from hetpipe.runs.mending import Mending
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.status import clocks_of, pointing_at_status
+from hetpipe.values.ids import JobId
+from hetpipe.values.run import ClockSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.text import columns, count
-from hetpipe.coordinator import agents_cluster
-from hetpipe.coordinator.agents_cluster import BETWEEN_NODES, LATENCY_SECONDS, WITHIN_NODE, type_of
+from hetpipe.decide.lifecycle import agents_cluster
+from hetpipe.decide.lifecycle.agents_cluster import BETWEEN_NODES, LATENCY_SECONDS, WITHIN_NODE, type_of
 from hetpipe.errors import UserError
-from hetpipe.spec.catalogue import CATALOGUE, CatalogueEntry, catalogue_hint
-from hetpipe.spec.cluster import Cluster, Links, LinkSpec, node_of
-from hetpipe.spec.document import read_document, to_plain, to_yaml
-from hetpipe.spec.ids import AgentId, DeviceId
-from hetpipe.spec.run import AgentDevice, AgentInfo
+from hetpipe.report.text import columns, count
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.values.catalogue import CATALOGUE, CatalogueEntry, catalogue_hint
+from hetpipe.values.cluster import Cluster, Links, LinkSpec, node_of
+from hetpipe.values.document import read_document, to_plain, to_yaml
+from hetpipe.values.ids import AgentId, DeviceId
+from hetpipe.values.run import AgentDevice, AgentInfo
 
 _GIB = 1 << 30
 

@@ -18,15 +18,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.coordinator import agents_cluster
-from hetpipe.coordinator.agents_cluster import type_of
+from hetpipe.decide.lifecycle import agents_cluster
+from hetpipe.decide.lifecycle.agents_cluster import type_of
 from hetpipe.errors import DocumentError, UserError
-from hetpipe.spec.catalogue import CATALOGUE, catalogue_hint, type_of_device_name
-from hetpipe.spec.document import to_plain, to_yaml
-from hetpipe.spec.ids import AgentId
-from hetpipe.spec.job_problems import shown
-from hetpipe.spec.run import AgentDevice, AgentInfo
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.values.catalogue import CATALOGUE, catalogue_hint, type_of_device_name
+from hetpipe.values.document import to_plain, to_yaml
+from hetpipe.values.ids import AgentId
+from hetpipe.values.problems import shown
+from hetpipe.values.run import AgentDevice, AgentInfo
 
 #: What a node's labels and resources are called.
 PRODUCT = "nvidia.com/gpu.product"

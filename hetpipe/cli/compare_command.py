@@ -16,11 +16,11 @@ from hetpipe.cli.compare_record import ComparisonFolder, TrialRecord, TrialState
 from hetpipe.cli.compare_trainer import train_trial
 from hetpipe.cli.compare_trials import Trial, TrialSettings, trials_of
 from hetpipe.cli.compare_view import comparison_json, summaries_of, view_of
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import shown_path
-from hetpipe.cli.view import View
 from hetpipe.errors import UserError
+from hetpipe.report.text import shown_path
+from hetpipe.report.view import View
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

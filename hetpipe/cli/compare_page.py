@@ -13,10 +13,10 @@ from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import CLOCK_DISTANCE, Axis, common_curve
 from hetpipe.cli.compare_view import ComparisonView, Table
 from hetpipe.cli.curve_charts import Chart, Line, chart_figure, chart_scripts, chart_style, measured
-from hetpipe.cli.page import page
-from hetpipe.cli.plan_page_style import STYLE
-from hetpipe.cli.text import LOSS, count, duration, loss_first
-from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
+from hetpipe.report.page import page
+from hetpipe.report.plan_page_style import STYLE
+from hetpipe.report.text import LOSS, count, duration, loss_first
+from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
 
 _COMPARE_CSS = """
 :root{--series-0:#0072b2;--series-1:#d55e00;--series-2:#3f8fc4;--series-3:#b3589a;--series-4:#a67c00;

@@ -11,11 +11,11 @@ from typing import Protocol, Self, TextIO
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_trials import Trial
-from hetpipe.cli.progress import STATE_TEXTS, WorkerEvent, life_text, rewind_text, totals_text
-from hetpipe.cli.text import duration, measure, rate
-from hetpipe.cli.view import View
 from hetpipe.clock import Clock
-from hetpipe.spec.events import (
+from hetpipe.report.progress import STATE_TEXTS, WorkerEvent, life_text, rewind_text, totals_text
+from hetpipe.report.text import duration, measure, rate
+from hetpipe.report.view import View
+from hetpipe.values.events import (
     JobEnded,
     JobEvent,
     ProgressTable,

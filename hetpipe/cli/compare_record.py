@@ -13,12 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from hetpipe.cli.compare_trials import Trial
-from hetpipe.cli.result import TrainResult
-from hetpipe.cli.run_folder import RUNS, fresh_folder
 from hetpipe.clock import Clock
 from hetpipe.errors import ProtocolViolation, UserError
-from hetpipe.spec.policies import WeightPolicy
-from hetpipe.spec.wire import from_json, plain
+from hetpipe.runs.result import TrainResult
+from hetpipe.runs.run_folder import RUNS, fresh_folder
+from hetpipe.values.policies import WeightPolicy
+from hetpipe.values.wire import from_json, plain
 
 FILE = "compare.json"
 

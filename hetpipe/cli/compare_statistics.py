@@ -1,4 +1,4 @@
-"""Means and spreads over seeds, and curves of several runs on one grid. Pure."""
+"""Means and spreads over seeds, and curves of several runs on one grid."""
 
 from __future__ import annotations
 

@@ -10,18 +10,18 @@ from pathlib import Path
 from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import distance_curve, training_curve
 from hetpipe.cli.compare_trials import Trial
-from hetpipe.cli.interrupts import Interrupts
-from hetpipe.cli.run_folder import RunFolder
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.training import RunEnd, RunRequest, Training
-from hetpipe.cli.view import View
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import NonFiniteUpdate, UserError
 from hetpipe.observe.clock_curve import ClockPoint, read_clock_curve
 from hetpipe.observe.log import configure_logging
 from hetpipe.observe.metrics import TimedWave, read_metrics
-from hetpipe.spec.events import Evaluated, JobEvent, JobState, StateChanged
-from hetpipe.spec.rewinds import run_folders
+from hetpipe.report.view import View
+from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import RunEnd, RunRequest, Training
+from hetpipe.values.events import Evaluated, JobEvent, JobState, StateChanged
+from hetpipe.values.rewinds import run_folders
 
 
 class Recorder(View):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetpipe.errors import JobError, UserError
-from hetpipe.spec.job import Job, load_job
-from hetpipe.spec.job_model import MAX_SEED
-from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
-from hetpipe.spec.suggest import did_you_mean
+from hetpipe.job.file import Job, load_job
+from hetpipe.job.model import MAX_SEED
+from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
+from hetpipe.values.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

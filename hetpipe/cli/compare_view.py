@@ -10,13 +10,13 @@ from typing import Any
 
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import Spread, spread_of
-from hetpipe.cli.quantities import bytes_text, significant
-from hetpipe.cli.result import TrainResult
-from hetpipe.cli.text import LOSS, count, loss_first, measure, rate
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.job import Job
-from hetpipe.spec.policies import WeightPolicy
-from hetpipe.spec.wire import plain
+from hetpipe.job.file import Job
+from hetpipe.report.quantities import bytes_text, significant
+from hetpipe.report.text import LOSS, count, loss_first, measure, rate
+from hetpipe.runs.result import TrainResult
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.policies import WeightPolicy
+from hetpipe.values.wire import plain
 
 _MINIBATCH = re.compile(r"minibatch(?:es)? (\d+)")
 

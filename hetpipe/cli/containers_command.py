@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from hetpipe.cli.deployment_request import state_folder
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import columns
 from hetpipe.deploy.container_logs import Line, follow_lines, read_lines
 from hetpipe.deploy.engine import Engine, answering
 from hetpipe.deploy.labels import check_project
 from hetpipe.deploy.secrets import remove_secrets
 from hetpipe.errors import UserError
+from hetpipe.report.text import columns
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

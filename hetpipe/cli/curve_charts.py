@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from hetpipe.cli.compare_statistics import CurvePoint
-from hetpipe.cli.quantities import significant
+from hetpipe.report.quantities import significant
 
 #: A logarithmic scale where the values of a positive quantity span so much.
 _LOG_FROM = 8.0

@@ -10,28 +10,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpipe import __version__
-from hetpipe.agent.devices import discover_devices
-from hetpipe.agent.environment import check_wish, checked_allowed
-from hetpipe.cli.outcome import Output
 from hetpipe.cli.profile_command import view_for
 from hetpipe.cli.profiling import ProfileWish, profile_job
-from hetpipe.cli.requests import new_run
-from hetpipe.cli.run_folder import RUNS
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import count
-from hetpipe.cli.training import RunRequest, choose_devices
-from hetpipe.coordinator.agents_cluster import cluster_of
-from hetpipe.coordinator.planning import options_of
+from hetpipe.decide.lifecycle.agents_cluster import cluster_of
+from hetpipe.decide.lifecycle.planning import options_of
 from hetpipe.deploy.box import box_devices
 from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan
 from hetpipe.deploy.labels import DEFAULT_PROJECT, check_project
 from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Deployment, Folders, Store, Wishes, deployment_of
 from hetpipe.errors import UserError
-from hetpipe.spec.document import read_document
-from hetpipe.spec.ids import AgentId
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan_document import PlanDocument
-from hetpipe.spec.run import AgentDevice, AgentInfo
+from hetpipe.job.file import Job
+from hetpipe.report.text import count
+from hetpipe.runs.outcome import Output
+from hetpipe.runs.requests import new_run
+from hetpipe.runs.run_folder import RUNS
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import RunRequest, choose_devices
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.server.agent.environment import check_wish, checked_allowed
+from hetpipe.values.document import read_document
+from hetpipe.values.ids import AgentId
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.run import AgentDevice, AgentInfo
 
 #: Who containers run as where root starts them: the image's own user.
 IMAGE_USER = "10001:10001"
@@ -168,8 +168,8 @@ def _plan(
         return None
     output.say("the job leaves open who computes what: it is planned for this machine first, like `hetpipe plan` does")
     # the searches take a while to import
-    from hetpipe.planner.choose import choose_plan
-    from hetpipe.simulator.prediction import predicted
+    from hetpipe.decide.planner.choose import choose_plan
+    from hetpipe.decide.simulator.prediction import predicted
 
     node = AgentId(socket.gethostname())
     cluster = cluster_of([AgentInfo(node, host="", pid=0, devices=tuple(devices))])

@@ -17,8 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from hetpipe.cli.text import columns, count
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.report.text import columns, count
+from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
 #: Oldest versions that work; the same as in the package's own requirements.
 _NEEDED = {"torch": (2, 9), "grpcio": (1, 80), "protobuf": (6, 31)}
@@ -173,7 +173,7 @@ def _gloo() -> Check:
     from hetpipe.link.cut import Cut
     from hetpipe.link.gloo import GlooDoor, call_gloo
     from hetpipe.link.policy import Frame, FrameKind, LinkLimits
-    from hetpipe.spec.requests import Requester
+    from hetpipe.values.requests import Requester
 
     stages = [
         Requester(JobId("doctor"), Term(0), VirtualWorkerIndex(0), Incarnation(0), StageIndex(index))

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli.outcome import ExitStatus, Output, sentences_of, status_of
-from hetpipe.cli.shell import Shell
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.log import get_logger
 from hetpipe.rpc.tls import TLS_VARIABLE
+from hetpipe.runs.outcome import ExitStatus, Output, sentences_of, status_of
+from hetpipe.runs.shell import Shell
 
 _log = get_logger(__name__)
 

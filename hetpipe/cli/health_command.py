@@ -17,11 +17,11 @@ from pathlib import Path
 import grpc
 
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
-from hetpipe.cli.outcome import ExitStatus, Output, sentences_of, status_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError, UserError
 from hetpipe.rpc.channel import open_channel
-from hetpipe.spec.identity import Role, server_name
+from hetpipe.runs.outcome import ExitStatus, Output, sentences_of, status_of
+from hetpipe.values.identity import Role, server_name
 
 #: As `hetpipe.rpc.tls` names it, which imports far more.
 _TLS_VARIABLE = "HETPIPE_TLS"

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hetpipe.agent.child import ChildSpec
-from hetpipe.agent.children import SINGLE_THREADED
-from hetpipe.agent.environment import child_environment
-from hetpipe.cli.child_answer import ReportingChild, reporting_child
-from hetpipe.cli.shell import Shell
 from hetpipe.errors import DeadlineExceeded
+from hetpipe.job.sections import EnvironmentSection
 from hetpipe.profiler.link_cache import WITHIN_NODE_TRANSPORT, LinkCache
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
-from hetpipe.spec import wire
-from hetpipe.spec.job_sections import EnvironmentSection
-from hetpipe.spec.link_measurement import LinkMeasurement, MeasuredLinks
-from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.run import AgentDevice
+from hetpipe.runs.child_answer import ReportingChild, reporting_child
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.child import ChildSpec
+from hetpipe.server.agent.children import SINGLE_THREADED
+from hetpipe.server.agent.environment import child_environment
+from hetpipe.values import wire
+from hetpipe.values.link_measurement import LinkMeasurement, MeasuredLinks
+from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.run import AgentDevice
 
 #: What measures; `--report-fd N` is added.
-PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.agent.link_process")
+PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.server.agent.link_process")
 
 _TITLE = "the process that measures links"
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import hetpipe
 from hetpipe.check import check_run
+from hetpipe.checkpoint.export import export_weights
 from hetpipe.cli import clocks as clocks_module
 from hetpipe.cli import doctor as doctor_module
-from hetpipe.cli.export import export_weights
-from hetpipe.cli.judge import histories_of
-from hetpipe.cli.mending import Mending
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.run_folder import RUNS, find_run
 from hetpipe.cli.scaffold import write_templates
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.status import status_of_coordinator, status_of_run
-from hetpipe.cli.text import count, shown_path
 from hetpipe.errors import UserError
+from hetpipe.report.text import count, shown_path
+from hetpipe.runs.judge import histories_of
+from hetpipe.runs.mending import Mending
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS, find_run
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.status import status_of_coordinator, status_of_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

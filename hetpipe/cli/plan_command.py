@@ -8,27 +8,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetpipe.agent.devices import discover_devices
 from hetpipe.cli.link_profiling import LinkWish, cached_links
-from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.plan_request import PlanRequest, check_request, wishes_of
-from hetpipe.cli.plan_view import PlanFacts, view_of
 from hetpipe.cli.profile_command import view_for
 from hetpipe.cli.profile_links_command import links_sentences
 from hetpipe.cli.profiling import ProfileWish, profile_job
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import shown_path
-from hetpipe.coordinator.agents_cluster import cluster_of
-from hetpipe.coordinator.known_links import KnownLinks, known_links, stated_links
+from hetpipe.decide.lifecycle.agents_cluster import cluster_of
+from hetpipe.decide.lifecycle.known_links import KnownLinks, known_links, stated_links
+from hetpipe.decide.simulator.documents import costs_of
 from hetpipe.errors import UserError
-from hetpipe.simulator.documents import costs_of
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import read_document, to_plain, write_document
-from hetpipe.spec.fit import check_fits, read_fitting
-from hetpipe.spec.ids import AgentId
-from hetpipe.spec.job import Job, load_job
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.run import AgentInfo
+from hetpipe.job.file import Job, load_job
+from hetpipe.report.plan_view import PlanFacts, view_of
+from hetpipe.report.text import shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import read_document, to_plain, write_document
+from hetpipe.values.fit import check_fits, read_fitting
+from hetpipe.values.ids import AgentId
+from hetpipe.values.profile import Profile
+from hetpipe.values.run import AgentInfo
 
 
 def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
@@ -46,8 +46,8 @@ def plan(request: PlanRequest, output: Output, shell: Shell) -> ExitStatus:
     if request.reserve_bytes is None:
         options = replace(options, reserve_bytes=known.reserve_bytes)
     # the searches take a while to import
-    from hetpipe.planner.choose import choose_plan
-    from hetpipe.simulator.prediction import predicted
+    from hetpipe.decide.planner.choose import choose_plan
+    from hetpipe.decide.simulator.prediction import predicted
 
     document = choose_plan(profile, cluster, options, predict=predicted)
     facts = PlanFacts(document, costs_of(document, profile, cluster), options)
@@ -149,8 +149,8 @@ def _write(option: str, path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _page(facts: PlanFacts) -> str:
-    from hetpipe.cli.plan_page import page_of, picture_of
-    from hetpipe.cli.plan_reasons import reasons_of
+    from hetpipe.report.plan_page import page_of, picture_of
+    from hetpipe.report.plan_reasons import reasons_of
 
     return page_of(view_of(facts), reasons_of(facts), picture_of(facts))
 
@@ -159,8 +159,8 @@ def _show(facts: PlanFacts, request: PlanRequest, output: Output) -> None:
     # rich takes a while to import, and --json does without
     from rich.console import Console
 
-    from hetpipe.cli.plan_reasons import reasons_of
-    from hetpipe.cli.plan_screen import show_plan
+    from hetpipe.report.plan_reasons import reasons_of
+    from hetpipe.report.plan_screen import show_plan
 
     console = Console(file=output.people, highlight=False)
     show_plan(view_of(facts), reasons_of(facts), console, why="full" if request.why else "brief")

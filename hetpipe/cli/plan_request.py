@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from hetpipe.cli.simulate_command import staleness_of
-from hetpipe.coordinator.planning import options_of
+from hetpipe.decide.lifecycle.planning import options_of
+from hetpipe.decide.planner.optimizer_slots import slots_of
+from hetpipe.decide.planner.options import SCHEDULE_CHOICES, AllocationName, PlanOptions, ScheduleChoice
+from hetpipe.decide.planner.reach_tables import Recompute
 from hetpipe.errors import UserError
-from hetpipe.planner.optimizer_slots import slots_of
-from hetpipe.planner.options import SCHEDULE_CHOICES, AllocationName, PlanOptions, ScheduleChoice
-from hetpipe.planner.reach_tables import Recompute
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.job import Job
-from hetpipe.spec.policies import ONE_UPDATE_PER_WAVE, WEIGHT_POLICIES, PlacementName, WeightPolicy
-from hetpipe.spec.suggest import did_you_mean
+from hetpipe.job.file import Job
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.policies import ONE_UPDATE_PER_WAVE, WEIGHT_POLICIES, PlacementName, WeightPolicy
+from hetpipe.values.suggest import did_you_mean
 
 ALLOCATIONS: Mapping[str, AllocationName] = {name: name for name in get_args(AllocationName)}
 PLACEMENTS: Mapping[str, PlacementName] = {name: name for name in get_args(PlacementName)}

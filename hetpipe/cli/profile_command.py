@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.profile_view import ProfileBar, ProfileLines, ProfileView
 from hetpipe.cli.profiling import Profiled, ProfileWish, profile_job
-from hetpipe.cli.quantities import bytes_text
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import columns, duration, shown_path
 from hetpipe.errors import UserError
-from hetpipe.spec.document import write_document
-from hetpipe.spec.job import load_job
-from hetpipe.spec.profile import LayerProfile, Profile
+from hetpipe.job.file import load_job
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import columns, duration, shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.values.document import write_document
+from hetpipe.values.profile import LayerProfile, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,23 +9,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hetpipe.cli.link_profiling import LinkWish, ProfiledLinks, profile_links
-from hetpipe.cli.outcome import ExitStatus, Output
 from hetpipe.cli.profile_command import view_for
-from hetpipe.cli.quantities import bytes_text
-from hetpipe.cli.shell import CoordinatorPort, Shell
-from hetpipe.cli.text import columns, duration, shown_path
-from hetpipe.coordinator.agents_cluster import cluster_of
-from hetpipe.coordinator.client import new_request_id
-from hetpipe.coordinator.known_links import KnownLinks, LinkOrigin, known_links, together
+from hetpipe.client import new_request_id
+from hetpipe.decide.lifecycle.agents_cluster import cluster_of
+from hetpipe.decide.lifecycle.known_links import KnownLinks, LinkOrigin, known_links, together
 from hetpipe.errors import DeadlineExceeded, UserError
-from hetpipe.spec import wire
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import to_plain, to_yaml
-from hetpipe.spec.ids import AgentId
-from hetpipe.spec.link_measurement import MeasuredLinks, TransferSpeed, still_valid
-from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.members import MemberRole
-from hetpipe.spec.run import AgentInfo
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import columns, duration, shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import CoordinatorPort, Shell
+from hetpipe.values import wire
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import to_plain, to_yaml
+from hetpipe.values.ids import AgentId
+from hetpipe.values.link_measurement import MeasuredLinks, TransferSpeed, still_valid
+from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.members import MemberRole
+from hetpipe.values.run import AgentInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def lines(measured: MeasuredLinks) -> list[str]:
 def links_sentences(known: KnownLinks, now: float) -> tuple[str, ...]:
     """What the links of a plan are: stated, measured or assumed, a sentence for each of these.
 
-    >>> from hetpipe.coordinator.agents_cluster import ASSUMED_LINKS
+    >>> from hetpipe.decide.lifecycle.agents_cluster import ASSUMED_LINKS
     >>> links_sentences(KnownLinks(ASSUMED_LINKS, (LinkOrigin(("a", "a"), "measured", 0.0),)), 7384.0)
     ('links: measured within a, 2 h 03 min ago',)
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from hetpipe.cli.text import pairs
 from hetpipe.clock import Clock
-from hetpipe.spec.measurement import ProfileStep
+from hetpipe.report.text import pairs
+from hetpipe.values.measurement import ProfileStep
 
 #: Seconds between two lines.
 LINE_SECONDS = 5.0

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetpipe.agent.child import ChildSpec
-from hetpipe.agent.children import SINGLE_THREADED
-from hetpipe.agent.environment import child_environment
-from hetpipe.cli.child_answer import ask_child
-from hetpipe.cli.shell import Shell
-from hetpipe.profiler.assembly import profile_for, reserve_for
+from hetpipe.decide.planner.assembly import profile_for, reserve_for
+from hetpipe.job.file import Job
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
-from hetpipe.spec import wire
-from hetpipe.spec.job import Job
-from hetpipe.spec.measurement import CPU_TYPE, ProfileStep
-from hetpipe.spec.profile import Profile
+from hetpipe.runs.child_answer import ask_child
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.child import ChildSpec
+from hetpipe.server.agent.children import SINGLE_THREADED
+from hetpipe.server.agent.environment import child_environment
+from hetpipe.values import wire
+from hetpipe.values.measurement import CPU_TYPE, ProfileStep
+from hetpipe.values.profile import Profile
 
 #: What measures; `--report-fd N` is added.
-PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.agent.profile_process")
+PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.server.agent.profile_process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

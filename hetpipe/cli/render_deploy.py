@@ -10,20 +10,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hetpipe import __version__
-from hetpipe.agent.environment import check_wish, checked_allowed
 from hetpipe.bundled import bundled_root
 from hetpipe.cli.deployment_request import DeploymentOptions, describe, modules_of
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.requests import new_run
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import shown_path
 from hetpipe.deploy.compose import compose_file
 from hetpipe.deploy.kubernetes import CPU, AgentNodes, Overlay, groups_of_options, overlay_files, yaml_of
 from hetpipe.deploy.kubernetes_secrets import APPLY_SECRETS
 from hetpipe.deploy.secrets import give, operator_folder, write_secrets
 from hetpipe.deploy.topology import submission_of
 from hetpipe.errors import UserError
-from hetpipe.spec.job import Job, load_job
+from hetpipe.job.file import Job, load_job
+from hetpipe.report.text import shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.requests import new_run
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.environment import check_wish, checked_allowed
 
 #: Where an overlay has the manifests that are written along.
 _OWN_MANIFESTS = "k8s"

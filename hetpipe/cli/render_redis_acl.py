@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.coordinator.redis_access import read_password
-from hetpipe.coordinator.redis_acl import acl_lines
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.storage.redis_access import read_password
+from hetpipe.storage.redis_acl import acl_lines
 
 
 def run(user: str, password_file: Path, output: Output) -> ExitStatus:

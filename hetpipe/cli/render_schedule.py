@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.schedule_picture import picture_lines
-from hetpipe.cli.schedule_svg import draw_schedule
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import shown_path
+from hetpipe.decide.schedule.policy import Kind
+from hetpipe.decide.schedule.timeline import Box, Pipeline, StageTimeline, Timeline, play
 from hetpipe.errors import UserError
-from hetpipe.schedule.policy import Kind
-from hetpipe.schedule.timeline import Box, Pipeline, StageTimeline, Timeline, play
-from hetpipe.spec.policies import (
+from hetpipe.report.schedule_picture import picture_lines
+from hetpipe.report.schedule_svg import draw_schedule
+from hetpipe.report.text import shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.values.policies import (
     ONE_UPDATE_PER_WAVE,
     SCHEDULES,
     WEIGHT_POLICIES,
@@ -25,7 +25,7 @@ from hetpipe.spec.policies import (
     least_minibatches_per_wave,
     schedule_of,
 )
-from hetpipe.spec.suggest import did_you_mean
+from hetpipe.values.suggest import did_you_mean
 
 #: Larger pictures are of no use to anyone, and take long to make.
 _MOST_STAGES = 64

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.coordinator.redis_access import access_of
-from hetpipe.coordinator.store_repair import CounterRepair, StoreRepair, repair_store
-from hetpipe.ps.job_state import StateRepair, repair_state
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.server.coordinator.store_repair import CounterRepair, StoreRepair, repair_store
+from hetpipe.server.shard.job_state import StateRepair, repair_state
+from hetpipe.storage.redis_access import access_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetpipe.cli.interrupts import Interrupts
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.requests import new_run
-from hetpipe.cli.run_folder import RunFolder
-from hetpipe.cli.shell import Shell
 from hetpipe.cli.summary import safety_lines, summary_lines
-from hetpipe.cli.text import shown_path
-from hetpipe.cli.training import RunEnd, RunRequest, Training, record_of, submission_of
-from hetpipe.cli.view import LineView, View
 from hetpipe.errors import UserError
+from hetpipe.job.as_json import job_from_json
 from hetpipe.observe.log import configure_logging, get_logger
-from hetpipe.spec.job_json import job_from_json
+from hetpipe.report.text import shown_path
+from hetpipe.report.view import LineView, View
+from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.requests import new_run
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import RunEnd, RunRequest, Training, record_of, submission_of
 
 _log = get_logger(__name__)
 
@@ -92,7 +92,7 @@ def view_for(output: Output, name: str, shell: Shell) -> View:
     """A live table on a terminal, else lines."""
     stream = output.people
     if shell.is_screen(stream):
-        from hetpipe.cli.live import LiveView  # rich takes a while, and pipes do without
+        from hetpipe.report.live import LiveView  # rich takes a while, and pipes do without
 
         return LiveView(stream, name=name, clock=shell.clock)
     return LineView(stream, shell.clock)

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.quantities import bytes_text
-from hetpipe.cli.shell import Shell
 from hetpipe.cli.simulated_trace import write_trace
-from hetpipe.cli.text import columns, count, duration, percent, rate, shown_path
+from hetpipe.decide.planner.simulation_length import steady_waves
+from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.plan import SimulatedPlan
+from hetpipe.decide.simulator.result import SimulationResult
+from hetpipe.decide.simulator.simulate import simulate
 from hetpipe.errors import UserError
-from hetpipe.planner.simulation_length import steady_waves
-from hetpipe.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
-from hetpipe.simulator.options import SimulationOptions
-from hetpipe.simulator.plan import SimulatedPlan
-from hetpipe.simulator.result import SimulationResult
-from hetpipe.simulator.simulate import simulate
-from hetpipe.spec.document import read_document
-from hetpipe.spec.fit import read_fitting
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import columns, count, duration, percent, rate, shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.values.document import read_document
+from hetpipe.values.fit import read_fitting
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import PlanDocument
 
 #: Activities in a trace beyond which viewers get slow.
 _LARGE_TRACE = 500_000

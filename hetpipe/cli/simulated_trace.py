@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetpipe.decide.planner.costs import TICKS_PER_MS
+from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity
 from hetpipe.observe.timeline import Activity, Timeline, Value, merge_timelines
-from hetpipe.planner.costs import TICKS_PER_MS
-from hetpipe.simulator.result import ActivityKind, SimulatedActivity
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from hetpipe.checkpoint.manifest import has_checkpoint
 from hetpipe.cli.asking import WhichJob, asked, is_over
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.training import resume_command
 from hetpipe.errors import UserError
-from hetpipe.ps.manifest import has_checkpoint
-from hetpipe.spec.events import JobState, JobStatus, StopMode
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import resume_command
+from hetpipe.values.events import JobState, JobStatus, StopMode
 
 #: What people are told while they wait.
 _AWAITED = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetpipe.cli.conditions import condition_lines
-from hetpipe.cli.quantities import bytes_text
-from hetpipe.cli.result import StageResult, Staleness, TrainResult
-from hetpipe.cli.text import count, duration, measure, rate, shown_path
-from hetpipe.cli.training import RunEnd
-from hetpipe.spec.conditions import Condition
-from hetpipe.spec.events import JobState
-from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.report.conditions import condition_lines
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import count, duration, measure, rate, shown_path
+from hetpipe.runs.result import StageResult, Staleness, TrainResult
+from hetpipe.runs.training import RunEnd
+from hetpipe.values.conditions import Condition
+from hetpipe.values.events import JobState
+from hetpipe.values.plan_document import PlanDocument
 
 
 def summary_lines(end: RunEnd, *, current: Path) -> list[str]:

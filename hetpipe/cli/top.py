@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 from hetpipe.cli.clocks import snapshot_text
 from hetpipe.cli.looking import Which
-from hetpipe.cli.mending import Contact, Mending
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.progress import STATE_TEXTS, cells, headings, no_utilisation_text, totals_text
-from hetpipe.cli.quantities import bytes_text
-from hetpipe.cli.run_folder import RunFolder, RunRecord, find_run
-from hetpipe.cli.shell import CoordinatorPort, Shell
-from hetpipe.cli.status import NO_JOB, pointing_at_status, status_of_job, worker_json
-from hetpipe.cli.text import columns, shown_path
 from hetpipe.errors import Unavailable, UnknownJob, UserError
-from hetpipe.spec.events import JobStatus, ProgressTable
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.members import ROLE_NAMES, Member
-from hetpipe.spec.wire import plain
+from hetpipe.report.progress import STATE_TEXTS, cells, headings, no_utilisation_text, totals_text
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import columns, shown_path
+from hetpipe.runs.mending import Contact, Mending
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RunFolder, RunRecord, find_run
+from hetpipe.runs.shell import CoordinatorPort, Shell
+from hetpipe.runs.status import NO_JOB, pointing_at_status, status_of_job, worker_json
+from hetpipe.values.events import JobStatus, ProgressTable
+from hetpipe.values.ids import JobId
+from hetpipe.values.members import ROLE_NAMES, Member
+from hetpipe.values.wire import plain
 
 #: Between two looks.
 REFRESH_SECONDS = 1.0

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from hetpipe.cli import running
 from hetpipe.cli.deployment_request import DeploymentOptions, Described, describe
-from hetpipe.cli.interrupts import Interrupts
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.run_folder import RunFolder
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.text import shown_path
 from hetpipe.deploy.container_logs import save_logs
 from hetpipe.deploy.engine import Engine, answering
 from hetpipe.deploy.secrets import give, operator_folder, remove_secrets, write_secrets
+from hetpipe.report.text import shown_path
+from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.shell import Shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

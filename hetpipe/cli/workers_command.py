@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetpipe.cli.asking import WhichJob, asked
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.progress import stages_text
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.status import worker_json
-from hetpipe.cli.text import columns, count
 from hetpipe.errors import HetpipeError, UserError
-from hetpipe.spec.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.life_state import COMPUTING, LifeState
+from hetpipe.report.progress import stages_text
+from hetpipe.report.text import columns, count
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.status import worker_json
+from hetpipe.values.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.life_state import COMPUTING, LifeState
 
 #: What a state means, for people who asked for something.
 _STATE_TEXTS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetpipe.coordinator.agents_cluster import type_of
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.run import AgentDevice
+from hetpipe.decide.lifecycle.agents_cluster import type_of
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.run import AgentDevice
 
 _CUDA = "cuda"
 

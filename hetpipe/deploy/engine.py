@@ -21,7 +21,7 @@ from hetpipe.deploy import labels
 from hetpipe.deploy.docker_port import ContainerPort, DockerPort
 from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, RESTART_POLICY, STOP_SECONDS, Container, Deployment, Role
 from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, PeerUnreachable, UserError
-from hetpipe.spec.commands import last_words
+from hetpipe.values.commands import last_words
 
 #: How long a container may take to be ready: the first import of torch from a cold disk takes most of it.
 READY_SECONDS = 120.0

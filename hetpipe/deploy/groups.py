@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from hetpipe.deploy.box import BoxDevice
 from hetpipe.errors import UserError
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan_document import PlanDocument
+from hetpipe.job.file import Job
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.plan_document import PlanDocument
 
 #: The node of an agent that has the whole machine.
 WHOLE = "box"

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetpipe.deploy.yaml_text import to_yaml
 from hetpipe.errors import UserError
-from hetpipe.spec.job import Job
+from hetpipe.job.file import Job
 
 #: The file that Kustomize looks for.
 KUSTOMIZATION = "kustomization.yaml"

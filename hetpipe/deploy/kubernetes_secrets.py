@@ -27,9 +27,9 @@ from pathlib import Path
 import yaml
 
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
-from hetpipe.coordinator.redis_acl import acl_lines
 from hetpipe.errors import UserError
-from hetpipe.spec.identity import Role
+from hetpipe.storage.redis_acl import acl_lines
+from hetpipe.values.identity import Role
 
 #: The coordinator's user in Redis, and the file of its password in DIR.
 REDIS_USER = "hetpipe"

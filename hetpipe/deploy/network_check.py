@@ -15,7 +15,7 @@ from typing import Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UserError
-from hetpipe.rpc.channel import join_address, split_address
+from hetpipe.values.addresses import join_address, split_address
 
 #: Pause between two looks at what is not there yet, and the longest that one connection may take.
 _PAUSE_SECONDS = 2.0

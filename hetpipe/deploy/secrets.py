@@ -25,7 +25,7 @@ from hetpipe.deploy.topology import (
     Wishes,
 )
 from hetpipe.errors import UserError
-from hetpipe.spec.identity import NamedPeer
+from hetpipe.values.identity import NamedPeer
 
 _OWNER_ONLY = 0o700
 
@@ -89,7 +89,7 @@ def _write_certificates(folder: Path, peers: Iterable[NamedPeer]) -> None:
 
 
 def _write_store(state: Path) -> None:
-    from hetpipe.coordinator.redis_acl import acl_lines
+    from hetpipe.storage.redis_acl import acl_lines
 
     password = secrets.token_urlsafe(32)
     contents = {

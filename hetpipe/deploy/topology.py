@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-from hetpipe.agent.environment import passed_on
 from hetpipe.certs.files import process_folder
 from hetpipe.deploy.groups import AgentGroup
 from hetpipe.errors import UserError
-from hetpipe.spec import identity
-from hetpipe.spec.identity import NamedPeer
+from hetpipe.server.agent.environment import passed_on
+from hetpipe.values import identity
+from hetpipe.values.identity import NamedPeer
 
 #: What every service listens on; each has a container, and so all ports, of its own.
 GRPC_PORT = 7400

@@ -9,7 +9,7 @@ from hetpipe.link.gloo import GlooDoor, call_gloo
 from hetpipe.link.grpc_link import GrpcDoor, call_grpc
 from hetpipe.link.policy import Link
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.policies import LinkKind
+from hetpipe.values.policies import LinkKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetpipe.errors import UserError
-from hetpipe.spec.policies import AskedLink, LinkKind
+from hetpipe.values.policies import AskedLink, LinkKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from hetpipe.link.inbox import Ends
 from hetpipe.link.policy import Link, LinkLimits
-from hetpipe.spec.requests import Requester
-from hetpipe.spec.run import LinkTime
+from hetpipe.values.requests import Requester
+from hetpipe.values.run import LinkTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

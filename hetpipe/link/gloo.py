@@ -27,7 +27,7 @@ from hetpipe.link.cut import Cut
 from hetpipe.link.gloo_halves import Connection, GlooReceiver, GlooSender, PairGroup
 from hetpipe.link.inbox import Ends, Inbox, closed_by
 from hetpipe.link.policy import Frame, Link, LinkLimits
-from hetpipe.spec.run import LinkTime
+from hetpipe.values.run import LinkTime
 
 if TYPE_CHECKING:  # torch.distributed has these names, but only this module has their types
     from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore

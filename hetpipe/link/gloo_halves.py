@@ -33,7 +33,7 @@ from hetpipe.link.wire import (
     encode,
     encode_close,
 )
-from hetpipe.spec.run import LinkTime
+from hetpipe.values.run import LinkTime
 
 _TAG_FIRST = 0
 _TAG_TENSOR = 1

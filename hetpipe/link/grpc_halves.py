@@ -18,7 +18,7 @@ from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.stream import Assembler, Credit, credit_message, messages_of
 from hetpipe.link.wire import CloseHeader, Outgoing, encode, encode_close
 from hetpipe.rpc.link_stream import LinkStream
-from hetpipe.spec.run import LinkTime
+from hetpipe.values.run import LinkTime
 
 
 class GrpcSender:

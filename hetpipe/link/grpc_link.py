@@ -20,8 +20,8 @@ from hetpipe.rpc.link_client import connect_link
 from hetpipe.rpc.link_server import LinkServer
 from hetpipe.rpc.link_stream import LinkStream
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.requests import LinkHello
-from hetpipe.spec.run import LinkTime
+from hetpipe.values.requests import LinkHello
+from hetpipe.values.run import LinkTime
 
 #: Links that are not closed.
 _open_links: set[GrpcLink] = set()

@@ -2,7 +2,7 @@
 
 A `Link` is one end of a connection towards *one* neighbour; a stage in the middle of a pipeline holds two. What moves
 is a `Frame`: a small typed header and a flat tuple of tensors, whose number, shapes and dtypes may differ from frame to
-frame. Each answer to the question is one sibling file, and all of them pass `hetpipe.testing.link_contract`.
+frame. Each answer to the question is one sibling file, and all of them pass `tests.support.link_contract`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hetpipe.errors import DeadlineExceeded
 from hetpipe.link.inbox import Ends, describe
 from hetpipe.link.policy import Frame, LinkLimits
 from hetpipe.link.wire import portable
-from hetpipe.spec.run import LinkTime
+from hetpipe.values.run import LinkTime
 
 
 class SendQueue:

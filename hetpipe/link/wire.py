@@ -1,4 +1,4 @@
-"""The bytes of a frame: pure functions between `Frame` values and messages, shared by all links that cross a process.
+"""The bytes of a frame: functions between `Frame` values and messages, shared by all links that cross a process.
 
 A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one message per large tensor. The first
 message holds a header and, as far as they fit, the small tensors themselves, so that a small frame costs one message.
@@ -22,7 +22,7 @@ import torch
 
 from hetpipe.errors import MalformedFrame, PlanError, ResourceExhausted
 from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
-from hetpipe.spec.plan import DTYPE_BYTES
+from hetpipe.values.plan import DTYPE_BYTES
 
 #: Size of the buffer that a receiver keeps posted. Large enough for every header, small enough that copying a tensor
 #: into it and out again costs less than the round trip of a message of its own.

@@ -28,7 +28,7 @@ from hetpipe.pipeline.saved_tensors import (
     storage_address,
     version_of,
 )
-from hetpipe.spec.ids import Minibatch
+from hetpipe.values.ids import Minibatch
 
 T = TypeVar("T")
 

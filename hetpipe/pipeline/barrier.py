@@ -11,6 +11,9 @@ from math import ceil
 
 import torch
 
+from hetpipe.decide.sync.division import Block, blocks_of_evaluation
+from hetpipe.decide.sync.records import SegmentRecord
+from hetpipe.decide.sync.segment import CHECKPOINTS, END, EPOCH, ends_run
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.pipeline.barrier_checkpoint import CheckpointWork
 from hetpipe.pipeline.chain import dtype_name
@@ -18,12 +21,9 @@ from hetpipe.pipeline.evaluation import EvaluationPass
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.checkpoint import NUM_KEEPERS
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.run import StageEvaluation
-from hetpipe.sync.division import Block, blocks_of_evaluation
-from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.segment import CHECKPOINTS, END, EPOCH, ends_run
+from hetpipe.values.checkpoint import NUM_KEEPERS
+from hetpipe.values.ids import Clock
+from hetpipe.values.run import StageEvaluation
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
 #: Reasons at whose barrier the evaluation runs.

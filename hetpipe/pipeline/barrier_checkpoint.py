@@ -14,7 +14,7 @@ from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock
+from hetpipe.values.ids import Clock
 
 _log = get_logger(__name__)
 

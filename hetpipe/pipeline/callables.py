@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hetpipe.errors import CallableError
+from hetpipe.job.file import Job
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.pipeline.seeds import dataset_seed, seed_generators
-from hetpipe.spec.job import Job
-from hetpipe.spec.suggest import closest, did_you_mean
+from hetpipe.values.suggest import closest, did_you_mean
 
 #: Called with the model's output and the target of one minibatch.
 LossFunction = Callable[[Any, Any], object]

@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from hetpipe.errors import CallableError
 from hetpipe.pipeline.modes import ModuleMode, modes_of
-from hetpipe.spec.ids import LayerIndex
-from hetpipe.spec.plan import DTYPE_BYTES, TensorSpec
+from hetpipe.values.ids import LayerIndex
+from hetpipe.values.plan import DTYPE_BYTES, TensorSpec
 
 #: What crosses a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]

@@ -8,12 +8,12 @@ where the next barrier is, and keeps it from being set behind minibatches that h
 from __future__ import annotations
 
 from hetpipe import failpoints
+from hetpipe.decide.sync.gate import ClockRule, is_switch_point, switch_minibatch, switch_number
+from hetpipe.decide.sync.log_core import names
 from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
-from hetpipe.spec.ids import Clock, Minibatch
-from hetpipe.sync.gate import ClockRule, is_switch_point, switch_minibatch, switch_number
-from hetpipe.sync.log_core import names
+from hetpipe.values.ids import Clock, Minibatch
 
 
 class ClockUse:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hetpipe.clock import Clock
+from hetpipe.decide.schedule.policy import Kind
 from hetpipe.pipeline.activation_bytes import ActivationBytes
 from hetpipe.pipeline.callables import LossFunction, call_loss, call_metric
 from hetpipe.pipeline.chain import Layer, Values, copied_buffers, hooked, run_layers, weights_in_place
@@ -21,9 +22,8 @@ from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
-from hetpipe.schedule.policy import Kind
-from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
-from hetpipe.spec.run import DeviceConfig, StageEmulation
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.run import DeviceConfig, StageEmulation
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from hetpipe.errors import CallableError
 from hetpipe.observe.log import get_logger, log_path
 from hetpipe.pipeline.callables import MapDataset, raised_text
 from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
-from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 _log = get_logger(__name__)
 

@@ -6,16 +6,16 @@ names makes the first weights: usually the first virtual worker, but it may be g
 
 from __future__ import annotations
 
+from hetpipe.decide.sync.log_core import names
+from hetpipe.decide.sync.log_view import LogView
+from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.errors import CheckpointNotWritten, ProtocolViolation
 from hetpipe.pipeline.chain import forget_weights
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock
-from hetpipe.sync.log_core import names
-from hetpipe.sync.log_view import LogView
-from hetpipe.sync.records import SegmentRecord
+from hetpipe.values.ids import Clock
 
 #: Between two calls at the clock shard: so long a stage may not know that its life is over, or its help wanted.
 CALL_SECONDS = 0.5

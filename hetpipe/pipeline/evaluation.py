@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from hetpipe.decide.sync.division import Block, blocks_of_evaluation
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
@@ -19,10 +20,9 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock, Minibatch, VirtualWorkerIndex
-from hetpipe.spec.run import StageEvaluation
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.division import Block, blocks_of_evaluation
+from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from hetpipe.values.run import StageEvaluation
+from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import FlatBuffer
 
 

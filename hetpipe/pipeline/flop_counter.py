@@ -1,7 +1,7 @@
 """Counts floating-point operations while something runs, and which of them only repeat earlier ones.
 
 Counting is torch's (`torch.utils.flop_counter`): a multiplication and an addition are two, and only matrix products,
-convolutions and attention are counted, of which torch knows the number. Model FLOPs (`hetpipe.spec.utilisation`) leave
+convolutions and attention are counted, of which torch knows the number. Model FLOPs (`values.utilisation`) leave
 out what is computed again, so that is told apart, in the two forms in which a backward does it:
 
 * Activation checkpointing of the user's own (`torch.utils.checkpoint`, or a Function that does the like) runs a forward

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hetpipe.decide.sync.log_view import LogView
+from hetpipe.decide.sync.records import EvictRecord, Record
 from hetpipe.errors import LinkClosed, StaleIncarnation
 from hetpipe.link.policy import Frame, FrameKind, Link
-from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
-from hetpipe.sync.log_view import LogView
-from hetpipe.sync.records import EvictRecord, Record
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 
 

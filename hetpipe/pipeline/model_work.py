@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hetpipe.pipeline.chain import dtype_name
 from hetpipe.pipeline.flop_counter import FlopCounter
-from hetpipe.spec.plan import ModelWork, compute_dtype
+from hetpipe.values.plan import ModelWork, compute_dtype
 
 _log = structlog.get_logger(__name__)
 

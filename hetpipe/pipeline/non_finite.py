@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hetpipe.decide.sync.division import Block
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.setup import StageParts
-from hetpipe.spec.sync import DataSpec
-from hetpipe.sync.division import Block
+from hetpipe.values.sync import DataSpec
 
 _log = get_logger(__name__)
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hetpipe.errors import JobError
+from hetpipe.job.file import Job, LrScheduleSpec, OptimizerSpec
 from hetpipe.pipeline.callables import load_callable
-from hetpipe.spec.job import Job, LrScheduleSpec, OptimizerSpec
-from hetpipe.spec.suggest import did_you_mean
+from hetpipe.values.suggest import did_you_mean
 from hetpipe.weights.lr_schedule import GroupOptions
 from hetpipe.weights.parameter_groups import matches, members_of
 from hetpipe.weights.prediction import check_predictable

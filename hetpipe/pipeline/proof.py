@@ -36,7 +36,7 @@ from hetpipe.pipeline.seeds import (
     preserved_generators,
     seed_generators,
 )
-from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 #: Samples of the minibatch that a model is proven on; some code needs whole minibatches, and gets them.
 PROVEN_SAMPLES = 4

@@ -8,6 +8,10 @@ It is done at the barrier that ends the run, or at the one at which its virtual 
 
 from __future__ import annotations
 
+from hetpipe.decide.sync.division import Block
+from hetpipe.decide.sync.log_core import names
+from hetpipe.decide.sync.records import SegmentRecord
+from hetpipe.decide.sync.segment import DRAIN, divide, ends_run
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.entry import Entry
@@ -18,13 +22,9 @@ from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.tally import Figures, Tally
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock, VirtualWorkerIndex
-from hetpipe.spec.run import StageDone
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.division import Block
-from hetpipe.sync.log_core import names
-from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.segment import DRAIN, divide, ends_run
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.run import StageDone
+from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import FlatBuffer
 
 

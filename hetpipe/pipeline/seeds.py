@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from hetpipe.spec.ids import LayerIndex, Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import LayerIndex, Minibatch, VirtualWorkerIndex
 
 #: Seeds of NumPy's global generator lie below this.
 _NUMPY_SEEDS = 1 << 32

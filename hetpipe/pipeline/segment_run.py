@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hetpipe.decide.schedule.in_flight import in_flight
+from hetpipe.decide.schedule.policy import Action, Kind, Ready, StageView, Wait
+from hetpipe.decide.sync.division import Block
+from hetpipe.decide.sync.gate import starts_drained
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.log import bind_context
@@ -26,11 +30,7 @@ from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import Tally
 from hetpipe.pipeline.updates import Updates
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.schedule.in_flight import in_flight
-from hetpipe.schedule.policy import Action, Kind, Ready, StageView, Wait
-from hetpipe.spec.ids import Clock, Minibatch, Wave
-from hetpipe.sync.division import Block
-from hetpipe.sync.gate import starts_drained
+from hetpipe.values.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import FlatBuffer
 from hetpipe.weights.policy import Version
 

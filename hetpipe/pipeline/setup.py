@@ -7,24 +7,24 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpipe.checkpoint.format import PartWriter
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.schedule.policy import Order
+from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import MetricsWriter
 from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset
 from hetpipe.pipeline.chain import Layer
-from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.synchroniser import Synchroniser
-from hetpipe.schedule.policy import Order
-from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Incarnation, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.policies import Schedule
-from hetpipe.spec.run import StageReport
-from hetpipe.spec.sync import DataSpec, SyncSpec
-from hetpipe.sync.records import SegmentMember, SegmentRecord
+from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.policies import Schedule
+from hetpipe.values.run import StageReport
+from hetpipe.values.sync import DataSpec, SyncSpec
 from hetpipe.weights.flat import BufferPool
 from hetpipe.weights.policy import StageWeights
 

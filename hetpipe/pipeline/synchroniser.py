@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hetpipe.spec.ids import Clock, Wave
-from hetpipe.spec.requests import Blocks
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.records import Record
+from hetpipe.decide.sync.records import Record
+from hetpipe.values.ids import Clock, Wave
+from hetpipe.values.requests import Blocks
+from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import FlatBuffer
 
 

@@ -11,8 +11,8 @@ from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock, Minibatch
-from hetpipe.spec.run import StageProgress, StageReport
+from hetpipe.values.ids import Clock, Minibatch
+from hetpipe.values.run import StageProgress, StageReport
 
 #: Seconds between two reports.
 REPORT_SECONDS = 1.0

@@ -22,7 +22,7 @@ from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.clipping import clip_factor, norm_of, scaled, squared_norms
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import Tally
-from hetpipe.spec.ids import Minibatch
+from hetpipe.values.ids import Minibatch
 from hetpipe.weights.averaging import Gradients, GradientSum, divided
 
 

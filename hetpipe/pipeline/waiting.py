@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import DeadlineExceeded
 from hetpipe.observe.timeline import Activity, TimelineWriter
-from hetpipe.spec.run import StageReport, StageWaiting
+from hetpipe.values.run import StageReport, StageWaiting
 
 #: A wait longer than this is said aloud, and again after each further stretch of it.
 SAY_AFTER_SECONDS = 5.0

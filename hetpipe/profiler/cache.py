@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.observe.log import get_logger
-from hetpipe.spec import wire
+from hetpipe.values import wire
 
 T = TypeVar("T")
 

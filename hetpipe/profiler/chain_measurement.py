@@ -18,7 +18,7 @@ from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.stopwatch import Stopwatch, stopwatch_for
 from hetpipe.profiler.subject import Subject
 from hetpipe.profiler.tracing import trace_saved, trace_work
-from hetpipe.spec.measurement import LayerMeasurement, Measurement, Work
+from hetpipe.values.measurement import LayerMeasurement, Measurement, Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import hetpipe
 from hetpipe.pipeline.chain import dtype_name, tensor_spec
 from hetpipe.profiler.machine import processor_name
 from hetpipe.profiler.subject import Subject
-from hetpipe.spec import wire
-from hetpipe.spec.plan import TensorSpec
+from hetpipe.values import wire
+from hetpipe.values.plan import TensorSpec
 
 #: Changes when measurements of older versions must not be used any more.
 _METHOD = 2

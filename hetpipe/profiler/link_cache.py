@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from hetpipe.profiler.cache import MeasurementCache, cache_folder
 from hetpipe.profiler.machine import processor_name, versions
-from hetpipe.spec.link_measurement import LinksFingerprint, MeasuredLinks, merged, still_valid
-from hetpipe.spec.policies import LinkKind
+from hetpipe.values.link_measurement import LinksFingerprint, MeasuredLinks, merged, still_valid
+from hetpipe.values.policies import LinkKind
 
 #: What stages of one node use, unless a job says `link: grpc`.
 WITHIN_NODE_TRANSPORT: LinkKind = "gloo"

@@ -12,10 +12,10 @@ from hetpipe.profiler.link_speed import LIMITS, CopyTrips, Effort, LinkTrips, an
 from hetpipe.profiler.machine import versions
 from hetpipe.profiler.profiling import devices_here
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.commands import end_key
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.link_measurement import CopyMeasurement, LinkMeasurement
-from hetpipe.spec.requests import Requester
+from hetpipe.values.commands import end_key
+from hetpipe.values.ids import JobId
+from hetpipe.values.link_measurement import CopyMeasurement, LinkMeasurement
+from hetpipe.values.requests import Requester
 
 
 def carry_out_links(

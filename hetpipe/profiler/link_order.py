@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hetpipe.spec.bounds import Count, Name, Seconds
-from hetpipe.spec.link_measurement import CopyMeasurement, LinkMeasurement
-from hetpipe.spec.policies import LinkKind
+from hetpipe.values.bounds import Count, Name, Seconds
+from hetpipe.values.link_measurement import CopyMeasurement, LinkMeasurement
+from hetpipe.values.policies import LinkKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from hetpipe.clock import Clock
 from hetpipe.errors import LinkClosed, MalformedFrame
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.profiler.sampling import Sampling
-from hetpipe.spec.link_measurement import TransferSpeed
+from hetpipe.values.link_measurement import TransferSpeed
 
 #: Seconds for one round trip, given the bytes there and the bytes back.
 RoundTrip = Callable[[int, int], float]

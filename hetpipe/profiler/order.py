@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hetpipe.spec.measurement import Measurement
+from hetpipe.values.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hetpipe.clock import Clock
+from hetpipe.job.file import Job
 from hetpipe.profiler.cache import MeasurementCache
 from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.fingerprint import fingerprint_of
@@ -16,9 +17,8 @@ from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.profiler.reserve import framework_reserve
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.subject import Subject, load_subject
-from hetpipe.spec.catalogue import type_of_device_name
-from hetpipe.spec.job import Job
-from hetpipe.spec.measurement import CPU_TYPE, Measurement, ProfileStep
+from hetpipe.values.catalogue import type_of_device_name
+from hetpipe.values.measurement import CPU_TYPE, Measurement, ProfileStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpipe.job.file import Job
 from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_callable, load_loss
 from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.data import Batch, read_minibatch
 from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization, check_optimizer_names
-from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
-from hetpipe.spec.job import Job
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 #: The minibatch that is profiled; every one stands for all.
 MINIBATCH = Minibatch(1)

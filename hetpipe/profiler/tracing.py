@@ -12,7 +12,7 @@ from hetpipe.pipeline.flop_counter import FlopCounter
 from hetpipe.profiler.kept import Saved
 from hetpipe.profiler.layer_run import LayerRun
 from hetpipe.profiler.live_bytes import storage_identity
-from hetpipe.spec.measurement import Work
+from hetpipe.values.measurement import Work
 
 
 def trace_saved(run: LayerRun, inputs: Values) -> tuple[Values, Saved]:

@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 from hetpipe.errors import PermissionDenied, Unauthenticated, UserError
 from hetpipe.proto.v1 import coordinator_pb2, parameter_server_pb2
 from hetpipe.rpc import coordinator_methods, shard_methods
-from hetpipe.spec.identity import NamedPeer, Peer, Role, StagePeer, identity_from_uri
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.identity import NamedPeer, Peer, Role, StagePeer, identity_from_uri
+from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
 #: Says in whose name a request is made. `None`: it does not say.
 Claim = Callable[[Any], Peer | None]

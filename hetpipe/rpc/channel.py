@@ -9,6 +9,7 @@ from __future__ import annotations
 import grpc
 
 from hetpipe.errors import UserError
+from hetpipe.values.addresses import join_address, split_address
 
 #: Seconds of silence after which either end pings the other.
 KEEPALIVE_SECONDS = 3
@@ -37,8 +38,6 @@ _RECONNECT_MAX_MS = 500
 #: A server may come back at another address: its name is looked up anew this often at most, while it is away.
 _LOOK_UP_MS = 1_000
 _CONNECT_MS = 3_000
-
-_LARGEST_PORT = 65_535
 
 Options = list[tuple[str, int | str]]
 
@@ -76,23 +75,6 @@ def silence_options() -> Options:
         # Then until the first call, and between two calls. A stream counts as a call for as long as it lasts.
         ("grpc.max_connection_idle_ms", int(IDLE_CONNECTION_SECONDS * 1_000)),
     ]
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """`HOST:PORT` as host and port; an IPv6 host may stand in brackets.
-
-    Raises:
-        UserError: the text is no such address.
-    """
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _LARGEST_PORT:
-        raise UserError(f"{address!r} is no address; write HOST:PORT, for example 127.0.0.1:7300")
-    return host.strip("[]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """`HOST:PORT`, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def open_channel(

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
-from hetpipe.rpc.channel import split_address
-from hetpipe.spec.bounds import JOB_ID, MAX_COUNT, MAX_PATH_CHARACTERS, MAX_SHARDS, MAX_STAGES
-from hetpipe.spec.ids import JobId
+from hetpipe.values.addresses import split_address
+from hetpipe.values.bounds import JOB_ID, MAX_COUNT, MAX_PATH_CHARACTERS, MAX_SHARDS, MAX_STAGES
+from hetpipe.values.ids import JobId
 
 #: Members are called by host names, addresses, and what people call their nodes.
 _MEMBER_ID = re.compile(r"[0-9A-Za-z._:\[\]-]{1,255}", re.ASCII)

@@ -11,10 +11,11 @@ import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HetpipeError, PeerUnreachable, Unauthenticated
-from hetpipe.rpc.channel import open_channel, split_address
+from hetpipe.rpc.channel import open_channel
 from hetpipe.rpc.status import translate_rpc_error
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.tls_diagnosis import diagnose
+from hetpipe.values.addresses import split_address
 
 #: What to try when a server without a word hangs up on a client without TLS.
 _TLS_HINT = "; if it was started with --tls, give --tls DIR here, too"

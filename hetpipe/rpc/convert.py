@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
-from hetpipe.rpc.channel import split_address
 from hetpipe.rpc.checks import check_counts, check_member, checked_job_id
-from hetpipe.spec.bounds import MAX_LISTED, MAX_SHARDS, MAX_STAGES, cut
-from hetpipe.spec.commands import (
+from hetpipe.values.addresses import split_address
+from hetpipe.values.bounds import MAX_LISTED, MAX_SHARDS, MAX_STAGES, cut
+from hetpipe.values.commands import (
     AgentNews,
     ChildExit,
     Command,
@@ -32,13 +32,13 @@ from hetpipe.spec.commands import (
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
-from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.spec.link_measurement import MeasuredLinks
-from hetpipe.spec.measurement import Measurement, ProfileStep
-from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
-from hetpipe.spec.plan import ModelReport
-from hetpipe.spec.run import AgentDevice, ClockSnapshot, StageConfig, StageReport
-from hetpipe.spec.wire import from_json, to_json
+from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.measurement import Measurement, ProfileStep
+from hetpipe.values.members import Member, MemberId, MemberInfo, MemberRole
+from hetpipe.values.plan import ModelReport
+from hetpipe.values.run import AgentDevice, ClockSnapshot, StageConfig, StageReport
+from hetpipe.values.wire import from_json, to_json
 
 _ROLE_TO_PROTO: dict[MemberRole, pb.MemberRole] = {
     MemberRole.AGENT: pb.MEMBER_ROLE_AGENT,

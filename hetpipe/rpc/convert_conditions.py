@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from hetpipe.errors import ProtocolViolation
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc.checks import checked_job_id
-from hetpipe.spec.bounds import MAX_LISTED
-from hetpipe.spec.conditions import Condition, ConditionKind
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.wire import revive
+from hetpipe.values.bounds import MAX_LISTED
+from hetpipe.values.conditions import Condition, ConditionKind
+from hetpipe.values.ids import JobId
+from hetpipe.values.wire import revive
 
 
 def kind_from_word(word: str) -> ConditionKind:

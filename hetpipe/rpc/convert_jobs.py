@@ -9,7 +9,7 @@ from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc.checks import check_folder
 from hetpipe.rpc.convert import clocks_from_proto, clocks_to_proto
 from hetpipe.rpc.convert_conditions import condition_from_proto, condition_to_proto, kind_from_word
-from hetpipe.spec.events import (
+from hetpipe.values.events import (
     ConditionCleared,
     ConditionRaised,
     Evaluated,
@@ -38,10 +38,10 @@ from hetpipe.spec.events import (
     WorkerReplanned,
     WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.plan import ModelReport, ProofReport
-from hetpipe.spec.wire import from_json, revive, to_json
+from hetpipe.values.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.values.life_state import LifeState
+from hetpipe.values.plan import ModelReport, ProofReport
+from hetpipe.values.wire import from_json, revive, to_json
 
 _STATE_TO_PROTO: dict[JobState, pb.JobState] = {
     JobState.SUBMITTED: pb.JOB_STATE_SUBMITTED,

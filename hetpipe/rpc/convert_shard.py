@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hetpipe.errors import ProtocolViolation
-from hetpipe.proto.v1 import parameter_server_pb2 as pb
-from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import (
-    BuffersHeader,
-    PullHeader,
-    PushHeader,
-    PushReply,
-    Requester,
-    SliceHeader,
-    Watermarks,
-)
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.records import (
+from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
@@ -28,6 +15,19 @@ from hetpipe.sync.records import (
     SegmentRecord,
     TermRecord,
 )
+from hetpipe.errors import ProtocolViolation
+from hetpipe.proto.v1 import parameter_server_pb2 as pb
+from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.requests import (
+    BuffersHeader,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+    SliceHeader,
+    Watermarks,
+)
+from hetpipe.values.sync import Progress
 
 
 def requester_to_proto(value: Requester) -> pb.Requester:

@@ -34,14 +34,14 @@ from hetpipe.rpc.convert_jobs import (
 )
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
-from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.spec.conditions import Condition
-from hetpipe.spec.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
-from hetpipe.spec.identity import Role, server_name
-from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
-from hetpipe.spec.link_measurement import LinksProgress
-from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
-from hetpipe.spec.run import ClockSnapshot
+from hetpipe.values.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.values.conditions import Condition
+from hetpipe.values.events import JobEnded, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
+from hetpipe.values.identity import Role, server_name
+from hetpipe.values.ids import AgentId, JobId, VirtualWorkerIndex
+from hetpipe.values.link_measurement import LinksProgress
+from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
+from hetpipe.values.run import ClockSnapshot
 
 #: Deadline of a call that the coordinator answers at once.
 CALL_SECONDS = 5.0

@@ -31,14 +31,14 @@ from hetpipe.rpc.convert_jobs import (
     worker_to_proto,
 )
 from hetpipe.rpc.method import service_handler, streaming_handler, unary_handler
-from hetpipe.spec.bounds import MAX_LISTED, cut
-from hetpipe.spec.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.spec.conditions import Condition
-from hetpipe.spec.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
-from hetpipe.spec.ids import AgentId, JobId, VirtualWorkerIndex
-from hetpipe.spec.link_measurement import LinksProgress
-from hetpipe.spec.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
-from hetpipe.spec.run import ClockSnapshot
+from hetpipe.values.bounds import MAX_LISTED, cut
+from hetpipe.values.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.values.conditions import Condition
+from hetpipe.values.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
+from hetpipe.values.ids import AgentId, JobId, VirtualWorkerIndex
+from hetpipe.values.link_measurement import LinksProgress
+from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, Registration, Renewal
+from hetpipe.values.run import ClockSnapshot
 
 
 class CoordinatorHandlers(Protocol):

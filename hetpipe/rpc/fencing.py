@@ -12,7 +12,7 @@ from collections.abc import Callable
 import grpc
 
 from hetpipe.errors import ProtocolViolation, StaleTerm
-from hetpipe.spec.counters import FENCES
+from hetpipe.values.counters import FENCES
 
 #: Name of the number among a call's metadata. It is no identity: who calls is proved by the certificate.
 FENCE_KEY = "hetpipe-fence"

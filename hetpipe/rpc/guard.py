@@ -25,7 +25,7 @@ from hetpipe.rpc.access import Rule, check_claim, check_role, peer_of
 from hetpipe.rpc.audit import Refusals
 from hetpipe.rpc.limits import Admission, Limits, Uploads, room_of
 from hetpipe.rpc.status import INTERNAL_TEXT, metadata_of, status_of, text_of
-from hetpipe.spec.identity import Peer
+from hetpipe.values.identity import Peer
 
 _log = get_logger(__name__)
 

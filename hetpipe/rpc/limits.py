@@ -1,4 +1,4 @@
-"""How much of a server one peer may have at a time, counted where every call passes (`rpc.guard`). Pure.
+"""How much of a server one peer may have at a time, counted where every call passes (`rpc.guard`).
 
 A call of a sync server holds a thread from its first byte to its last, also while it waits for its peer to send. So a
 peer that opens calls and sends nothing would, without a limit, have all threads in the end. `Admission` counts running
@@ -26,7 +26,7 @@ from fractions import Fraction
 from typing import Generic, TypeVar
 
 from hetpipe.errors import Busy, DeadlineExceeded
-from hetpipe.spec.identity import Role
+from hetpipe.values.identity import Role
 
 KeyT = TypeVar("KeyT")
 

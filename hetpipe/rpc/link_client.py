@@ -21,7 +21,7 @@ from hetpipe.rpc.link_stream import (
 )
 from hetpipe.rpc.method import as_is
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.requests import LinkHello, Requester
+from hetpipe.values.requests import LinkHello, Requester
 
 _RETRY_SECONDS = 0.1
 

@@ -26,8 +26,8 @@ from hetpipe.rpc.link_stream import (
 from hetpipe.rpc.method import service_handler
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.identity import Role, StagePeer
-from hetpipe.spec.requests import LinkHello, Requester
+from hetpipe.values.identity import Role, StagePeer
+from hetpipe.values.requests import LinkHello, Requester
 
 if TYPE_CHECKING:
     from hetpipe.rpc.method import Handler

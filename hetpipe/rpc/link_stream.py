@@ -18,7 +18,7 @@ from hetpipe.errors import PeerUnreachable, ProtocolViolation
 from hetpipe.proto.v1 import link_pb2 as pb
 from hetpipe.rpc.convert_shard import requester_from_proto, requester_to_proto
 from hetpipe.rpc.method import parse
-from hetpipe.spec.requests import LinkHello, Requester
+from hetpipe.values.requests import LinkHello, Requester
 
 SERVICE: Final = "hetpipe.proto.v1.LinkService"
 CONNECT: Final = "Connect"

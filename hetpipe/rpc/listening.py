@@ -9,7 +9,7 @@ import socket
 import grpc
 
 from hetpipe.errors import PortInUse, UserError
-from hetpipe.rpc.channel import join_address
+from hetpipe.values.addresses import join_address
 
 
 def refuse_plaintext_beyond_loopback(host: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.decide.sync.records import Record
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
 from hetpipe.rpc import shard_methods as methods
@@ -18,11 +19,11 @@ from hetpipe.rpc.fencing import fence_metadata
 from hetpipe.rpc.method import as_is, parse
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.watchers import STREAM_DEADLINE_SECONDS
-from hetpipe.spec import wire
-from hetpipe.spec.identity import Role, server_name, shard_server_name
-from hetpipe.spec.ids import Clock as ClockValue
-from hetpipe.spec.ids import Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import (
+from hetpipe.values import wire
+from hetpipe.values.identity import Role, server_name, shard_server_name
+from hetpipe.values.ids import Clock as ClockValue
+from hetpipe.values.ids import Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.requests import (
     Blocks,
     BuffersHeader,
     CheckpointFile,
@@ -32,11 +33,10 @@ from hetpipe.spec.requests import (
     PushReply,
     Requester,
 )
-from hetpipe.spec.run import ClockSnapshot
-from hetpipe.spec.run_document import RunDescription, RunDocument
-from hetpipe.spec.shard_config import ShardConfig
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.records import Record
+from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run_document import RunDescription, RunDocument
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import Progress
 
 #: Deadline of a call that moves no tensors.
 CONTROL_SECONDS = 10.0

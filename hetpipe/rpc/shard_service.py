@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from hetpipe import failpoints
+from hetpipe.decide.sync.records import Record
 from hetpipe.errors import MalformedChunk, ProtocolViolation
 from hetpipe.proto.v1 import parameter_server_pb2 as pb
 from hetpipe.rpc import convert_shard as convert
@@ -17,12 +18,12 @@ from hetpipe.rpc.access import caller_of
 from hetpipe.rpc.fencing import FenceGuard, fence_of
 from hetpipe.rpc.method import RequestT, ResponseT, Unary, parse, service_handler, streaming_handler, unary_handler
 from hetpipe.rpc.server import Server
-from hetpipe.spec import wire
-from hetpipe.spec.bounds import cut
-from hetpipe.spec.identity import NamedPeer
-from hetpipe.spec.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.plan import DTYPE_BYTES
-from hetpipe.spec.requests import (
+from hetpipe.values import wire
+from hetpipe.values.bounds import cut
+from hetpipe.values.identity import NamedPeer
+from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.plan import DTYPE_BYTES
+from hetpipe.values.requests import (
     Blocks,
     BuffersHeader,
     CheckpointFile,
@@ -33,11 +34,10 @@ from hetpipe.spec.requests import (
     Requester,
     SliceHeader,
 )
-from hetpipe.spec.run import ClockSnapshot
-from hetpipe.spec.run_document import RunDescription, RunDocument
-from hetpipe.spec.shard_config import ShardConfig
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.records import Record
+from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run_document import RunDescription, RunDocument
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import Progress
 
 if TYPE_CHECKING:
     from hetpipe.rpc.method import Handler

@@ -16,7 +16,7 @@ from pathlib import Path
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UserError
 from hetpipe.rpc.tls import Material
-from hetpipe.spec.identity import Role
+from hetpipe.values.identity import Role
 
 #: Longest time for the question, and for the server's next word.
 PROBE_SECONDS = 1.0

@@ -21,7 +21,6 @@ from types import FrameType
 from grpc_health.v1 import health, health_pb2
 
 from hetpipe import failpoints
-from hetpipe.agent.parent_death import follow_parent
 from hetpipe.errors import HetpipeError, UserError
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.phases import end_phases, report_phase
@@ -29,7 +28,8 @@ from hetpipe.rpc.listening import is_loopback, refuse_plaintext_beyond_loopback
 from hetpipe.rpc.probes import LIVE, Probes
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, ServerConfig
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
-from hetpipe.spec.identity import Role
+from hetpipe.server.parent_death import follow_parent
+from hetpipe.values.identity import Role
 
 _log = get_logger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.errors import NonFiniteUpdate
-from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Clock, Minibatch, Wave
+from hetpipe.values.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.policy import Version, predicted_version, version_of

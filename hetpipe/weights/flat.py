@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hetpipe.spec.plan import DTYPE_BYTES
+from hetpipe.values.plan import DTYPE_BYTES
 
 ALIGNMENT_BYTES = 64
 

@@ -16,9 +16,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from hetpipe.errors import JobError
+from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
 from hetpipe.observe.log import get_logger
-from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
-from hetpipe.spec.suggest import did_you_mean
+from hetpipe.values.suggest import did_you_mean
 from hetpipe.weights.parameter_groups import overrides_of
 
 _log = get_logger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
+from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
 from hetpipe.weights.flat import FlatBuffer
 from hetpipe.weights.lr_schedule import CallableLoader, GroupOptions
 from hetpipe.weights.parameter_groups import members_of, overrides_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from hetpipe.spec.job import OptimizerSpec
-from hetpipe.spec.job_training import ArgumentValue
+from hetpipe.job.file import OptimizerSpec
+from hetpipe.job.training import ArgumentValue
 
 
 def members_of(spec: OptimizerSpec, names: Iterable[str]) -> dict[int, list[str]]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hetpipe.spec.ids import Clock, Minibatch, Wave
+from hetpipe.values.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
 

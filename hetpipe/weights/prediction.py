@@ -25,8 +25,8 @@ from typing import Any
 from torch import Tensor
 
 from hetpipe.errors import JobError
-from hetpipe.spec.policies import PREDICTING, WeightPolicy
-from hetpipe.spec.suggest import join_names
+from hetpipe.values.policies import PREDICTING, WeightPolicy
+from hetpipe.values.suggest import join_names
 
 
 @dataclass(frozen=True, slots=True)

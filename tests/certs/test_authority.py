@@ -22,7 +22,7 @@ from hetpipe.certs.authority import (
     request_for,
 )
 from hetpipe.errors import UserError
-from hetpipe.spec.identity import Peer
+from hetpipe.values.identity import Peer
 from tests.certs.cluster import AGENT, COORDINATOR, OPERATOR, SHARD, stage_peer
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)

@@ -20,7 +20,7 @@ from hetpipe.certs.folders import (
 )
 from hetpipe.errors import UserError
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.identity import NamedPeer, Role
+from hetpipe.values.identity import NamedPeer, Role
 from tests.certs.cluster import AGENT, COORDINATOR, SHARD, cluster, stage_peer, write
 
 

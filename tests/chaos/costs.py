@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.spec.job import load_job
+from hetpipe.job.file import load_job
 from tests.chaos.cluster import ROOT, Cluster, Layout
 from tests.chaos.keeper import cpu_seconds_of, owned
 from tests.chaos.trial import Trial

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
 
-from hetpipe.ps import kept
+from hetpipe.server.shard import kept
 from hetpipe.server.shard import main as service
 
 

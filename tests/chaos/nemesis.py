@@ -12,7 +12,7 @@ from typing import Any
 
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.spec.life_state import LifeState
+from hetpipe.values.life_state import LifeState
 from tests.chaos.cells import Cell, Deed, Provocation
 from tests.chaos.cluster import COORDINATOR, LEASE_SECONDS, REDIS, ROOT, Cluster, Layout
 from tests.chaos.keeper import state_of

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.life_state import LifeState
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.life_state import LifeState
 from tests.chaos.cells import Cell, Deed
 from tests.chaos.cluster import COORDINATOR, Cluster
 from tests.chaos.command import Command

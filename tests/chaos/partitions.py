@@ -18,7 +18,6 @@ from pathlib import Path
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError
 from hetpipe.rpc.channel import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
-from hetpipe.testing.network_namespaces import Network, why_not, why_not_slow
 from tests.chaos.cluster import COORDINATOR, LEASE_SECONDS, REDIS, Cluster, Layout, Place
 from tests.chaos.command import Command
 from tests.chaos.outcome import Outcome
@@ -26,6 +25,7 @@ from tests.chaos.sequence import SURVIVE, Play
 from tests.chaos.trial import Trial
 from tests.chaos.watch import Watch
 from tests.chaos.wires import Damage, Wire, all_wires
+from tests.support.network_namespaces import Network, why_not, why_not_slow
 
 #: Longer than every lease here, and than it takes to notice that an open connection is silent.
 CUT_SECONDS = max(LEASE_SECONDS, KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS) + 2.0

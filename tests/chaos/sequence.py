@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError
-from hetpipe.spec.events import JobState
+from hetpipe.values.events import JobState
 from tests.chaos.outcome import Case, CaseT, Outcome, Tally
 from tests.chaos.trial import Trial, Verdict
 

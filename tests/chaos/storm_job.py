@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.check import check_run
-from hetpipe.cli.judge import histories_of
+from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.errors import CheckpointError, HetpipeError
-from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.spec.events import JobState, JobStatus
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.rewinds import run_folders
+from hetpipe.runs.judge import histories_of
+from hetpipe.values.events import JobState, JobStatus
+from hetpipe.values.ids import JobId
+from hetpipe.values.life_state import LifeState
+from hetpipe.values.rewinds import run_folders
 from tests.chaos import witness_job
 from tests.chaos.cluster import COORDINATOR, Cluster
 from tests.chaos.keeper import Kept, state_of

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from hetpipe.errors import Unavailable
-from hetpipe.spec.events import JobState, JobStatus
+from hetpipe.values.events import JobState, JobStatus
 from tests.chaos.diary import Diary
 from tests.chaos.outcome import Outcome, Tally
 from tests.chaos.sequence import Play, Runner

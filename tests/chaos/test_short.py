@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.cells import all_cells
 from tests.chaos.nemesis import FailpointScene
 from tests.chaos.sequence import Runner
-from tests.coordinator.redis_server import needs_redis
+from tests.storage.redis_server import needs_redis
 
 pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(240), needs_redis]
 

@@ -34,8 +34,8 @@ from tests.chaos.storm_faults import (
 )
 from tests.chaos.storm_job import Screen
 from tests.chaos.storm_report import Entry, StormReport
-from tests.coordinator.redis_server import needs_redis
 from tests.polling import wait_until
+from tests.storage.redis_server import needs_redis
 
 
 def storm(seed: int, count: int, selection: Selection | None = None) -> list[StormFault]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hetpipe.failpoints import POINTS
-from hetpipe.testing.network_namespaces import Direction
 from tests.chaos.cells import UNREACHED, all_cells, skips
 from tests.chaos.cluster import COORDINATOR, REDIS, Layout
 from tests.chaos.outcome import Outcome, Results, Tally
 from tests.chaos.pair_table import WORKER, Opening, all_pairs
 from tests.chaos.wires import Damage, all_wires
+from tests.support.network_namespaces import Direction
 
 
 def test_every_role_at_every_point_is_tried_or_skipped_with_a_reason() -> None:

@@ -12,16 +12,16 @@ from typing import Any
 from safetensors.torch import load_file
 
 from hetpipe.check import Kind, check_run
-from hetpipe.cli.judge import histories_of
+from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.client import new_request_id
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.coordinator.client import new_request_id
 from hetpipe.errors import CheckpointError, HetpipeError, Unavailable
+from hetpipe.job.file import Job
 from hetpipe.observe.segments import streams_in
-from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.spec.events import JobState, JobStatus, StopMode, Submission
-from hetpipe.spec.ids import JobId
-from hetpipe.spec.job import Job
-from hetpipe.spec.rewinds import run_folders
+from hetpipe.runs.judge import histories_of
+from hetpipe.values.events import JobState, JobStatus, StopMode, Submission
+from hetpipe.values.ids import JobId
+from hetpipe.values.rewinds import run_folders
 from tests.chaos import witness_job
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.keeper import state_of

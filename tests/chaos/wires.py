@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetpipe.testing.network_namespaces import CALLER, Direction
 from tests.chaos.cluster import COORDINATOR, REDIS
+from tests.support.network_namespaces import CALLER, Direction
 
 
 class Damage(StrEnum):

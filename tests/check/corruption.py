@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetpipe.check import Kind
-
-from .scenario import Record, Scenario
-from .simulator import Histories
+from tests.check.scenario import Record, Scenario
+from tests.check.simulator import Histories
 
 CLOCK_SHARD = "parameter_server-0.jsonl"
 OTHER_SHARD = "parameter_server-1.jsonl"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from hetpipe.check import Kind
-
-from .corruption import (
+from tests.check.corruption import (
     CLOCK_SHARD,
     FIRST_STAGE,
     LAST_STAGE,
@@ -18,8 +17,8 @@ from .corruption import (
     register,
     remove,
 )
-from .scenario import Scenario
-from .simulator import Histories, as_lines, simulate
+from tests.check.scenario import Scenario
+from tests.check.simulator import Histories, as_lines, simulate
 
 CORRUPTIONS: dict[str, Corruption] = {}
 _corruption = partial(register, CORRUPTIONS, Scenario())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .corruptions import CORRUPTIONS, corrupted_lines
-from .scenario import Scenario, write_run
+from tests.check.corruptions import CORRUPTIONS, corrupted_lines
+from tests.check.scenario import Scenario, write_run
 
 SHIPPED = Path(__file__).parent / "corrupted"
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from hetpipe.check import Kind
-
-from .corruption import (
+from tests.check.corruption import (
     CLOCK_SHARD,
     FIRST_STAGE,
     LAST_STAGE,
@@ -18,8 +17,8 @@ from .corruption import (
     register,
     remove,
 )
-from .scenario import Scenario
-from .simulator import Histories
+from tests.check.scenario import Scenario
+from tests.check.simulator import Histories
 
 POLICY_CORRUPTIONS: dict[str, Corruption] = {}
 _corruption = partial(register, POLICY_CORRUPTIONS)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from .scenario import Record, Scenario
+from tests.check.scenario import Record, Scenario
 
 Action = Callable[[], None]
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hetpipe.check import Report, check_run
-
-from .scenario import Resumed, Scenario, write_run
-from .simulator import Histories, as_lines, simulate
+from tests.check.scenario import Resumed, Scenario, write_run
+from tests.check.simulator import Histories, as_lines, simulate
 
 #: Policies that keep the strict 1F1B order, which needs a whole pipeline of minibatches in a wave.
 STRICT = ("stash", "vertical", "double_buffer", "predict", "spectrain")

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from hetpipe.check import Kind, check_run
-
-from .corruptions import CORRUPTIONS, corrupted_lines
-from .generate import SHIPPED, shipped_names
-from .policy_corruptions import POLICY_CORRUPTIONS
-from .scenario import Scenario, write_run
-from .simulator import as_lines, simulate
+from tests.check.corruptions import CORRUPTIONS, corrupted_lines
+from tests.check.generate import SHIPPED, shipped_names
+from tests.check.policy_corruptions import POLICY_CORRUPTIONS
+from tests.check.scenario import Scenario, write_run
+from tests.check.simulator import as_lines, simulate
 
 #: The breaches that `wsp.md` §7 names, one shipped history each.
 NAMED_BY_THE_DESIGN = {

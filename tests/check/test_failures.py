@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from hetpipe.check import Report, check_run
-
-from .scenario import Record, Scenario, write_run
-from .simulator import Histories, as_lines, simulate
+from tests.check.scenario import Record, Scenario, write_run
+from tests.check.simulator import Histories, as_lines, simulate
 
 CLOCK_SHARD = "parameter_server-0.jsonl"
 OTHER_SHARD = "parameter_server-1.jsonl"

@@ -16,10 +16,10 @@ from hetpipe.check.formulas import (
     required_clock,
 )
 from hetpipe.check.rules import OrderRule, Place, Rule, WeightRule
-from hetpipe.schedule.in_flight import in_flight
-from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.policies import SCHEDULES_OF, WEIGHT_POLICIES, WeightPolicy
-from hetpipe.sync import gate
+from hetpipe.decide.schedule.in_flight import in_flight
+from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.decide.sync import gate
+from hetpipe.values.policies import SCHEDULES_OF, WEIGHT_POLICIES, WeightPolicy
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from hetpipe.check.events import Pull
 from hetpipe.check.facts import read_facts
 from hetpipe.check.reading import read_history
 from hetpipe.errors import UserError
-
-from .corruption import Corruption
-from .policy_corruptions import POLICY_CORRUPTIONS
-from .scenario import Record, Scenario, write_run
-from .simulator import as_lines, simulate
+from tests.check.corruption import Corruption
+from tests.check.policy_corruptions import POLICY_CORRUPTIONS
+from tests.check.scenario import Record, Scenario, write_run
+from tests.check.simulator import as_lines, simulate
 
 POLICIES = ("wave", "stash", "vertical", "double_buffer", "flush", "predict", "spectrain")
 

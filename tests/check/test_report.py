@@ -11,10 +11,9 @@ import pytest
 import hetpipe.check
 from hetpipe.check import Counts, Kind, Report, Violation, check_run
 from hetpipe.errors import UserError
-
-from .generate import SHIPPED
-from .scenario import Scenario, write_run
-from .simulator import as_lines, simulate
+from tests.check.generate import SHIPPED
+from tests.check.scenario import Scenario, write_run
+from tests.check.simulator import as_lines, simulate
 
 
 def test_json_holds_what_check_prints() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from hetpipe.check import check_run
 from hetpipe.check.report import Kind
-from hetpipe.cli.judge import count_violations
 from hetpipe.errors import UserError
-from hetpipe.testing.in_process import InProcessRun, run_in_process
+from hetpipe.runs.judge import count_violations
 from tests.numerics.compare import MOMENTUM, ROOT, SGD, Case
+from tests.support.in_process import InProcessRun, run_in_process
 
 Line = dict[str, Any]
 

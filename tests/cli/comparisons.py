@@ -11,8 +11,8 @@ import yaml
 
 from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
 from hetpipe.cli.compare_trials import Trial, TrialSettings, trials_of
-from hetpipe.cli.result import TrainResult
-from hetpipe.spec.policies import WeightPolicy
+from hetpipe.runs.result import TrainResult
+from hetpipe.values.policies import WeightPolicy
 from tests.cli.fakes import RESULT
 
 

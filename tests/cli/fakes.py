@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.view import SilentView
 from hetpipe.errors import HetpipeError
-from hetpipe.spec.events import (
+from hetpipe.job.file import Job, load_job
+from hetpipe.report.view import SilentView
+from hetpipe.runs.shell import Shell
+from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
@@ -26,13 +27,12 @@ from hetpipe.spec.events import (
     VirtualWorkerRow,
     WorkerStatus,
 )
-from hetpipe.spec.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, Term, VirtualWorkerIndex
-from hetpipe.spec.job import Job, load_job
-from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.link_measurement import LinksProgress
-from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
-from hetpipe.spec.run import AgentDevice, ClockSnapshot
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.values.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, Term, VirtualWorkerIndex
+from hetpipe.values.life_state import LifeState
+from hetpipe.values.link_measurement import LinksProgress
+from hetpipe.values.members import Member, MemberId, MemberInfo, MemberRole
+from hetpipe.values.run import AgentDevice, ClockSnapshot
+from tests.support.fake_clock import FakeClock
 
 JOB_ID = JobId("small-1")
 

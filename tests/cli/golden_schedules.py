@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hetpipe.cli.schedule_picture import picture_lines
-from hetpipe.cli.schedule_svg import draw_schedule
-from hetpipe.schedule.timeline import Pipeline, play
+from hetpipe.decide.schedule.timeline import Pipeline, play
+from hetpipe.report.schedule_picture import picture_lines
+from hetpipe.report.schedule_svg import draw_schedule
 
 FOLDER = Path(__file__).with_name("golden") / "schedules"
 

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hetpipe.cli.plan_view import PlanFacts
-from hetpipe.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick
-from hetpipe.planner.job_rate import samples_per_second
-from hetpipe.planner.options import PlanOptions
-from hetpipe.planner.shard_bytes import place_bytes
-from hetpipe.planner.utilisation import with_utilisation
-from hetpipe.simulator.options import SimulationOptions
-from hetpipe.simulator.plan import SimulatedPlan, SimulatedStage
-from hetpipe.simulator.simulate import simulate
-from hetpipe.simulator.traffic import cross_node_bytes_per_minibatch
-from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node, node_of
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
-from hetpipe.spec.profile import LayerProfile, Profile
+from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick
+from hetpipe.decide.planner.job_rate import samples_per_second
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.shard_bytes import place_bytes
+from hetpipe.decide.planner.utilisation import with_utilisation
+from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.decide.simulator.traffic import cross_node_bytes_per_minibatch
+from hetpipe.report.plan_view import PlanFacts
+from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node, node_of
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
+from hetpipe.values.profile import LayerProfile, Profile
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hetpipe.cli.run_folder import RunFolder, RunRecord
 from hetpipe.errors import HetpipeError
-from hetpipe.spec.events import JobStatus
-from hetpipe.spec.ids import JobId
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.runs.run_folder import RunFolder, RunRecord
+from hetpipe.values.events import JobStatus
+from hetpipe.values.ids import JobId
 from tests.cli.fakes import JOB_ID, FakeCoordinator
+from tests.support.fake_clock import FakeClock
 
 CLUSTER = ("--coordinator", "127.0.0.1:7300")
 

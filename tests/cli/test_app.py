@@ -17,13 +17,13 @@ from typer.testing import CliRunner, Result
 from hetpipe import bundled
 from hetpipe.cli import demo, running
 from hetpipe.cli.app import app, run
-from hetpipe.cli.run_folder import RunFolder
 from hetpipe.errors import JobError, PeerUnreachable
+from hetpipe.job.file import load_job
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.server import SERVICES
-from hetpipe.spec.events import JobEnded, JobState, JobStatus
-from hetpipe.spec.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
-from hetpipe.spec.job import load_job
-from hetpipe.spec.run import ClockSnapshot
+from hetpipe.values.events import JobEnded, JobState, JobStatus
+from hetpipe.values.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
+from hetpipe.values.run import ClockSnapshot
 from tests.check.corruptions import corrupted_lines
 from tests.check.scenario import Scenario, write_run
 from tests.check.simulator import as_lines, simulate

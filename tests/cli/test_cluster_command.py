@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 from hetpipe.cli import app_planning
 from hetpipe.cli.app import app
 from hetpipe.cli.cluster_command import cluster_of
-from hetpipe.spec.catalogue import CATALOGUE
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import document_of, parse_document
-from hetpipe.spec.run import AgentDevice
+from hetpipe.values.catalogue import CATALOGUE
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import document_of, parse_document
+from hetpipe.values.run import AgentDevice
 
 CLUSTER = """\
 device_types: {TITAN_V: {}, Q: {memory_bytes: 8589934592}}

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import document_of, parse_document
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import document_of, parse_document
 
 RECORDED = Path(__file__).parent / "kubernetes_nodes" / "heterogeneous.json"
 

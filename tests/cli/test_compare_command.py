@@ -14,10 +14,10 @@ import pytest
 from hetpipe.cli.compare_command import CompareOptions, compare
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_trials import Trial, TrialSettings
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.shell import Shell
-from hetpipe.cli.view import View
 from hetpipe.errors import CallableError, JobError, UserError
+from hetpipe.report.view import View
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 from tests.cli.comparisons import diverged, record, write_job
 from tests.cli.fakes import FakeCoordinator, shell_with
 

@@ -17,7 +17,7 @@ from hetpipe.cli.compare_record import Point, TrialRecord
 from hetpipe.cli.compare_statistics import Axis, common_curve
 from hetpipe.cli.compare_view import summaries_of, view_of
 from tests.cli.comparisons import curve, diverged, record, result, trials
-from tests.cli.test_plan_page import Page
+from tests.report.test_plan_page import Page
 
 RECORDS = [
     record("wave", 3, [1.0, 0.6, 0.7]),

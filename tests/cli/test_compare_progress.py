@@ -15,11 +15,11 @@ from hetpipe.cli.compare_progress import (
     remaining_seconds,
 )
 from hetpipe.cli.compare_record import TrialState
-from hetpipe.spec.events import JobEnded, JobState, StateChanged, Waiting, WorkerLost
-from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.values.events import JobEnded, JobState, StateChanged, Waiting, WorkerLost
+from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from tests.cli.comparisons import diverged, record, trials
 from tests.cli.fakes import evaluated, table
+from tests.support.fake_clock import FakeClock
 
 
 def test_time_left_is_that_of_this_run_and_of_those_after_it() -> None:

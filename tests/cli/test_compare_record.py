@@ -10,8 +10,8 @@ import pytest
 
 from hetpipe.cli.compare_record import ComparisonFolder
 from hetpipe.errors import UserError
-from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.comparisons import diverged, record, trials
+from tests.support.fake_clock import FakeClock
 
 
 def opened(path: Path | None, runs_dir: Path = Path("runs")) -> ComparisonFolder:

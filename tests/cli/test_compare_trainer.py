@@ -12,16 +12,16 @@ import pytest
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_trainer import Recorder, record_of, train_trial
 from hetpipe.cli.compare_trials import Trial
-from hetpipe.cli.run_folder import RunFolder
-from hetpipe.cli.training import RunEnd, Training
 from hetpipe.errors import CallableError
 from hetpipe.observe.history import History
 from hetpipe.observe.metrics import Metrics, WaveMetrics, metrics_path
-from hetpipe.spec.events import Evaluated, JobState, StateChanged
-from hetpipe.spec.ids import Clock
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.training import RunEnd, Training
+from hetpipe.values.events import Evaluated, JobState, StateChanged
+from hetpipe.values.ids import Clock
 from tests.cli.comparisons import result, trials
 from tests.cli.fakes import FakeCoordinator, RecordingView, shell_with
+from tests.support.fake_clock import FakeClock
 
 NUM_SAMPLES = 46
 

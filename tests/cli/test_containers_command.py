@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
 from hetpipe.deploy.engine import Engine
-from hetpipe.testing.fake_clock import FakeClock
 from tests.cli.fakes import FakeCoordinator, shell_with
 from tests.deploy.deployments import ON_GPUS, deployment
 from tests.deploy.fake_docker import FakeDocker
+from tests.support.fake_clock import FakeClock
 
 
 @pytest.fixture

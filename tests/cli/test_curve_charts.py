@@ -23,7 +23,7 @@ from hetpipe.cli.curve_charts import (
     measured,
     short_number,
 )
-from tests.cli.test_plan_page import Page
+from tests.report.test_plan_page import Page
 
 HOSTILE = '</script><script>alert(1)</script><!-- "&'
 

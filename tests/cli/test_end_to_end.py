@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from hetpipe.spec.identity import Peer
+from hetpipe.values.identity import Peer
 from tests.certs.cluster import AGENT, COORDINATOR, OPERATOR, SHARD, cluster
 from tests.cli.fakes import RESULT
 from tests.models import mlp32

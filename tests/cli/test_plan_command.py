@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 from hetpipe.cli import plan_command
 from hetpipe.cli.app import app
 from hetpipe.cli.profiling import Profiled, ProfileWish
-from hetpipe.cli.shell import Shell
-from hetpipe.spec.document import document_of, read_document, to_plain, write_document
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan_document import PlanDocument
-from hetpipe.spec.profile import Profile
+from hetpipe.job.file import Job
+from hetpipe.runs.shell import Shell
+from hetpipe.values.document import document_of, read_document, to_plain, write_document
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
 from tests.cli import plans
 from tests.cli.fakes import FakeCoordinator, shell_with, small_job
 

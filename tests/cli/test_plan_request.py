@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.plan_request import PlanRequest, check_request, wishes_of, workers_of
+from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.errors import UserError
-from hetpipe.planner.options import PlanOptions
-from hetpipe.spec.job import Job, load_job
+from hetpipe.job.file import Job, load_job
 
 
 def job_with(**changes: Any) -> Job:

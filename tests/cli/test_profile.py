@@ -19,19 +19,19 @@ from hetpipe.cli.app import app
 from hetpipe.cli.profile_command import lines
 from hetpipe.cli.profile_view import ProfileBar, ProfileLines
 from hetpipe.cli.profiling import ProfileWish, profile_job
-from hetpipe.cli.shell import Shell
+from hetpipe.decide.planner.assembly import profile_of
 from hetpipe.errors import CallableError, JobError, JobFailed
-from hetpipe.profiler.assembly import profile_of
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
-from hetpipe.spec import wire
-from hetpipe.spec.document import read_document
-from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.profile import Profile
-from hetpipe.testing.fake_clock import FakeClock
-from tests.agent.programs import ends
+from hetpipe.runs.shell import Shell
+from hetpipe.values import wire
+from hetpipe.values.document import read_document
+from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.profile import Profile
 from tests.cli.fakes import small_job
 from tests.numerics.compare import ROOT
 from tests.profiler.builders import layer, measurement
+from tests.server.agent.programs import ends
+from tests.support.fake_clock import FakeClock
 
 NOW = 1_700_000_000.0
 ANSWER = ProfileAnswer((measurement("cpu", layer("0", parameters=9), layer("head", flops=10**9)),), ())

@@ -10,30 +10,30 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from hetpipe.agent.devices import discover_devices
 from hetpipe.cli import link_profiling
 from hetpipe.cli.app import app
 from hetpipe.cli.link_profiling import LinkWish, ProfiledLinks, cached_links, profile_links
 from hetpipe.cli.profile_links_command import links_sentences
-from hetpipe.cli.shell import Shell
-from hetpipe.coordinator.known_links import known_links, stated_links
+from hetpipe.decide.lifecycle.known_links import known_links, stated_links
+from hetpipe.decide.planner.assembly import profile_of
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.simulator.documents import costs_of as real_costs_of
 from hetpipe.errors import DeadlineExceeded, JobFailed, PeerUnreachable
-from hetpipe.planner.costs import Costs
-from hetpipe.profiler.assembly import profile_of
-from hetpipe.simulator.documents import costs_of as real_costs_of
-from hetpipe.spec.cluster import Cluster, Links, LinkSpec
-from hetpipe.spec.document import parse_document, read_document, to_json
-from hetpipe.spec.link_measurement import VALID_SECONDS, LinksProgress, MeasuredLinks
-from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.members import Member
-from hetpipe.spec.plan_document import PlanDocument
-from hetpipe.spec.profile import Profile
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.values.cluster import Cluster, Links, LinkSpec
+from hetpipe.values.document import parse_document, read_document, to_json
+from hetpipe.values.link_measurement import VALID_SECONDS, LinksProgress, MeasuredLinks
+from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.members import Member
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
 from tests.cli.fakes import FakeCoordinator, small_job
 from tests.cli.test_profile import fake_program
-from tests.coordinator.builders import agent_member, shard_member
-from tests.coordinator.test_known_links import NOW, copies, link
+from tests.decide.lifecycle.test_known_links import NOW, copies, link
 from tests.profiler.builders import layer, measurement
+from tests.server.coordinator.builders import agent_member, shard_member
+from tests.support.fake_clock import FakeClock
 
 NODE = "here"
 MEASURED = MeasuredLinks(links=(link(NODE, NODE, 7.5e8, age=7384.0),), copies=(copies(NODE, 1e9, method="memcpy"),))

@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.spec.document import write_document
-from hetpipe.spec.job import load_job
+from hetpipe.job.file import load_job
+from hetpipe.values.document import write_document
 from tests.cli.fakes import FakeCoordinator, shell_with, small_job
 from tests.deploy.deployments import plan, stage
 from tests.deploy.rendered import why_no_kubectl

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.coordinator.redis_acl import acl_lines
+from hetpipe.storage.redis_acl import acl_lines
 
 
 def rendered(*arguments: str) -> Result:

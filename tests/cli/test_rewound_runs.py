@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from hetpipe.cli.app import app
-from hetpipe.cli.judge import count_violations
+from hetpipe.runs.judge import count_violations
 from tests.check.corruptions import corrupted_lines
 from tests.check.scenario import Scenario, write_run
 from tests.check.simulator import as_lines, simulate

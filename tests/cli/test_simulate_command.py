@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.planner.choose import choose_plan
-from hetpipe.planner.options import PlanOptions
-from hetpipe.simulator.prediction import predicted
-from hetpipe.spec.cluster import Node
-from hetpipe.spec.document import write_document
+from hetpipe.decide.planner.choose import choose_plan
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.simulator.prediction import predicted
+from hetpipe.values.cluster import Node
+from hetpipe.values.document import write_document
 from tests.cli.fakes import FakeCoordinator, shell_with
-from tests.simulator.test_documents import JOB, plan_file
+from tests.decide.simulator.test_documents import JOB, plan_file
 
 #: The keys of the format that no default stands for, and those a person would rather write.
 ESSENTIAL = {

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from hetpipe.cli import stop_command
 from hetpipe.cli.app import app
 from hetpipe.errors import HetpipeError, PeerUnreachable, UnknownJob
-from hetpipe.spec.events import JobState, JobStatus, StopMode
+from hetpipe.values.events import JobState, JobStatus, StopMode
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with
 from tests.cli.scripted import CLUSTER, Scripted, run_folder
 

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from hetpipe.cli import training
 from hetpipe.cli.app import app
-from hetpipe.cli.run_folder import RunFolder, RunRecord
-from hetpipe.cli.shell import CoordinatorPort, Shell
 from hetpipe.rpc.tls import TLS_VARIABLE, Tls
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.runs import training
+from hetpipe.runs.run_folder import RunFolder, RunRecord
+from hetpipe.runs.shell import CoordinatorPort, Shell
 from tests.certs.cluster import OPERATOR, cluster
 from tests.cli.fakes import JOB_ID, FakeCoordinator, running_status, shell_with, small_job
+from tests.support.fake_clock import FakeClock
 
 CLUSTER = ("--coordinator", "coordinator.example:7300")
 

@@ -14,18 +14,18 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
 from hetpipe.cli.looking import Which
-from hetpipe.cli.outcome import ExitStatus, Output
-from hetpipe.cli.run_folder import RunFolder, RunRecord
-from hetpipe.cli.shell import Shell
 from hetpipe.cli.top import REFRESH_SECONDS, Picture, top
 from hetpipe.errors import PeerUnreachable
-from hetpipe.spec.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
-from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.members import Member
-from hetpipe.spec.wire import plain
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RunFolder, RunRecord
+from hetpipe.runs.shell import Shell
+from hetpipe.values.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
+from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, VirtualWorkerIndex
+from hetpipe.values.life_state import LifeState
+from hetpipe.values.members import Member
+from hetpipe.values.wire import plain
 from tests.cli.fakes import JOB_ID, MEMBERS, FakeCoordinator, running_status, shell_with, table
+from tests.support.fake_clock import FakeClock
 
 ADDRESS = "127.0.0.1:7300"
 

@@ -16,13 +16,13 @@ from hetpipe.cli import deployment_request
 from hetpipe.cli.app import app
 from hetpipe.cli.deployment_request import modules_of
 from hetpipe.cli.profiling import Profiled
-from hetpipe.cli.run_folder import RunFolder
 from hetpipe.errors import UserError
+from hetpipe.job.file import load_job
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.document import document_of, write_document
-from hetpipe.spec.events import JobEnded, JobState
-from hetpipe.spec.job import load_job
-from hetpipe.spec.profile import Profile
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.values.document import document_of, write_document
+from hetpipe.values.events import JobEnded, JobState
+from hetpipe.values.profile import Profile
 from tests.cli.fakes import RESULT, FakeCoordinator, shell_with, small_job
 from tests.deploy.deployments import plan, stage
 from tests.deploy.fake_docker import FakeContainer, FakeDocker, api_error

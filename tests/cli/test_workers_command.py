@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.cli.run_folder import RunFolder
 from hetpipe.errors import PeerUnreachable, UserError
-from hetpipe.spec.events import JobState, JobStatus, WorkerStatus
-from hetpipe.spec.ids import Incarnation, JobId, VirtualWorkerIndex
-from hetpipe.spec.life_state import LifeState
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.values.events import JobState, JobStatus, WorkerStatus
+from hetpipe.values.ids import Incarnation, JobId, VirtualWorkerIndex
+from hetpipe.values.life_state import LifeState
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with, table
 from tests.cli.scripted import CLUSTER, Scripted, run_folder
 

@@ -9,9 +9,9 @@ from typing import Any
 from hetpipe.deploy.box import BoxDevice
 from hetpipe.deploy.groups import AgentGroup, groups_of
 from hetpipe.deploy.topology import Container, Deployment, Folders, Wishes, deployment_of
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.job import Job, load_job
-from hetpipe.spec.plan_document import PlanDocument, PlannedStage, PlannedWorker, Predicted
+from hetpipe.job.file import Job, load_job
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import PlanDocument, PlannedStage, PlannedWorker, Predicted
 
 MINIMAL: dict[str, Any] = {
     "model": "model:build",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hetpipe.deploy.box import BoxDevice, box_devices
-from hetpipe.spec.ids import DeviceId
-from hetpipe.spec.run import AgentDevice
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.run import AgentDevice
 
 GIB = 1 << 30
 

@@ -12,9 +12,9 @@ from hetpipe.deploy import labels
 from hetpipe.deploy.engine import READY_SECONDS, Engine, answering, open_client
 from hetpipe.deploy.topology import STOP_SECONDS, Deployment, Store
 from hetpipe.errors import DeadlineExceeded, JobFailed, PeerUnreachable, UserError
-from hetpipe.testing.fake_clock import FakeClock
 from tests.deploy.deployments import ON_GPUS, deployment
 from tests.deploy.fake_docker import FakeContainer, FakeDocker, api_error
+from tests.support.fake_clock import FakeClock
 
 
 def engine_of(docker: FakeDocker, said: list[str] | None = None) -> Engine:

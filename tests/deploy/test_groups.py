@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from hetpipe.coordinator.requirements import claim_devices
+from hetpipe.decide.lifecycle.requirements import claim_devices
+from hetpipe.decide.planner.partition import plan_job
 from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan
 from hetpipe.errors import UserError
-from hetpipe.planner.partition import plan_job
-from hetpipe.spec.ids import AgentId, JobId, LayerIndex, Term
-from hetpipe.spec.plan import LayerReport, ModelReport
-from hetpipe.spec.run import AgentDevice, AgentInfo
+from hetpipe.values.ids import AgentId, JobId, LayerIndex, Term
+from hetpipe.values.plan import LayerReport, ModelReport
+from hetpipe.values.run import AgentDevice, AgentInfo
 from tests.deploy.deployments import cpus, gpus, job, plan, stage
-from tests.spec.test_job_cluster import CLUSTER
+from tests.job.test_job_cluster import CLUSTER
 
 
 def shape(groups: tuple[AgentGroup, ...]) -> list[tuple[str, list[str]]]:

@@ -17,10 +17,10 @@ from kubernetes_validate import utils as schemas
 
 from hetpipe import server
 from hetpipe.cli.app import app
-from hetpipe.cli.outcome import ExitStatus
 from hetpipe.deploy import kubernetes_secrets, network_check
-from hetpipe.spec.catalogue import type_of_device_name
-from hetpipe.spec.job import Job, load_job
+from hetpipe.job.file import Job, load_job
+from hetpipe.runs.outcome import ExitStatus
+from hetpipe.values.catalogue import type_of_device_name
 from tests.deploy.rendered import (
     K8S,
     NAMESPACE,

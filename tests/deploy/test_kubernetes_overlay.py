@@ -13,10 +13,10 @@ import yaml
 
 from hetpipe.deploy.kubernetes import MOST_JOB_BYTES, AgentNodes, Overlay, groups_of_options, overlay_files
 from hetpipe.errors import UserError
-from hetpipe.spec.job import load_job
+from hetpipe.job.file import load_job
 from tests.deploy.deployments import job
 from tests.docs.pages import ROOT
-from tests.spec.test_job_cluster import CLUSTER
+from tests.job.test_job_cluster import CLUSTER
 
 GROUPS = (AgentNodes("NVIDIA-TITAN-V", 2, 4), AgentNodes("cpu", 1, 3))
 OVERLAY = Overlay(

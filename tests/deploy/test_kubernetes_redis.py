@@ -18,17 +18,15 @@ from typer.testing import CliRunner
 
 from hetpipe.certs.folders import init_authority, issue_certificate
 from hetpipe.cli.app import app
-from hetpipe.coordinator.redis_access import RedisAccess
-from hetpipe.coordinator.redis_acl import acl_lines
-from hetpipe.coordinator.redis_store import RedisStore
-from hetpipe.coordinator.store import Store
-from hetpipe.coordinator.stores import open_store
 from hetpipe.deploy.kubernetes_secrets import REDIS_USER, kept_password, secrets_of
 from hetpipe.errors import StoreUnavailable
-from hetpipe.spec.identity import NamedPeer, Role
-from hetpipe.spec.ids import Term
-from tests.coordinator.redis_server import end, needs_redis, started
-from tests.coordinator.store_contract import DurableStoreContract, acquire
+from hetpipe.storage.redis_access import RedisAccess
+from hetpipe.storage.redis_acl import acl_lines
+from hetpipe.storage.redis_store import RedisStore
+from hetpipe.storage.store import Store
+from hetpipe.storage.stores import open_store
+from hetpipe.values.identity import NamedPeer, Role
+from hetpipe.values.ids import Term
 from tests.deploy.rendered import (
     K8S,
     Manifests,
@@ -41,6 +39,8 @@ from tests.deploy.rendered import (
     why_no_kubectl,
     workloads_in,
 )
+from tests.storage.redis_server import end, needs_redis, started
+from tests.storage.store_contract import DurableStoreContract, acquire
 
 NO_KUBECTL = why_no_kubectl()
 pytestmark = pytest.mark.skipif(bool(NO_KUBECTL), reason=f"NOT TESTED: Redis of k8s/, because {NO_KUBECTL}")

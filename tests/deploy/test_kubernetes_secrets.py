@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hetpipe.coordinator.redis_acl import acl_lines
 from hetpipe.deploy import kubernetes_secrets
 from hetpipe.deploy.kubernetes_secrets import kept_password, secrets_of
 from hetpipe.errors import UserError
+from hetpipe.storage.redis_acl import acl_lines
 
 ROOT = Path(__file__).parents[2]
 FILES = ("ca.pem", "cert.pem", "key.pem")

@@ -10,7 +10,7 @@ import pytest
 from hetpipe.deploy import network_check
 from hetpipe.deploy.network_check import Rules, SystemNetwork, check
 from hetpipe.errors import UserError
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 class FakeNetwork:

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetpipe.coordinator.redis_access import RedisAccess
-from hetpipe.coordinator.redis_acl import acl_lines
-from hetpipe.coordinator.redis_store import RedisStore
-from hetpipe.coordinator.store import Store
 from hetpipe.deploy.secrets import write_secrets
 from hetpipe.deploy.topology import PASSWORD_FILE, STORE_PASSWORD, STORE_USER, deployment_of
 from hetpipe.deploy.topology import Store as StoreKind
-from tests.coordinator.redis_server import end, needs_redis, started
-from tests.coordinator.store_contract import DurableStoreContract
+from hetpipe.storage.redis_access import RedisAccess
+from hetpipe.storage.redis_acl import acl_lines
+from hetpipe.storage.redis_store import RedisStore
+from hetpipe.storage.store import Store
 from tests.deploy.deployments import WISHES
+from tests.storage.redis_server import end, needs_redis, started
+from tests.storage.store_contract import DurableStoreContract
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from hetpipe.rpc import access
 from hetpipe.rpc.access import ACCESS, Rule
-from hetpipe.rpc.access_fields import FIELDS
-from hetpipe.spec.identity import Role
+from hetpipe.values.identity import Role
 from tests.docs.pages import ROOT, with_table
+from tests.rpc.access_fields import FIELDS
 
 PAGE = ROOT / "docs" / "security.md"
 

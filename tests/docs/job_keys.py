@@ -18,9 +18,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpipe.spec.job import Job
-from hetpipe.spec.job_patience import PatienceSection
-from hetpipe.spec.job_sections import (
+from hetpipe.job.file import Job
+from hetpipe.job.patience import PatienceSection
+from hetpipe.job.sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
@@ -34,15 +34,15 @@ from hetpipe.spec.job_sections import (
     SyncSection,
     WorkersSection,
 )
-from hetpipe.spec.job_survive import SurviveSection, duration_text
-from hetpipe.spec.job_training import (
+from hetpipe.job.survive import SurviveSection, duration_text
+from hetpipe.job.training import (
     GradientsSection,
     LrScheduleSpec,
     OptimizerSpec,
     ParameterGroup,
     PredictionSection,
 )
-from hetpipe.spec.policies import (
+from hetpipe.values.policies import (
     CLIPS_GLOBALLY,
     ONE_UPDATE_PER_WAVE,
     SCHEDULES_OF,

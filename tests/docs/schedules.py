@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hetpipe.cli.schedule_svg import draw_schedule
-from hetpipe.schedule.timeline import Pipeline, play
+from hetpipe.decide.schedule.timeline import Pipeline, play
+from hetpipe.report.schedule_svg import draw_schedule
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "schedules.md"

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import Document
-from hetpipe.spec.plan_document import PlanDocument
-from hetpipe.spec.profile import Profile
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import Document
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
 from tests.docs.pages import ROOT
 
 FOLDER = ROOT / "docs" / "schemas"

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import re
 
-from hetpipe.coordinator.job_hosts import MAX_ENDED_JOBS, MAX_OPEN_JOBS, MAX_OPEN_JOBS_OF_OWNER
-from hetpipe.coordinator.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER
-from hetpipe.coordinator.servicer import (
-    MAX_AGENT_STREAMS,
-    MAX_MONITOR_STREAMS,
-    MAX_STREAMS_OF_VIEWER,
-    MAX_VIEWER_STREAMS,
-    NUM_THREADS,
-)
-from hetpipe.coordinator.store import MAX_EVENTS
-from hetpipe.ps.buffer_exchange import BufferExchange
-from hetpipe.ps.followers import MAX_FOLLOWERS
+from hetpipe.decide.lifecycle.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER
+from hetpipe.decide.sync.shard_state import MAX_WAVES_AHEAD
+from hetpipe.job.as_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES
 from hetpipe.rpc.audit import (
     LINES_AT_ONCE,
     LINES_AT_ONCE_PER_PEER,
@@ -29,15 +20,24 @@ from hetpipe.rpc.channel import HANDSHAKE_SECONDS, IDLE_CONNECTION_SECONDS, MAX_
 from hetpipe.rpc.limits import SHARES, Limits, room_of
 from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
 from hetpipe.rpc.watchers import STREAM_SECONDS
+from hetpipe.server.coordinator.job_hosts import MAX_ENDED_JOBS, MAX_OPEN_JOBS, MAX_OPEN_JOBS_OF_OWNER
+from hetpipe.server.coordinator.servicer import (
+    MAX_AGENT_STREAMS,
+    MAX_MONITOR_STREAMS,
+    MAX_STREAMS_OF_VIEWER,
+    MAX_VIEWER_STREAMS,
+    NUM_THREADS,
+)
+from hetpipe.server.shard.buffer_exchange import BufferExchange
+from hetpipe.server.shard.followers import MAX_FOLLOWERS
 from hetpipe.server.shard.main import CALL_THREADS
-from hetpipe.spec import bounds
-from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD
-from hetpipe.spec.identity import Role
-from hetpipe.spec.job_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES
-from hetpipe.spec.job_yaml import MAX_VALUES
-from hetpipe.spec.members import MemberRole
-from hetpipe.spec.wire import MAX_ENTRIES
-from hetpipe.sync.shard_state import MAX_WAVES_AHEAD
+from hetpipe.storage.store import MAX_EVENTS
+from hetpipe.values import bounds
+from hetpipe.values.counters import FENCES, MAX_REPORTED_AHEAD
+from hetpipe.values.identity import Role
+from hetpipe.values.members import MemberRole
+from hetpipe.values.wire import MAX_ENTRIES
+from hetpipe.values.yaml_text import MAX_VALUES
 from tests.docs.pages import ROOT
 
 LIMITS = Limits()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from hetpipe.observe.metric_names import FAMILIES
-from hetpipe.spec.events import JobStatus
+from hetpipe.values.events import JobStatus
 from tests.docs.metrics import PAGE, rewritten
 from tests.docs.pages import code_spans, table_after
 from tests.observe.test_monitoring import alerts

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hetpipe.cli.render_schedule import to_json
-from hetpipe.schedule.timeline import play
-from hetpipe.spec.policies import WEIGHT_POLICIES
+from hetpipe.decide.schedule.timeline import play
+from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.docs.pages import code_spans, links, prose, table_after
 from tests.docs.schedules import FOLDER, PAGE, PICTURES, path_of, picture
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from hetpipe.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import Document, DocumentT, parse_document
-from hetpipe.spec.fit import check_fits
-from hetpipe.spec.plan_document import PlanDocument
-from hetpipe.spec.profile import Profile
+from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import Document, DocumentT, parse_document
+from hetpipe.values.fit import check_fits
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
 from tests.docs.pages import blocks
 from tests.docs.schemas import DOCUMENTS, FOLDER, path_of, schema_text, undescribed
 

@@ -18,14 +18,14 @@ import yaml
 
 import hetpipe
 from hetpipe.cli.app import app
-from hetpipe.cli.progress import headings
-from hetpipe.cli.result import TrainResult
 from hetpipe.errors import JobError
+from hetpipe.job.file import load_job, parse_set
+from hetpipe.report.progress import headings
+from hetpipe.runs.result import TrainResult
 from hetpipe.server import SERVICES
-from hetpipe.spec.events import ProgressTable
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.job import load_job, parse_set
-from hetpipe.spec.run import ClockSnapshot
+from hetpipe.values.events import ProgressTable
+from hetpipe.values.ids import Clock
+from hetpipe.values.run import ClockSnapshot
 from tests.docs.job_keys import SMALLEST
 from tests.docs.pages import ROOT, Block, blocks
 

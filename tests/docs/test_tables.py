@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.check.report import ReportJson
-from hetpipe.cli import resume
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import MOST_POINTS
 from hetpipe.cli.compare_view import PolicySummary, comparison_json
-from hetpipe.cli.outcome import ExitStatus
-from hetpipe.cli.result import TrainResult
-from hetpipe.cli.status import RunStatus
-from hetpipe.coordinator import leadership, worker_life
-from hetpipe.coordinator.lifecycle import TABLE
+from hetpipe.decide.elastic import worker_life
+from hetpipe.decide.lifecycle import leadership
+from hetpipe.decide.lifecycle.lifecycle import TABLE
+from hetpipe.decide.sync import segment
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import WaveMetrics
 from hetpipe.pipeline import barrier
-from hetpipe.spec.conditions import ConditionKind
-from hetpipe.spec.counters import FENCES, MAX_REPORTED_AHEAD, TERMS
-from hetpipe.spec.events import ProcessStatus
-from hetpipe.sync import segment
+from hetpipe.runs import resume
+from hetpipe.runs.outcome import ExitStatus
+from hetpipe.runs.result import TrainResult
+from hetpipe.runs.status import RunStatus
+from hetpipe.values.conditions import ConditionKind
+from hetpipe.values.counters import FENCES, MAX_REPORTED_AHEAD, TERMS
+from hetpipe.values.events import ProcessStatus
 from tests.docs.job_keys import PAGE, SECTIONS, marked, rewritten
 from tests.docs.pages import ROOT, code_spans, table_after
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hetpipe.spec.life_state import LifeState
+from hetpipe.values.life_state import LifeState
 from tests.e2e.box import _EPOCHS, _RESTARTED, _SAMPLES_PER_EPOCH, _judge
 from tests.e2e.following import Failed, Follower, Progress, progress_of
 

@@ -15,13 +15,13 @@ from examples.moved_digits import data as moved_data
 from examples.moved_digits import model as moved
 from examples.text import data as text_data
 from examples.text import model as text
-from hetpipe.agent.inspection import inspect_job
+from hetpipe.decide.planner.partition import equal_cost_cut, layer_cost
+from hetpipe.job.file import load_job
 from hetpipe.pipeline.callables import build_datasets, build_model, call_loss, call_metric, load_loss, load_metrics
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.optimizer_choice import check_optimizer_arguments
-from hetpipe.planner.partition import equal_cost_cut, layer_cost
-from hetpipe.spec.job import load_job
-from hetpipe.spec.policies import WEIGHT_POLICIES
+from hetpipe.server.agent.inspection import inspect_job
+from hetpipe.values.policies import WEIGHT_POLICIES
 
 pytestmark = pytest.mark.processes
 

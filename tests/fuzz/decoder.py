@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
-from hetpipe.spec.run_document import LifeSeen
-from tests.ps.builders import run_document, shard_config, slices_of
+from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
+from hetpipe.values.run_document import LifeSeen
+from tests.server.shard.builders import run_document, shard_config, slices_of
 
 Decode = Callable[[bytes], object]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from itertools import chain
 
-from .decoder import Decoder
-from .json_decoders import document_decoders, json_decoders
-from .message_decoders import message_decoders
-from .raw_decoders import raw_decoders, redis_decoders, run_file_decoders
+from tests.fuzz.decoder import Decoder
+from tests.fuzz.json_decoders import document_decoders, json_decoders
+from tests.fuzz.message_decoders import message_decoders
+from tests.fuzz.raw_decoders import raw_decoders, redis_decoders, run_file_decoders
 
 DECODERS: tuple[Decoder, ...] = tuple(
     chain(

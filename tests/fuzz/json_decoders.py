@@ -9,19 +9,21 @@ from typing import Any
 
 import yaml
 
-from hetpipe.agent.inspection_order import InspectionAnswer, InspectionOrder
-from hetpipe.coordinator.store import JobRecord
+from hetpipe.checkpoint.manifest import VERSION, Manifest, manifest_bytes, parse_manifest
+from hetpipe.job.as_json import job_from_json
+from hetpipe.job.file import load_job
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
-from hetpipe.ps.clock_shard import ClockShard
-from hetpipe.ps.config_check import check_config, check_run
-from hetpipe.ps.manifest import VERSION, Manifest, manifest_bytes, parse_manifest
-from hetpipe.ps.shard import Shard
-from hetpipe.spec import wire
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.document import Document, parse_document
-from hetpipe.spec.events import (
+from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
+from hetpipe.server.shard.clock_shard import ClockShard
+from hetpipe.server.shard.config_check import check_config, check_run
+from hetpipe.server.shard.shard import Shard
+from hetpipe.storage.store import JobRecord
+from hetpipe.values import wire
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import Document, parse_document
+from hetpipe.values.events import (
     Evaluated,
     JobEvent,
     JobState,
@@ -29,22 +31,24 @@ from hetpipe.spec.events import (
     Waiting,
     WorkerLost,
 )
-from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
-from hetpipe.spec.job import load_job
-from hetpipe.spec.job_json import job_from_json
-from hetpipe.spec.job_yaml import YamlSyntaxError, parse_yaml
-from hetpipe.spec.link_measurement import MeasuredLinks
-from hetpipe.spec.measurement import Measurement, ProfileStep
-from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.plan import ModelReport
-from hetpipe.spec.plan_document import PlanDocument
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.requests import CheckpointFile
-from hetpipe.spec.run import ClockSnapshot, StageConfig, StageReport
-from hetpipe.spec.run_document import RunDescription, RunDocument
-from hetpipe.spec.shard_config import ShardConfig
-from hetpipe.spec.sync import Progress
-from tests.coordinator.builders import (
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
+from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.measurement import Measurement, ProfileStep
+from hetpipe.values.members import MemberInfo
+from hetpipe.values.plan import ModelReport
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
+from hetpipe.values.requests import CheckpointFile
+from hetpipe.values.run import ClockSnapshot, StageConfig, StageReport
+from hetpipe.values.run_document import RunDescription, RunDocument
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import Progress
+from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
+from tests.decide.lifecycle.test_known_links import copies, link
+from tests.fuzz.decoder import LIVES, RUN, SHARD_CONFIG, Decode, Decoder
+from tests.profiler.builders import layer, measurement
+from tests.rpc.test_convert import REPORTS, START
+from tests.server.coordinator.builders import (
     BASE,
     JOB_ID,
     agent_member,
@@ -54,12 +58,7 @@ from tests.coordinator.builders import (
     shard_member,
     submission,
 )
-from tests.coordinator.test_known_links import copies, link
-from tests.profiler.builders import layer, measurement
-from tests.rpc.test_convert import REPORTS, START
-from tests.spec.document_cases import CLUSTER, PLAN, PROFILE
-
-from .decoder import LIVES, RUN, SHARD_CONFIG, Decode, Decoder
+from tests.values.document_cases import CLUSTER, PLAN, PROFILE
 
 
 def _values() -> Iterator[tuple[Any, list[Any]]]:

@@ -7,15 +7,25 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from hetpipe.checkpoint.manifest import check_files
+from hetpipe.decide.sync.records import (
+    BarrierRecord,
+    CommitRecord,
+    PublishRecord,
+    Record,
+    SegmentMember,
+    SegmentRecord,
+    TermRecord,
+)
+from hetpipe.decide.sync.shard_state import ShardState
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.ps.buffer_exchange import Attendance, BufferExchange
-from hetpipe.ps.manifest import check_files
 from hetpipe.rpc import convert, convert_jobs, convert_shard
 from hetpipe.rpc.link_stream import hello_from_bytes
 from hetpipe.rpc.method import parse
-from hetpipe.spec.commands import (
+from hetpipe.server.shard.buffer_exchange import Attendance, BufferExchange
+from hetpipe.values.commands import (
     AgentNews,
     ChildExit,
     InspectCommand,
@@ -24,7 +34,7 @@ from hetpipe.spec.commands import (
     StageNews,
     StopVirtualWorkerCommand,
 )
-from hetpipe.spec.events import (
+from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
@@ -34,21 +44,14 @@ from hetpipe.spec.events import (
     WorkerLeft,
     WorkerLost,
 )
-from hetpipe.spec.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.members import Member
-from hetpipe.spec.requests import BuffersHeader, CheckpointFile, PullHeader, PushReply, SliceHeader, Watermarks
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.records import (
-    BarrierRecord,
-    CommitRecord,
-    PublishRecord,
-    Record,
-    SegmentMember,
-    SegmentRecord,
-    TermRecord,
-)
-from hetpipe.sync.shard_state import ShardState
-from tests.coordinator.builders import (
+from hetpipe.values.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.members import Member
+from hetpipe.values.requests import BuffersHeader, CheckpointFile, PullHeader, PushReply, SliceHeader, Watermarks
+from hetpipe.values.sync import Progress
+from tests.fuzz.decoder import SHARD_CONFIG, Decode, Decoder
+from tests.profiler.builders import measurement
+from tests.rpc.test_convert import KEY, REPORTS, START
+from tests.server.coordinator.builders import (
     JOB_ID,
     agent_member,
     clocks,
@@ -57,11 +60,7 @@ from tests.coordinator.builders import (
     shard_member,
     submission,
 )
-from tests.profiler.builders import measurement
-from tests.ps.builders import headers_of, push_header, requester
-from tests.rpc.test_convert import KEY, REPORTS, START
-
-from .decoder import SHARD_CONFIG, Decode, Decoder
+from tests.server.shard.builders import headers_of, push_header, requester
 
 
 def _message_decoder(kind: type[Message], use: Callable[[Any], object]) -> Decode:

@@ -10,10 +10,7 @@ from tempfile import TemporaryDirectory
 import grpc
 import torch
 
-from hetpipe.agent.children import Inspection
-from hetpipe.agent.inspection_order import InspectionAnswer
 from hetpipe.check.reading import read_history
-from hetpipe.coordinator.redis_records import event_of, member_of
 from hetpipe.errors import HetpipeError
 from hetpipe.link import wire as link_wire
 from hetpipe.link.credit import Window
@@ -21,26 +18,28 @@ from hetpipe.link.policy import Frame, FrameKind, LinkLimits
 from hetpipe.link.stream import Assembler, credit_message, messages_of
 from hetpipe.observe.metrics import read_metrics
 from hetpipe.observe.timeline import merge_timelines
-from hetpipe.ps.chunks import ChunkReceiver, RunMap
 from hetpipe.rpc.status import error_from_name, metadata_of, translate_rpc_error
-from hetpipe.spec import wire
-from hetpipe.spec.events import (
+from hetpipe.server.agent.children import Inspection
+from hetpipe.server.agent.inspection_order import InspectionAnswer
+from hetpipe.server.shard.chunks import ChunkReceiver, RunMap
+from hetpipe.storage.redis_records import event_of, member_of
+from hetpipe.values import wire
+from hetpipe.values.events import (
     JobEvent,
     JobState,
     StateChanged,
 )
-from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.requests import SliceHeader
+from hetpipe.values.members import MemberInfo
+from hetpipe.values.requests import SliceHeader
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
-from tests.coordinator.builders import (
+from tests.fuzz.decoder import Decoder
+from tests.rpc.failed_call import FailedCall
+from tests.server.coordinator.builders import (
     JOB_ID,
     agent_member,
     model,
 )
-from tests.ps.builders import chunk_of
-from tests.rpc.failed_call import FailedCall
-
-from .decoder import Decoder
+from tests.server.shard.builders import chunk_of
 
 _LAYOUT = FlatLayout([("a", (3,), "float32"), ("b", (40,), "float32")])
 _RUNS = RunMap(

@@ -12,13 +12,10 @@ import grpc
 import torch
 from google.protobuf.message import Message
 
-from hetpipe.coordinator.servicer import CoordinatorServicer
 from hetpipe.errors import ClockNotPublished
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.ps.run_history import file_history
-from hetpipe.ps.server import ShardServer
 from hetpipe.rpc import convert, convert_jobs, convert_shard, shard_methods
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.link_client import connect_link
@@ -28,19 +25,31 @@ from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.spec import wire
-from hetpipe.spec.commands import InspectionResult, StageNews
-from hetpipe.spec.ids import Clock, JobId, Wave
-from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
-from hetpipe.spec.requests import BuffersHeader, LinkHello, PullHeader, SliceHeader
-from hetpipe.spec.run import StageReady
-from hetpipe.spec.run_document import RunDocument
-from hetpipe.spec.shard_config import ShardConfig
-from tests.coordinator.builders import clocks, job, model, submission
-from tests.coordinator.fakes import Cluster
+from hetpipe.server.coordinator.servicer import CoordinatorServicer
+from hetpipe.server.shard.run_history import file_history
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.values import wire
+from hetpipe.values.commands import InspectionResult, StageNews
+from hetpipe.values.ids import Clock, JobId, Wave
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole
+from hetpipe.values.requests import BuffersHeader, LinkHello, PullHeader, SliceHeader
+from hetpipe.values.run import StageReady
+from hetpipe.values.run_document import RunDocument
+from hetpipe.values.shard_config import ShardConfig
 from tests.hardening.bad_inputs import BadInput, message_cases, pull_cases, push_cases, service_cases
 from tests.polling import wait_until
-from tests.ps.builders import JOB, encode, headers_of, push_header, requester, run_document, shard_config, slices_of
+from tests.server.coordinator.builders import clocks, job, model, submission
+from tests.server.coordinator.fakes import Cluster
+from tests.server.shard.builders import (
+    JOB,
+    encode,
+    headers_of,
+    push_header,
+    requester,
+    run_document,
+    shard_config,
+    slices_of,
+)
 
 #: No call of the table may take longer.
 SECONDS = 10.0

@@ -17,18 +17,18 @@ import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.ps.control import ShardControl
-from hetpipe.ps.server import ShardServer
 from hetpipe.rpc import convert_shard, shard_methods
 from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.server import MAX_STREAMS_PER_CONNECTION, Server, ServerConfig
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.spec.identity import Role, server_name
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.server.shard.control import ShardControl
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.values.identity import Role, server_name
 from tests.certs.cluster import COORDINATOR, SHARD, cluster, stage_peer
 from tests.fuzz.memory import bytes_in_use
 from tests.polling import wait_until
-from tests.ps.builders import JOB, chunk_of, headers_of, push_header, requester, shard_config, slices_of
+from tests.server.shard.builders import JOB, chunk_of, headers_of, push_header, requester, shard_config, slices_of
+from tests.support.fake_clock import FakeClock
 
 NUM_CALLS = 1_000
 NUM_CONNECTIONS = 10

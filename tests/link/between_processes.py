@@ -15,9 +15,9 @@ import torch
 
 from hetpipe.errors import LinkClosed
 from hetpipe.link.policy import FrameKind, Link, LinkLimits
-from hetpipe.spec.run import LinkTime
-from hetpipe.testing.link_contract import Connect, frame, in_thread
+from hetpipe.values.run import LinkTime
 from tests.link.cuts import SECONDS
+from tests.support.link_contract import Connect, frame, in_thread
 
 Pace = LinkTime | None
 

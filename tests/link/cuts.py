@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import LinkLimits
-from hetpipe.spec.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.spec.requests import Requester
-from hetpipe.spec.run import LinkTime
+from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.requests import Requester
+from hetpipe.values.run import LinkTime
 
 HOST = "127.0.0.1"
 SECONDS = 20.0

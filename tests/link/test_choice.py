@@ -6,7 +6,7 @@ import pytest
 
 from hetpipe.errors import UserError
 from hetpipe.link.choice import check_replicas, choose_link
-from hetpipe.spec.policies import AskedLink, LinkKind
+from hetpipe.values.policies import AskedLink, LinkKind
 
 
 @pytest.mark.parametrize(

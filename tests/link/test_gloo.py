@@ -18,10 +18,10 @@ import torch
 from hetpipe.errors import DeadlineExceeded, LinkClosed, MalformedFrame, PeerUnreachable, PortInUse, UserError
 from hetpipe.link.gloo import GlooDoor, call_gloo, connect_rendezvous, serve_rendezvous
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
-from hetpipe.spec.run import LinkTime
-from hetpipe.testing.link_contract import Connect, LinkContract, frame, in_thread
+from hetpipe.values.run import LinkTime
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later
+from tests.support.link_contract import Connect, LinkContract, frame, in_thread
 
 
 def connect(limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:

@@ -38,12 +38,12 @@ from hetpipe.rpc.link_client import connect_link
 from hetpipe.rpc.link_stream import CALL, LinkStream
 from hetpipe.rpc.method import as_is
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.ids import Incarnation, JobId, Term
-from hetpipe.spec.requests import LinkHello, Requester
-from hetpipe.testing.link_contract import Connect, LinkContract, frame, in_thread
+from hetpipe.values.ids import Incarnation, JobId, Term
+from hetpipe.values.requests import LinkHello, Requester
 from tests.certs.cluster import AGENT, NoCertificate, cluster, stage_peer
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later, stage
+from tests.support.link_contract import Connect, LinkContract, frame, in_thread
 
 _CHILD = """
 from hetpipe.link.grpc_link import GrpcDoor

@@ -8,7 +8,7 @@ import pytest
 
 from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link, LinkLimits
-from hetpipe.testing.link_contract import Connect, LinkContract
+from tests.support.link_contract import Connect, LinkContract
 
 
 class TestInProcessLink(LinkContract):

@@ -20,7 +20,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, UserError
 from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
 from hetpipe.link.replicas import DistributedReplicas, connect_replicas
-from hetpipe.testing.link_contract import in_thread
+from tests.support.link_contract import in_thread
 
 _HOST = "127.0.0.1"
 _SECONDS = 20.0

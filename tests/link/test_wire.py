@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
 from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, TensorHeader, decode, encode, encode_close
-from hetpipe.spec.plan import DTYPE_BYTES
+from hetpipe.values.plan import DTYPE_BYTES
 
 _LIMITS = LinkLimits(frame_bytes=1 << 20)
 

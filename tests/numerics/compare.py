@@ -10,20 +10,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hetpipe.agent.inspection import inspect_job
 from hetpipe.check import check_run
-from hetpipe.pipeline.checkpoint import CheckpointReader
-from hetpipe.pipeline.reference import ReferenceResult, ReferenceRun
-from hetpipe.planner.partition import plan_job
-from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.schedule.in_flight import weight_buffers
-from hetpipe.spec.ids import AgentId, JobId, Term
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.policies import PREDICTING, WeightPolicy
-from hetpipe.spec.run import AgentDevice, AgentInfo
-from hetpipe.testing.in_process import InProcessResult, InProcessRun, run_in_process
+from hetpipe.checkpoint.format import CheckpointReader
+from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.decide.planner.partition import plan_job
+from hetpipe.decide.schedule.in_flight import weight_buffers
+from hetpipe.job.file import Job
+from hetpipe.server.agent.inspection import inspect_job
+from hetpipe.values.ids import AgentId, JobId, Term
+from hetpipe.values.plan import Plan
+from hetpipe.values.policies import PREDICTING, WeightPolicy
+from hetpipe.values.run import AgentDevice, AgentInfo
 from tests import models
+from tests.reference.executor import ReferenceResult, ReferenceRun
+from tests.support.in_process import InProcessResult, InProcessRun, run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 from torch.utils.data import Subset
 
-from hetpipe.pipeline.reference import ReferenceRun, evaluate, run_reference
-from hetpipe.pipeline.reference_values import MinibatchRecord, ReferenceResult, ReferenceState, Tensors
-from hetpipe.pipeline.reference_worker import ReferenceWorker
-from hetpipe.spec.ids import Clock, Minibatch
+from hetpipe.values.ids import Clock, Minibatch
 from tests.numerics.compare import Case
+from tests.reference.executor import ReferenceRun, evaluate, run_reference
+from tests.reference.values import MinibatchRecord, ReferenceResult, ReferenceState, Tensors
+from tests.reference.worker import ReferenceWorker
 
 
 @dataclass(frozen=True)

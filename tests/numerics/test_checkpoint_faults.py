@@ -12,12 +12,12 @@ import pytest
 import structlog
 from safetensors.torch import save_file
 
+from hetpipe.checkpoint.manifest import checkpoint_dir, newest_complete, read_complete
 from hetpipe.errors import CheckpointNotWritten
-from hetpipe.pipeline.reference import run_reference
-from hetpipe.ps.manifest import checkpoint_dir, newest_complete, read_complete
-from hetpipe.spec.ids import Clock
-from hetpipe.testing.lives import Death
+from hetpipe.values.ids import Clock
 from tests.numerics.compare import MOMENTUM, Case, assert_same_bits, run, trained
+from tests.reference.executor import run_reference
+from tests.support.lives import Death
 
 pytestmark = pytest.mark.matrix
 
@@ -55,7 +55,7 @@ def no_space(monkeypatch: pytest.MonkeyPatch, concerns: Callable[[Path], bool]) 
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, **options)
 
-    monkeypatch.setattr("hetpipe.pipeline.checkpoint.save_file", full)
+    monkeypatch.setattr("hetpipe.checkpoint.format.save_file", full)
 
 
 def no_sync(monkeypatch: pytest.MonkeyPatch, concerns: Callable[[Path], bool]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hetpipe.pipeline.reference import run_reference
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
+from tests.reference.executor import run_reference
 
 pytestmark = pytest.mark.matrix
 

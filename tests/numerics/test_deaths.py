@@ -10,24 +10,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hetpipe.checkpoint.format import CheckpointReader
+from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.decide.sync.segment import divide, first_progress
 from hetpipe.errors import CheckpointNotWritten, InjectedFault, LinkClosed, ProtocolViolation, StaleIncarnation
-from hetpipe.pipeline.checkpoint import CheckpointReader
+from hetpipe.job.file import Job
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.reference import run_reference
-from hetpipe.ps.client import ShardClient
-from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.job import Job
-from hetpipe.spec.run import StageDone, StageEvaluation
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.segment import divide, first_progress
-from hetpipe.testing.in_process import InProcessResult, InProcessRun, run_in_process
-from hetpipe.testing.lives import Death
+from hetpipe.server.shard.client import ShardClient
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.run import StageDone, StageEvaluation
+from hetpipe.values.sync import Progress
 from tests import models
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, ROOT, Case, assert_same_bits, run, trained
 from tests.numerics.test_witnesses import case, counts
 from tests.polling import wait_until
+from tests.reference.executor import run_reference
+from tests.support.in_process import InProcessResult, InProcessRun, run_in_process
+from tests.support.lives import Death
 
 pytestmark = pytest.mark.matrix
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from hetpipe.checkpoint.manifest import checkpoint_dir, newest_checkpoint
+from hetpipe.decide.sync.segment import first_progress, planned_segments
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.data import read_batch
-from hetpipe.pipeline.reference import run_reference
-from hetpipe.ps.manifest import checkpoint_dir, newest_checkpoint
-from hetpipe.spec.ids import Clock, VirtualWorkerIndex
-from hetpipe.sync.segment import first_progress, planned_segments
-from hetpipe.testing.in_process import InProcessRun, run_in_process
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
+from tests.reference.executor import run_reference
+from tests.support.in_process import InProcessRun, run_in_process
 
 
 @pytest.mark.parametrize("stages", [[[1, 4], [1, 4]], [[3, 2], [2, 3]], 3, 5, 1])

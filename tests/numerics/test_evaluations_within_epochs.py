@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from hetpipe.checkpoint.manifest import checkpoint_dir
 from hetpipe.pipeline.evaluation import EvaluationPass
-from hetpipe.pipeline.reference import run_reference
 from hetpipe.pipeline.seeds import generator_states
-from hetpipe.ps.manifest import checkpoint_dir
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.run import StageEvaluation
-from hetpipe.testing.in_process import InProcessResult
-from hetpipe.testing.lives import Death
+from hetpipe.values.ids import Clock
+from hetpipe.values.run import StageEvaluation
 from hetpipe.weights.flat import FlatBuffer
 from tests.numerics.compare import MOMENTUM, Case, assert_same_bits, run, trained
 from tests.numerics.evaluations import reference_of, value_of
+from tests.reference.executor import run_reference
+from tests.support.in_process import InProcessResult
+from tests.support.lives import Death
 
 EVERY, MAX = 2, 3
 

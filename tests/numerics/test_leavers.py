@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from hetpipe.errors import InjectedFault, LinkClosed, StaleIncarnation
-from hetpipe.pipeline.reference import run_reference
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.job import Job
-from hetpipe.spec.run import StageDone, StageEvaluation
-from hetpipe.testing.in_process import InProcessResult, InProcessRun, run_in_process
+from hetpipe.job.file import Job
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.run import StageDone, StageEvaluation
 from tests import models
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, ROOT, Case, assert_same_bits, run, trained
 from tests.numerics.test_deaths import BATCH_NORM, death
 from tests.numerics.test_witnesses import case, counts
+from tests.reference.executor import run_reference
+from tests.support.in_process import InProcessResult, InProcessRun, run_in_process
 
 pytestmark = pytest.mark.matrix
 

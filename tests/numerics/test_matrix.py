@@ -48,6 +48,6 @@ def test_distributed_equals_the_reference(
         every_waves=3 if staleness == 0 else None,
     )
     run(case, tmp_path, delay_seed=POINTS.index((dtype, workers, stages, wave, staleness, optimizer)))
-    from hetpipe.pipeline.reference import run_reference
+    from tests.reference.executor import run_reference
 
     assert_same_bits(trained(tmp_path), run_reference(case.reference()))

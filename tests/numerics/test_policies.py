@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.agent.stage_assembly import assemble
+from hetpipe.checkpoint.manifest import checkpoint_dir, newest_checkpoint
+from hetpipe.decide.sync.records import BarrierRecord, Record
+from hetpipe.decide.sync.segment import STOP
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.reference import run_reference
 from hetpipe.pipeline.segment_run import SegmentRun
-from hetpipe.ps.manifest import checkpoint_dir, newest_checkpoint
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.policies import WEIGHT_POLICIES
-from hetpipe.sync.records import BarrierRecord, Record
-from hetpipe.sync.segment import STOP
-from hetpipe.testing import in_process
-from hetpipe.testing.in_process import InProcessRun
+from hetpipe.server.agent.stage_assembly import assemble
+from hetpipe.values.ids import Clock
+from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
+from tests.reference.executor import run_reference
+from tests.support import in_process
+from tests.support.in_process import InProcessRun
 from tests.thinning import thinned
 
 ADAM: dict[str, Any] = {"name": "Adam", "lr": 0.01, "weight_decay": 0.02}

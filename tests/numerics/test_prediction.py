@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import pytest
 
-from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.job import Job
-from hetpipe.testing.in_process import InProcessRun, run_in_process
+from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.job.file import Job
 from hetpipe.weights.optimizer import StageOptimizer
 from tests.numerics import tracking
 from tests.numerics.compare import ROOT, trained
 from tests.numerics.tracking import COUNT, NUM_LAYERS, RATE, START
+from tests.support.in_process import InProcessRun, run_in_process
 
 MOMENTUM = {"name": "SGD", "lr": RATE, "momentum": 0.5, "dampening": 0.5}
 

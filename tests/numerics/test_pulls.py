@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hetpipe.observe.segments import read_lines
-from hetpipe.pipeline.reference import run_reference
-from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
+from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
 from tests.numerics.compare import Case, assert_same_bits, run, trained
+from tests.reference.executor import run_reference
 
 
 def pulls(folder: Path) -> Counter[tuple[int, int]]:

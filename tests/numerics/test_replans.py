@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hetpipe.pipeline.reference import run_reference
-from hetpipe.spec.ids import AgentId, DeviceId, LayerIndex, VirtualWorkerIndex
-from hetpipe.spec.plan import StagePlan, VirtualWorkerPlan
+from hetpipe.values.ids import AgentId, DeviceId, LayerIndex, VirtualWorkerIndex
+from hetpipe.values.plan import StagePlan, VirtualWorkerPlan
 from tests.numerics.compare import ADAMW, Case, assert_same_bits, run, trained
 from tests.numerics.test_deaths import BATCH_NORM
 from tests.numerics.test_leavers import barriers, drain, membership
+from tests.reference.executor import run_reference
 
 pytestmark = pytest.mark.matrix
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from hetpipe.checkpoint.manifest import checkpoint_dir, newest_checkpoint, read_manifest
 from hetpipe.errors import CheckpointError
-from hetpipe.pipeline.reference import ReferenceState, run_reference
-from hetpipe.ps.manifest import checkpoint_dir, newest_checkpoint, read_manifest
-from hetpipe.spec.checkpoint import optimizer_source
-from hetpipe.spec.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.checkpoint import optimizer_source
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
 from tests.numerics.test_stops import assert_same_optimizers
+from tests.reference.executor import ReferenceState, run_reference
 
 pytestmark = pytest.mark.matrix
 

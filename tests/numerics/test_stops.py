@@ -14,20 +14,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import hetpipe
+from hetpipe.checkpoint.format import CheckpointReader
+from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.decide.sync.records import BarrierRecord, Record
+from hetpipe.decide.sync.segment import divide, first_progress
 from hetpipe.errors import NonFiniteUpdate
-from hetpipe.pipeline.checkpoint import CheckpointReader
-from hetpipe.pipeline.reference import ReferenceState, run_reference
-from hetpipe.ps.in_process import InProcessClock
-from hetpipe.ps.job_shard import JobShard
-from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.spec.ids import Clock, VirtualWorkerIndex
-from hetpipe.spec.requests import Requester
-from hetpipe.sync.records import BarrierRecord, Record
-from hetpipe.sync.segment import divide, first_progress
-from hetpipe.testing import in_process
-from hetpipe.testing.in_process import InProcessRun, run_in_process
+from hetpipe.server.shard.in_process import InProcessClock
+from hetpipe.server.shard.job_shard import JobShard
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.requests import Requester
 from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, Case, assert_same_bits, run, trained
+from tests.reference.executor import ReferenceState, run_reference
+from tests.support import in_process
+from tests.support.in_process import InProcessRun, run_in_process
 
 pytestmark = pytest.mark.matrix
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetpipe.pipeline.reference import evaluate, run_reference
-from hetpipe.pipeline.reference_worker import read_block
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed, preserved_generators, seed_generators
-from hetpipe.spec.ids import LayerIndex, VirtualWorkerIndex
-from hetpipe.spec.run import StageEvaluation
-from hetpipe.testing.in_process import InProcessRun, run_in_process
+from hetpipe.values.ids import LayerIndex, VirtualWorkerIndex
+from hetpipe.values.run import StageEvaluation
 from tests import models
 from tests.numerics.compare import MOMENTUM, ROOT, Case, assert_same_bits, run, trained
+from tests.reference.executor import evaluate, run_reference
+from tests.reference.worker import read_block
+from tests.support.in_process import InProcessRun, run_in_process
 
 #: Name → what differs from `Case`, and the loss.
 CASES: dict[str, tuple[dict[str, Any], Any]] = {

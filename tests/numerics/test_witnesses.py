@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.decide.sync.records import CommitRecord, Record
 from hetpipe.errors import ClockNotPublished
-from hetpipe.ps.manifest import newest_checkpoint
-from hetpipe.ps.push_session import PushSession
-from hetpipe.ps.shard import Shard
-from hetpipe.spec.requests import PushHeader, Watermarks
-from hetpipe.sync.records import CommitRecord, Record
-from hetpipe.testing.in_process import InProcessResult
+from hetpipe.server.shard.push_session import PushSession
+from hetpipe.server.shard.shard import Shard
+from hetpipe.values.requests import PushHeader, Watermarks
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import Case, run, trained
 from tests.pipeline.witness import sample_counts
+from tests.support.in_process import InProcessResult
 
 #: With lr = 1 an update is the sum of the samples of its minibatch.
 COUNTING: dict[str, Any] = {"name": "SGD", "lr": 1.0}

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hetpipe.spec.ids import Clock
-from hetpipe.sync.division import shuffled
+from hetpipe.decide.sync.division import shuffled
+from hetpipe.values.ids import Clock
 
 RATE = 2.0**-5
 NUM_LAYERS = 3

@@ -16,7 +16,7 @@ from hetpipe.observe.history import History
 from hetpipe.observe.line_file import LineFile
 from hetpipe.observe.metrics import Metrics, WaveMetrics, WaveReduction, metrics_path, read_metrics
 from hetpipe.observe.segments import packed_path, segment_path, segments_of
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 WAVE = WaveMetrics(
     wave=0, p=4, minibatches=4, samples=60, loss=0.5, learning_rate=0.1, gradient_norm=None, max_norm=None

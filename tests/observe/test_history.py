@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.history import History, HistoryWriter, MemoryHistory, NullHistory
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 #: The fields of every event, copied from the design by hand.
 FIELDS = {

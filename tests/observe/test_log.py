@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from hetpipe.observe.log import MAX_TEXT_LENGTH, bind_context, configure_logging, get_logger
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 @pytest.fixture

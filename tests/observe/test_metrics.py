@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.observe.metrics import Metrics, NullMetrics, WaveMetrics, metrics_path, read_metrics
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 WAVE = WaveMetrics(
     wave=2, p=12, minibatches=4, samples=60, loss=0.25, learning_rate=0.1, gradient_norm=None, max_norm=None

@@ -9,7 +9,7 @@ import pytest
 
 from hetpipe.observe.readings import Distribution, Reading
 from hetpipe.observe.rpc_counters import MAX_CALLS, OTHER, RpcCounters
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 def test_calls_are_counted() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from hetpipe.observe import timeline as timeline_module
 from hetpipe.observe.timeline import Activity, NullTimeline, Timeline, merge_timelines
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 def open_timeline(path: Path, clock: FakeClock, *, vw: int = 0, stage: int = 0, host: str = "n0") -> Timeline:

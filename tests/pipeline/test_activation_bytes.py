@@ -13,7 +13,7 @@ from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.profiler.live_bytes import LiveBytes
-from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 SAMPLES, WIDTH = 16, 8
 BYTES = SAMPLES * WIDTH * 4

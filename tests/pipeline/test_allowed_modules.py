@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hetpipe.errors import CallableError, UserError
+from hetpipe.job.file import Job
 from hetpipe.pipeline import allowed_modules
 from hetpipe.pipeline.allowed_modules import ALWAYS_ALLOWED, allow_only
 from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
 from hetpipe.pipeline.optimizer_choice import check_optimization
-from hetpipe.spec.job import Job
 
 GOOD = """
 import torch

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from hetpipe.checkpoint.format import CheckpointReader, PartWriter
 from hetpipe.errors import CheckpointNotWritten, DeadlineExceeded
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.barrier_checkpoint import LEAVER_SECONDS, CheckpointWork
 from hetpipe.pipeline.chain import chain_of
-from hetpipe.pipeline.checkpoint import CheckpointReader, PartWriter
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock, JobId
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.values.ids import Clock, JobId
+from tests.support.fake_clock import FakeClock
 
 NAME = "vw-0-stage-0.safetensors"
 LAST_CHECKPOINT_SECONDS = 20.0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hetpipe.errors import CallableError
+from hetpipe.job.file import Job
 from hetpipe.pipeline import metrics
 from hetpipe.pipeline.callables import (
     build_datasets,
@@ -24,7 +25,6 @@ from hetpipe.pipeline.callables import (
     load_loss,
     load_metrics,
 )
-from hetpipe.spec.job import Job
 
 USER_CODE = """
 import sys

@@ -8,14 +8,14 @@ from typing import cast
 import pytest
 import torch
 
+from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, PublishRecord, Record, SegmentMember, SegmentRecord
 from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.clock_use import ClockUse
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
-from hetpipe.spec.ids import Clock, Incarnation, Minibatch, VirtualWorkerIndex, Wave
-from hetpipe.spec.policies import WEIGHT_POLICIES, WeightPolicy
-from hetpipe.spec.sync import SyncSpec
-from hetpipe.sync.records import BarrierRecord, CommitRecord, PublishRecord, Record, SegmentMember, SegmentRecord
+from hetpipe.values.ids import Clock, Incarnation, Minibatch, VirtualWorkerIndex, Wave
+from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
+from hetpipe.values.sync import SyncSpec
 from hetpipe.weights.flat import BufferPool, FlatLayout
 
 POOL = BufferPool(FlatLayout([("w", (1,), "float32")]), torch.device("cpu"))

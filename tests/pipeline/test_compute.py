@@ -19,7 +19,7 @@ from hetpipe.pipeline.compute import Gradients, StageCompute
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.seeds import layer_seed
 from hetpipe.profiler.live_bytes import LiveBytes
-from hetpipe.spec.ids import LayerIndex, Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import LayerIndex, Minibatch, VirtualWorkerIndex
 
 P = Minibatch(1)
 WIDTH = 8

@@ -12,7 +12,7 @@ import torch
 from hetpipe.errors import CallableError
 from hetpipe.observe.log import configure_logging
 from hetpipe.pipeline.data import read_batch, read_evaluation_minibatch, read_minibatch
-from hetpipe.spec.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 
 class Samples:

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from hetpipe.decide.schedule.policy import Kind
 from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.compute import Emulator
-from hetpipe.ps.emulated import over
-from hetpipe.schedule.policy import Kind
-from hetpipe.spec.ids import Clock, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.ids import Incarnation as Life
-from hetpipe.spec.requests import PullHeader, PushHeader, PushReply, Requester, SliceHeader, Watermarks
-from hetpipe.spec.run import DeviceConfig, LinkTime, StageEmulation
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.server.shard.emulated import over
+from hetpipe.values.ids import Clock, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.ids import Incarnation as Life
+from hetpipe.values.requests import PullHeader, PushHeader, PushReply, Requester, SliceHeader, Watermarks
+from hetpipe.values.run import DeviceConfig, LinkTime, StageEmulation
+from tests.support.fake_clock import FakeClock
 
 WHO = Requester(JobId("job"), Term(1), VirtualWorkerIndex(0), Life(0), StageIndex(0))
 SLICES = (SliceHeader("a", 0, 500, "float32"), SliceHeader("b", 100, 600, "float64"))  # 2000 + 4000 bytes

@@ -11,21 +11,21 @@ import pytest
 import torch
 from torch import nn
 
+from hetpipe.checkpoint.format import PartWriter
+from hetpipe.decide.sync.records import BarrierRecord, EvictRecord, Record, SegmentMember, SegmentRecord, TermRecord
 from hetpipe.errors import CheckpointNotWritten, ProtocolViolation, StaleIncarnation
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline import entry
 from hetpipe.pipeline.chain import chain_of
-from hetpipe.pipeline.checkpoint import PartWriter
 from hetpipe.pipeline.entry import Entry
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import layout_of
 from hetpipe.pipeline.setup import StageIdentity, StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term
-from hetpipe.spec.ids import VirtualWorkerIndex as Vw
-from hetpipe.sync.records import BarrierRecord, EvictRecord, Record, SegmentMember, SegmentRecord, TermRecord
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term
+from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.weights.flat import BufferPool, FlatBuffer
+from tests.support.fake_clock import FakeClock
 
 TERM = TermRecord(0, Term(1))
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.ps.client import ShardClient
-from hetpipe.schedule.policy import Kind
-from hetpipe.spec.ids import Clock
-from hetpipe.testing.in_process import RandomDelays
+from hetpipe.decide.schedule.policy import Kind
+from hetpipe.server.shard.client import ShardClient
+from hetpipe.values.ids import Clock
 from tests.numerics.compare import Case, run
+from tests.support.in_process import RandomDelays
 
 #: Longest wait for what has to happen.
 PATIENCE_SECONDS = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.spec.ids import Clock
+from hetpipe.values.ids import Clock
 from hetpipe.weights.flat import BufferPool, FlatLayout
 
 

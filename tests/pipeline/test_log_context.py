@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from structlog.contextvars import get_contextvars
 
-from hetpipe.coordinator.job_hosts import thread_per_job
 from hetpipe.pipeline.tally import Tally
-from hetpipe.ps.shard import Shard
-from hetpipe.spec.ids import JobId
-from hetpipe.testing.in_process import InProcessRun, run_in_process
+from hetpipe.server.coordinator.job_hosts import thread_per_job
+from hetpipe.server.shard.shard import Shard
+from hetpipe.values.ids import JobId
 from tests.numerics.compare import ROOT, Case
+from tests.support.in_process import InProcessRun, run_in_process
 
 
 @pytest.mark.matrix

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hetpipe.coordinator.summary import peak_of
+from hetpipe.decide.lifecycle.summary import peak_of
+from hetpipe.decide.planner.partition import plan_job
+from hetpipe.job.file import Job, load_job
 from hetpipe.pipeline.flop_counter import FlopCounter
 from hetpipe.pipeline.model_work import model_work, tokens_of
-from hetpipe.planner.partition import plan_job
-from hetpipe.spec.ids import JobId, Term
-from hetpipe.spec.job import Job, load_job
-from hetpipe.spec.plan import ModelWork, ProofReport
-from hetpipe.spec.utilisation import Peak
-from tests.coordinator.builders import BASE, agent_info, job, model
+from hetpipe.values.ids import JobId, Term
+from hetpipe.values.plan import ModelWork, ProofReport
+from hetpipe.values.utilisation import Peak
+from tests.server.coordinator.builders import BASE, agent_info, job, model
 
 PROOF = ProofReport("whole model", "bits", 4, 0.3, ("outputs",), work=ModelWork(128, 2e9))
 

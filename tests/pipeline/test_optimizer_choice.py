@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hetpipe.errors import CallableError, JobError
+from hetpipe.job.file import Job, LrScheduleSpec, OptimizerSpec
 from hetpipe.pipeline.optimizer_choice import (
     build_optimizer_class,
     check_groups,
@@ -15,7 +16,6 @@ from hetpipe.pipeline.optimizer_choice import (
     check_optimization,
     check_optimizer_arguments,
 )
-from hetpipe.spec.job import Job, LrScheduleSpec, OptimizerSpec
 
 
 def spec(name: str, *groups: dict[str, object], **arguments: object) -> OptimizerSpec:

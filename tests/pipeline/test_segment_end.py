@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+from hetpipe.decide.sync.log_view import LogView
+from hetpipe.decide.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
 from hetpipe.pipeline.segment_run import SegmentRun
-from hetpipe.spec.ids import Clock, Incarnation, VirtualWorkerIndex
-from hetpipe.sync.log_view import LogView
-from hetpipe.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 
 
 def end(view: LogView, start: int) -> Clock | None:

@@ -13,9 +13,9 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.pipeline.tally import Figures, Tally
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.spec.ids import Clock, Minibatch
-from hetpipe.spec.run import StageProgress, StageReport
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.values.ids import Clock, Minibatch
+from hetpipe.values.run import StageProgress, StageReport
+from tests.support.fake_clock import FakeClock
 
 
 class Lines:

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.setup import Clipping, StageIdentity, StageParts
 from hetpipe.pipeline.tally import Tally
 from hetpipe.pipeline.updates import Updates
-from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.policies import WeightPolicy
-from hetpipe.testing.fake_clock import FakeClock
-from hetpipe.testing.link_contract import in_thread
-from hetpipe.testing.replicas import InProcessReplicas, ReplicaMeeting
+from hetpipe.values.ids import Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
+from hetpipe.values.policies import WeightPolicy
 from hetpipe.weights.averaging import Gradients
+from tests.support.fake_clock import FakeClock
+from tests.support.link_contract import in_thread
+from tests.support.replicas import InProcessReplicas, ReplicaMeeting
 
 #: Names as the layers of a stage have them; gradients come in another order.
 NAMES = ("first", "second")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetpipe.pipeline.reference import ReferenceRun, run_reference
 from tests.pipeline.witness import (
     Fault,
     FaultKind,
@@ -20,6 +19,7 @@ from tests.pipeline.witness import (
     witness_loss,
     witness_model,
 )
+from tests.reference.executor import ReferenceRun, run_reference
 
 WITNESS = Witness(num_vws=3, num_waves=5, num_slices=4, copies=2)
 

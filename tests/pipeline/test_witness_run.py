@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.errors import CheckpointError
-from hetpipe.ps.manifest import newest_checkpoint
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import run
 from tests.numerics.test_witnesses import case

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 
 from hetpipe.check.events import Commit, Publish, Used
 from hetpipe.check.reading import read_history
-from hetpipe.cli.export import export_weights
+from hetpipe.checkpoint.export import export_weights
 from hetpipe.errors import HetpipeError
 from tests.pipeline.witness import DIGIT_BITS, FaultKind, sample_counts
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from hetpipe.checkpoint.manifest import newest_checkpoint, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.ps.manifest import newest_checkpoint, read_manifest
 from tests.polling import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

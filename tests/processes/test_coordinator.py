@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from hetpipe.check import check_run
-from hetpipe.coordinator.adoption import ADOPTED
-from hetpipe.pipeline.reference import ReferenceRun, run_reference
-from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.decide.lifecycle.adoption import ADOPTED
 from tests import models
 from tests.polling import wait_until
 from tests.processes.harness import Train, kill, pids_of, write_job
+from tests.reference.executor import ReferenceRun, run_reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -14,7 +14,7 @@ from tests.histories import history_lines, whole_lines_of
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_lives import ENDLESS, stop, wait_for_lives, waves
-from tests.services.test_programs import Program
+from tests.server.test_programs import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(180)]
 

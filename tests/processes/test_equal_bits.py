@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from hetpipe.check import check_run
-from hetpipe.pipeline.checkpoint import CheckpointReader
-from hetpipe.pipeline.reference import ReferenceRun, run_reference
-from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.checkpoint.format import CheckpointReader
+from hetpipe.checkpoint.manifest import newest_checkpoint
 from tests import models
 from tests.processes.harness import Train, write_job
+from tests.reference.executor import ReferenceRun, run_reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

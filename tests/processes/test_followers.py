@@ -13,12 +13,12 @@ import pytest
 
 from hetpipe.cli.asking import is_over
 from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.spec.events import JobState, JobStatus, StopMode
-from hetpipe.spec.ids import JobId
+from hetpipe.values.events import JobState, JobStatus, StopMode
+from hetpipe.values.ids import JobId
 from tests.polling import wait_until
 from tests.processes.harness import HETPIPE, ROOT, write_job
 from tests.processes.test_lives import ENDLESS
-from tests.services.test_programs import Program
+from tests.server.test_programs import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.spec.conditions import ConditionKind
+from hetpipe.values.conditions import ConditionKind
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_coordinator import SLOW

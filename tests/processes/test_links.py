@@ -14,8 +14,8 @@ import pytest
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.profiler.link_cache import LinkCache, NodeLinks
-from hetpipe.spec.link_measurement import MeasuredLinks
-from tests.coordinator.test_known_links import link
+from hetpipe.values.link_measurement import MeasuredLinks
+from tests.decide.lifecycle.test_known_links import link
 from tests.processes.harness import HETPIPE, ROOT, Train, write_job
 from tests.processes.test_departure import Cluster
 

@@ -23,7 +23,7 @@ def inspections() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"hetpipe.agent.inspect_process" in path.read_bytes() and os.environ["HELD_UNTIL"].encode() in (
+            if b"hetpipe.server.agent.inspect_process" in path.read_bytes() and os.environ["HELD_UNTIL"].encode() in (
                 path.with_name("environ").read_bytes()
             ):
                 found.append(int(path.parent.name))

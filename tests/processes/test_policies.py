@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.checkpoint.manifest import newest_checkpoint
 from tests.numerics.compare import ADAMW, MOMENTUM, Case
 from tests.numerics.evaluations import reference_of, value_of
 from tests.processes.harness import Train, write_job

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hetpipe.ps.manifest import newest_checkpoint, read_manifest
+from hetpipe.checkpoint.manifest import newest_checkpoint, read_manifest
 from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.spec.events import JobState
+from hetpipe.values.events import JobState
 from tests.histories import history_lines
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_lives import ENDLESS, stop
-from tests.services.test_programs import Program
+from tests.server.test_programs import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.wire import from_json
+from hetpipe.values.plan import Plan
+from hetpipe.values.wire import from_json
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_lives import stop, waves

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from hetpipe.check import check_run
-from hetpipe.pipeline.reference import run_reference
-from hetpipe.ps.manifest import newest_checkpoint
+from hetpipe.checkpoint.manifest import newest_checkpoint
 from tests.numerics.compare import ADAMW, MOMENTUM, Case
 from tests.polling import wait_until
 from tests.processes.harness import Outcome, Train, kill, pids_of, write_job
+from tests.reference.executor import run_reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

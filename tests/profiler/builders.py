@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hetpipe.spec.measurement import LayerMeasurement, Measurement, Work
-from hetpipe.spec.plan import TensorSpec
+from hetpipe.values.measurement import LayerMeasurement, Measurement, Work
+from hetpipe.values.plan import TensorSpec
 
 
 def layer(name: str = "a", *, flops: int = 0, parameters: int = 0, dtype: str = "float32") -> LayerMeasurement:

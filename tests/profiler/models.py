@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from hetpipe.job.file import load_job
 from hetpipe.profiler.subject import Subject, load_subject
-from hetpipe.spec.job import load_job
 from tests.numerics.compare import ROOT
 
 NUM_CLASSES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetpipe.profiler.cache import MeasurementCache
-from hetpipe.spec.measurement import Measurement
+from hetpipe.values.measurement import Measurement
 from tests.profiler.builders import layer, measurement
 
 

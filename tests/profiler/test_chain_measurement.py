@@ -12,7 +12,7 @@ from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.live_bytes import LiveBytes
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.subject import MINIBATCH, VIRTUAL_WORKER, Subject
-from hetpipe.spec.measurement import Measurement
+from hetpipe.values.measurement import Measurement
 from tests.profiler import models
 
 CHAINS = ["linear_relu", "in_place", "batch_norm", "views", "tuples", "residual", "frozen"]

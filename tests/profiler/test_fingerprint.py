@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hetpipe.profiler.fingerprint import Fingerprint, digests, fingerprint_of
-from hetpipe.spec.plan import TensorSpec
+from hetpipe.values.plan import TensorSpec
 from tests.numerics.compare import ROOT
 from tests.profiler import models
 

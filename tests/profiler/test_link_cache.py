@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetpipe.profiler.link_cache import LinkCache, NodeLinks
-from hetpipe.spec.link_measurement import VALID_SECONDS, MeasuredLinks
-from tests.coordinator.test_known_links import NOW, copies, link
+from hetpipe.values.link_measurement import VALID_SECONDS, MeasuredLinks
+from tests.decide.lifecycle.test_known_links import NOW, copies, link
 
 
 def cache(folder: Path, *types: str, machine: str = "here") -> LinkCache:

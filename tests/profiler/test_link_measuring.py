@@ -15,12 +15,12 @@ from hetpipe.profiler.link_measuring import carry_out_links
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.machine import versions
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec import wire
-from hetpipe.spec.commands import end_key
-from hetpipe.spec.policies import LinkKind
+from hetpipe.values import wire
+from hetpipe.values.commands import end_key
+from hetpipe.values.policies import LinkKind
 from tests.certs.cluster import cluster
-from tests.coordinator.builders import JOB_ID
 from tests.profiler.test_link_speed import BRIEF
+from tests.server.coordinator.builders import JOB_ID
 
 AWAIT = LinkOrder(role="await", node="a", other="b", deadline_seconds=20)
 

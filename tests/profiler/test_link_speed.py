@@ -15,7 +15,7 @@ from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.profiler.link_speed import LIMITS, MAX_BYTES, CopyTrips, Effort, LinkTrips, answer_trips, speed_of
 from hetpipe.profiler.sampling import Sampling
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 BRIEF = Effort(
     first_bytes=64 << 10,

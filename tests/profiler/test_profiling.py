@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from hetpipe.errors import CallableError
+from hetpipe.job.file import Job
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.profiler.profiling import carry_out, devices_here
-from hetpipe.spec.job import Job
-from hetpipe.spec.measurement import ProfileStep
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.values.measurement import ProfileStep
 from tests.cli.fakes import small_job
 from tests.numerics.compare import ROOT
+from tests.support.fake_clock import FakeClock
 
 
 def order(folder: Path, job: Job | None = None) -> ProfileOrder:

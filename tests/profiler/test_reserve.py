@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from hetpipe.decide.planner.assembly import reserve_for
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.profiler import reserve
-from hetpipe.profiler.assembly import reserve_for
 from hetpipe.profiler.reserve import framework_reserve
 from tests.profiler.builders import measurement
 

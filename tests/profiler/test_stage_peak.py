@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.planner.costs import Costs, MemoryModel
-from hetpipe.profiler.assembly import profile_of
+from hetpipe.decide.planner.assembly import profile_of
+from hetpipe.decide.planner.costs import Costs, MemoryModel
 from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.sampling import Sampling
-from hetpipe.profiler.stage_peak import StagePeak, measure_stage_peak
-from hetpipe.spec.cluster import Cluster, DeviceType, Links, LinkSpec, Node
-from hetpipe.spec.ids import StageIndex
+from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
+from hetpipe.values.ids import StageIndex
 from tests.profiler import models
+from tests.profiler.stage_peak import StagePeak, measure_stage_peak
 
 LINK = LinkSpec(bandwidth_bytes_per_second=1e9)
 CLUSTER = Cluster(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hetpipe.errors import JobError
+from hetpipe.job.file import Job
 from hetpipe.profiler.subject import load_subject
-from hetpipe.spec.job import Job
 from tests.cli.fakes import small_job
 from tests.numerics.compare import ROOT
 

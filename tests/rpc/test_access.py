@@ -13,14 +13,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from hetpipe.certs.authority import Authority, new_key
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.coordinator.coordinator import Coordinator
-from hetpipe.coordinator.memory_store import MemoryStore
-from hetpipe.coordinator.servicer import CoordinatorServicer
-from hetpipe.coordinator.tasks import Tools
 from hetpipe.errors import HetpipeError, PermissionDenied, Unauthenticated
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.proto.v1 import coordinator_pb2, parameter_server_pb2
-from hetpipe.ps.server import ShardServer
 from hetpipe.rpc import shard_methods
 from hetpipe.rpc.access import ACCESS
 from hetpipe.rpc.connection import Connection, Target
@@ -28,7 +23,12 @@ from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.identity import NamedPeer, Peer, Role, server_name
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.server.coordinator.servicer import CoordinatorServicer
+from hetpipe.server.coordinator.tasks import Tools
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.storage.memory_store import MemoryStore
+from hetpipe.values.identity import NamedPeer, Peer, Role, server_name
 from tests.certs.cluster import AGENT, COORDINATOR, MONITOR, OPERATOR, SHARD, NoCertificate, cluster, stage_peer
 
 SECONDS = 10.0

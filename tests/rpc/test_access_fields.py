@@ -13,35 +13,35 @@ import pytest
 from google.protobuf.message import Message
 
 from hetpipe.certs.authority import new_key, request_for
-from hetpipe.coordinator.coordinator import Coordinator
-from hetpipe.coordinator.servicer import CoordinatorServicer
 from hetpipe.errors import DeadlineExceeded, HetpipeError, PermissionDenied
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.proto.v1 import coordinator_pb2 as pb
-from hetpipe.ps.server import ShardServer
 from hetpipe.roots import RUN_OPTION, Roots, root_of
 from hetpipe.rpc import coordinator_methods, shard_methods
 from hetpipe.rpc.access import ACCESS
-from hetpipe.rpc.access_fields import FIELDS, REQUESTS, VALUES, Outcome, leaves, unclassified
 from hetpipe.rpc.connection import Connection, Target
 from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.spec import wire
-from hetpipe.spec.checkpoint import shard_file, stage_file
-from hetpipe.spec.commands import StageKey
-from hetpipe.spec.identity import NamedPeer, Peer, Role, StagePeer, server_name
-from hetpipe.spec.ids import JobId, ShardIndex, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.link_measurement import MeasuredLinks
-from hetpipe.spec.members import MemberId, MemberInfo, MemberRole, Registration
-from hetpipe.spec.run import StageReady
-from hetpipe.spec.run import StageReport as AnyReport
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.server.coordinator.servicer import CoordinatorServicer
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.values import wire
+from hetpipe.values.checkpoint import shard_file, stage_file
+from hetpipe.values.commands import StageKey
+from hetpipe.values.identity import NamedPeer, Peer, Role, StagePeer, server_name
+from hetpipe.values.ids import JobId, ShardIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole, Registration
+from hetpipe.values.run import StageReady
+from hetpipe.values.run import StageReport as AnyReport
 from tests.certs.cluster import AGENT, COORDINATOR, MONITOR, OPERATOR, SHARD, stage_peer
 from tests.certs.cluster import cluster as certificates
-from tests.coordinator.builders import agent_member, job, shard_member, submission
-from tests.coordinator.fakes import Cluster
-from tests.coordinator.test_known_links import link
-from tests.ps.builders import run_document, shard_config, slices_of
+from tests.decide.lifecycle.test_known_links import link
+from tests.rpc.access_fields import FIELDS, REQUESTS, VALUES, Outcome, leaves, unclassified
+from tests.server.coordinator.builders import agent_member, job, shard_member, submission
+from tests.server.coordinator.fakes import Cluster
+from tests.server.shard.builders import run_document, shard_config, slices_of
 
 SECONDS = 10.0
 #: The agent without devices, and so without stages.

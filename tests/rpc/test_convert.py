@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from google.protobuf.message import Message
 
-from hetpipe.coordinator.configs import Assignment, stage_commands
+from hetpipe.decide.lifecycle.configs import Assignment, stage_commands
+from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import ProtocolViolation
-from hetpipe.planner.partition import plan_job
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import convert, convert_conditions, convert_jobs
 from hetpipe.rpc.coordinator_methods import METHODS, SERVICE
 from hetpipe.rpc.method import Streaming
-from hetpipe.spec.commands import (
+from hetpipe.values.commands import (
     AgentNews,
     ChildExit,
     Command,
@@ -32,8 +32,8 @@ from hetpipe.spec.commands import (
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
-from hetpipe.spec.conditions import Condition, ConditionKind
-from hetpipe.spec.events import (
+from hetpipe.values.conditions import Condition, ConditionKind
+from hetpipe.values.events import (
     ConditionCleared,
     ConditionRaised,
     Evaluated,
@@ -59,14 +59,14 @@ from hetpipe.spec.events import (
     WorkerReplanned,
     WorkerStatus,
 )
-from hetpipe.spec.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term
-from hetpipe.spec.ids import VirtualWorkerIndex as Vw
-from hetpipe.spec.life_state import LifeState
-from hetpipe.spec.link_measurement import MeasuredLinks
-from hetpipe.spec.measurement import ProfileStep
-from hetpipe.spec.members import Member, MemberId, MemberInfo, MemberRole
-from hetpipe.spec.plan import ModelReport
-from hetpipe.spec.run import (
+from hetpipe.values.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term
+from hetpipe.values.ids import VirtualWorkerIndex as Vw
+from hetpipe.values.life_state import LifeState
+from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.members import Member, MemberId, MemberInfo, MemberRole
+from hetpipe.values.plan import ModelReport
+from hetpipe.values.run import (
     StageDone,
     StageEvaluation,
     StageFailed,
@@ -74,7 +74,9 @@ from hetpipe.spec.run import (
     StageReport,
     StageWaiting,
 )
-from tests.coordinator.builders import (
+from tests.decide.lifecycle.test_known_links import copies, link
+from tests.profiler.builders import layer, measurement
+from tests.server.coordinator.builders import (
     FIRST_LIFE,
     JOB_ID,
     agent_info,
@@ -86,9 +88,7 @@ from tests.coordinator.builders import (
     shard_member,
     submission,
 )
-from tests.coordinator.machine_driver import Driver
-from tests.coordinator.test_known_links import copies, link
-from tests.profiler.builders import layer, measurement
+from tests.server.coordinator.machine_driver import Driver
 
 PLAN = plan_job(job(), model(), [agent_info()], Term(1), JOB_ID)
 KEY = StageKey(JOB_ID, Vw(1), StageIndex(0), FIRST_LIFE, Term(1))

@@ -6,23 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpipe.errors import ProtocolViolation
-from hetpipe.proto.v1 import parameter_server_pb2 as pb
-from hetpipe.rpc import convert_shard as convert
-from hetpipe.rpc.method import Streaming
-from hetpipe.rpc.shard_methods import METHODS, SERVICE
-from hetpipe.spec.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.requests import (
-    BuffersHeader,
-    PullHeader,
-    PushHeader,
-    PushReply,
-    Requester,
-    SliceHeader,
-    Watermarks,
-)
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.records import (
+from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
@@ -33,6 +17,22 @@ from hetpipe.sync.records import (
     SegmentRecord,
     TermRecord,
 )
+from hetpipe.errors import ProtocolViolation
+from hetpipe.proto.v1 import parameter_server_pb2 as pb
+from hetpipe.rpc import convert_shard as convert
+from hetpipe.rpc.method import Streaming
+from hetpipe.rpc.shard_methods import METHODS, SERVICE
+from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.requests import (
+    BuffersHeader,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+    SliceHeader,
+    Watermarks,
+)
+from hetpipe.values.sync import Progress
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import structlog
 
-from hetpipe.coordinator.coordinator import Coordinator
-from hetpipe.coordinator.servicer import MAX_VIEWER_STREAMS, NUM_THREADS, CoordinatorServicer
 from hetpipe.errors import HetpipeError, PermissionDenied
 from hetpipe.rpc import audit, coordinator_client, watchers
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.tls import Tls
-from hetpipe.spec.events import StopMode
-from hetpipe.spec.identity import NamedPeer, Peer, Role
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.server.coordinator.servicer import MAX_VIEWER_STREAMS, NUM_THREADS, CoordinatorServicer
+from hetpipe.values.events import StopMode
+from hetpipe.values.identity import NamedPeer, Peer, Role
 from tests.certs.cluster import COORDINATOR, MONITOR, OPERATOR
 from tests.certs.cluster import cluster as certificates
-from tests.coordinator.builders import JOB_ID, job, submission
-from tests.coordinator.fakes import Cluster
+from tests.server.coordinator.builders import JOB_ID, job, submission
+from tests.server.coordinator.fakes import Cluster
 
 
 class Served:

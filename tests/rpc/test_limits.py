@@ -20,9 +20,9 @@ from hetpipe.rpc.limits import Admission, Limits, Uploads
 from hetpipe.rpc.method import as_is
 from hetpipe.rpc.patience import stream_while_busy, while_busy
 from hetpipe.rpc.server import Server
-from hetpipe.testing.fake_clock import FakeClock
 from tests.polling import wait_until
 from tests.rpc.echo import SERVICE, Context, echo_server, say, serving
+from tests.support.fake_clock import FakeClock
 
 TIGHT = Limits(calls_per_peer=2, streams_per_peer=1, bytes_per_peer=100, bytes_in_total=150)
 SECONDS = 10.0

@@ -33,10 +33,11 @@ from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import channel as channel_module
 from hetpipe.rpc import guard as guard_module
 from hetpipe.rpc.caller import Caller
-from hetpipe.rpc.channel import join_address, message_options, open_channel, split_address
+from hetpipe.rpc.channel import message_options, open_channel
 from hetpipe.rpc.connection import Target
 from hetpipe.rpc.method import Unary
 from hetpipe.rpc.server import POOL_THREADS, Server, ServerConfig
+from hetpipe.values.addresses import join_address, split_address
 from tests.polling import wait_until
 from tests.rpc.echo import SERVICE, echo_server, repeat, say, serving
 

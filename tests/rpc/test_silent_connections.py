@@ -11,6 +11,7 @@ import pytest
 
 from hetpipe.rpc import channel
 from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.values import addresses
 from tests.certs.cluster import SHARD, cluster
 from tests.rpc.echo import echo_server, say, serving
 
@@ -57,7 +58,7 @@ def hangs_up(connection: socket.socket) -> bool:
 
 
 def connect(server: Server) -> socket.socket:
-    host, port = channel.split_address(server.address)
+    host, port = addresses.split_address(server.address)
     return socket.create_connection((host, port))
 
 

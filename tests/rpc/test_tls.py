@@ -22,16 +22,17 @@ from hetpipe.errors import PeerUnreachable, ProtocolViolation, Unauthenticated, 
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.rpc import connection
 from hetpipe.rpc.caller import Caller
-from hetpipe.rpc.channel import open_channel, split_address
+from hetpipe.rpc.channel import open_channel
 from hetpipe.rpc.connection import Target
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.tls import LOOK_SECONDS, Tls
 from hetpipe.rpc.tls_diagnosis import diagnose
-from hetpipe.spec.identity import NamedPeer, Role, server_name
-from hetpipe.testing.fake_clock import FakeClock
+from hetpipe.values.addresses import split_address
+from hetpipe.values.identity import NamedPeer, Role, server_name
 from tests.certs.cluster import COORDINATOR, OPERATOR, SHARD, cluster, write
 from tests.rpc.echo import SERVICE, echo_server, repeat, say
+from tests.support.fake_clock import FakeClock
 
 #: The test's service is for operators.
 ACCESS = {f"/{SERVICE}/{call}": {Role.OPERATOR: lambda _request: None} for call in ("Say", "Repeat")}

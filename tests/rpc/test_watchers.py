@@ -12,7 +12,7 @@ import pytest
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import Busy, ResourceExhausted
 from hetpipe.rpc.watchers import MIN_TURN_SECONDS, Turns, Viewer, Watch, Watchers
-from hetpipe.testing.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 class Context:

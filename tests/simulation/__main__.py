@@ -10,9 +10,9 @@ from collections import Counter
 
 import pytest
 
-from .bugs import BUGS, Bug
-from .job import Job, draw
-from .world import History, run
+from tests.simulation.bugs import BUGS, Bug
+from tests.simulation.job import Job, draw
+from tests.simulation.world import History, run
 
 
 def main() -> int:

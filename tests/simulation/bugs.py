@@ -11,22 +11,21 @@ from typing import Any
 
 import pytest
 
+from hetpipe.decide.sync import gate, log_settling, shard_state
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.log_core import LogCore
+from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, InitializeRecord, Record
+from hetpipe.decide.sync.segment import EVICT
+from hetpipe.decide.sync.shard_state import ShardState
 from hetpipe.errors import StaleIncarnation
-from hetpipe.spec.ids import Clock, Incarnation
-from hetpipe.sync import gate, log_settling, shard_state
-from hetpipe.sync.decision_log import DecisionLog
-from hetpipe.sync.log_core import LogCore
-from hetpipe.sync.records import BarrierRecord, CommitRecord, EvictRecord, InitializeRecord, Record
-from hetpipe.sync.segment import EVICT
-from hetpipe.sync.shard_state import ShardState
-
-from .clock_part import ClockPart
-from .disk import Disk
-from .job import Faults, Job
-from .network import Weather
-from .pusher import Pusher
-from .server import Server
-from .stage import Stage
+from hetpipe.values.ids import Clock, Incarnation
+from tests.simulation.clock_part import ClockPart
+from tests.simulation.disk import Disk
+from tests.simulation.job import Faults, Job
+from tests.simulation.network import Weather
+from tests.simulation.pusher import Pusher
+from tests.simulation.server import Server
+from tests.simulation.stage import Stage
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from hetpipe.decide.sync import gate
 from hetpipe.errors import ClockNotPublished, HetpipeError
-from hetpipe.spec.ids import Clock
-from hetpipe.sync import gate
+from hetpipe.values.ids import Clock
 
 if TYPE_CHECKING:
-    from .stage import Stage
+    from tests.simulation.stage import Stage
 
 
 class ClockChoice:

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.log_state import LogState
+from hetpipe.decide.sync.records import CommitRecord, Record, SegmentRecord
 from hetpipe.errors import HetpipeError
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.requests import Requester
-from hetpipe.sync.decision_log import DecisionLog
-from hetpipe.sync.log_state import LogState
-from hetpipe.sync.records import CommitRecord, Record, SegmentRecord
-from tests.sync.scenario import JOB
-
-from .disk import Disk
-from .job import Job
-from .network import PARKED
-from .promises import Promises, hold
-from .scheduler import Scheduler, Violation
+from hetpipe.values.ids import Clock
+from hetpipe.values.requests import Requester
+from tests.decide.sync.scenario import JOB
+from tests.simulation.disk import Disk
+from tests.simulation.job import Job
+from tests.simulation.network import PARKED
+from tests.simulation.promises import Promises, hold
+from tests.simulation.scheduler import Scheduler, Violation
 
 Event = tuple[str, tuple[Any, ...], dict[str, Any]]
 

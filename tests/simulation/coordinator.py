@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hetpipe.errors import HetpipeError, StaleIncarnation
-from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
-
-from .scheduler import Process, Violation
+from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
+from tests.simulation.scheduler import Process, Violation
 
 if TYPE_CHECKING:
-    from .world import World
+    from tests.simulation.world import World
 
 #: How long a stage may be silent.
 LEASE = 30

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from .scheduler import Violation
-from .small_parts import small_job
-from .small_world import SmallWorld, Step
+from tests.simulation.scheduler import Violation
+from tests.simulation.small_parts import small_job
+from tests.simulation.small_world import SmallWorld, Step
 
 #: No run is longer; each step is one that cannot be taken for ever.
 _LONGEST_PATH = 500

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from hetpipe.spec.ids import Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
-from hetpipe.spec.plan import SlicePlan
-from hetpipe.spec.policies import least_minibatches_per_wave
-from hetpipe.spec.requests import PushHeader, Requester, SliceHeader
-from tests.sync.scenario import JOB, NUM_LAYERS, POLICIES, Scenario, slice_header
-
-from .network import Weather
+from hetpipe.values.ids import Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.plan import SlicePlan
+from hetpipe.values.policies import least_minibatches_per_wave
+from hetpipe.values.requests import PushHeader, Requester, SliceHeader
+from tests.decide.sync.scenario import JOB, NUM_LAYERS, POLICIES, Scenario, slice_header
+from tests.simulation.network import Weather
 
 #: After so many ticks no new fault happens.
 FAULTY_TICKS = 160

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.sync.scenario import TERM
-
-from .job import FAULTY_TICKS
-from .network import Weather
-from .scheduler import Action, Process
+from tests.decide.sync.scenario import TERM
+from tests.simulation.job import FAULTY_TICKS
+from tests.simulation.network import Weather
+from tests.simulation.scheduler import Action, Process
 
 if TYPE_CHECKING:
-    from .server import Server
-    from .stage import Stage
-    from .world import World
+    from tests.simulation.server import Server
+    from tests.simulation.stage import Stage
+    from tests.simulation.world import World
 
 
 class Nemesis:

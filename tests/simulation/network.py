@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hetpipe.errors import ClockNotPublished, HetpipeError, Unavailable
-
-from .scheduler import Process, Scheduler
+from tests.simulation.scheduler import Process, Scheduler
 
 #: After so long without an answer a caller asks again.
 PATIENCE = 12

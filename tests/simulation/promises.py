@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from hetpipe.sync.records import (
+from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
@@ -19,10 +19,9 @@ from hetpipe.sync.records import (
     SegmentRecord,
     TermRecord,
 )
-from tests.sync.oracle import required_clock
-
-from .job import Job
-from .scheduler import Violation
+from tests.decide.sync.oracle import required_clock
+from tests.simulation.job import Job
+from tests.simulation.scheduler import Violation
 
 Life = tuple[int, int]
 """A virtual worker and its incarnation."""

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetpipe.errors import HetpipeError, StaleIncarnation, StaleTerm, Unavailable, WaveOutOfOrder
-from hetpipe.spec.ids import Clock, Wave
-from hetpipe.spec.requests import Blocks
-
-from .job import push_header, requester
+from hetpipe.values.ids import Clock, Wave
+from hetpipe.values.requests import Blocks
+from tests.simulation.job import push_header, requester
 
 if TYPE_CHECKING:
-    from .stage import Stage
+    from tests.simulation.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from hetpipe.decide.sync.records import Record
 from hetpipe.errors import HetpipeError, Unavailable
-from hetpipe.spec.ids import ShardIndex
-from hetpipe.spec.requests import PullHeader, PushHeader
-from hetpipe.sync.records import Record
-
-from .clock_part import ClockPart
-from .scheduler import Process, Violation
-from .shard_part import ShardPart, Weights
+from hetpipe.values.ids import ShardIndex
+from hetpipe.values.requests import PullHeader, PushHeader
+from tests.simulation.clock_part import ClockPart
+from tests.simulation.scheduler import Process, Violation
+from tests.simulation.shard_part import ShardPart, Weights
 
 if TYPE_CHECKING:
-    from .world import World
+    from tests.simulation.world import World
 
 
 class Server(Process):

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.requests import PullHeader, PushHeader
-from hetpipe.sync.closed_state import ClosedState
-from hetpipe.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
-from hetpipe.sync.records import Record
-from hetpipe.sync.shard_state import Admission, ShardState
-from tests.sync.scenario import JOB, TERM
-
-from .disk import Disk
-from .job import Job
-from .promises import Promises, hold
+from hetpipe.decide.sync.closed_state import ClosedState
+from hetpipe.decide.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
+from hetpipe.decide.sync.records import Record
+from hetpipe.decide.sync.shard_state import Admission, ShardState
+from hetpipe.values.ids import Clock
+from hetpipe.values.requests import PullHeader, PushHeader
+from tests.decide.sync.scenario import JOB, TERM
+from tests.simulation.disk import Disk
+from tests.simulation.job import Job
+from tests.simulation.promises import Promises, hold
 
 Weights = tuple[int, ...]
 """Of each slice."""

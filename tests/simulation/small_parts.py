@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetpipe.spec.ids import Incarnation, VirtualWorkerIndex
-from hetpipe.spec.requests import PushHeader
-from hetpipe.sync.division import Block
-from hetpipe.sync.instructions import Apply, Close, Instruction
-from hetpipe.sync.log_view import LogView
-from hetpipe.sync.records import SegmentRecord
-from hetpipe.sync.shard_state import ShardState
-from tests.sync.scenario import Scenario
-
-from .freezing import freeze_object
-from .job import Faults, Job
-from .scheduler import Violation
+from hetpipe.decide.sync.division import Block
+from hetpipe.decide.sync.instructions import Apply, Close, Instruction
+from hetpipe.decide.sync.log_view import LogView
+from hetpipe.decide.sync.records import SegmentRecord
+from hetpipe.decide.sync.shard_state import ShardState
+from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
+from hetpipe.values.requests import PushHeader
+from tests.decide.sync.scenario import Scenario
+from tests.simulation.freezing import freeze_object
+from tests.simulation.job import Faults, Job
+from tests.simulation.scheduler import Violation
 
 #: What copies of a shard's state share, and what does not tell two of them apart.
 SHARD_SHARED = frozenset({"job_id", "term", "slices", "slice_index", "_founders"})

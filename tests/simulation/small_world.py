@@ -10,22 +10,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from hetpipe.decide.sync import gate
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.log_view import LogView
+from hetpipe.decide.sync.records import CommitRecord, PublishRecord, Record
+from hetpipe.decide.sync.segment import divide
+from hetpipe.decide.sync.shard_state import Admission, ShardState
 from hetpipe.errors import ClockFreed, ClockNotPublished, HetpipeError, ProtocolViolation, StaleIncarnation
-from hetpipe.spec.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex
-from hetpipe.spec.requests import PushHeader
-from hetpipe.sync import gate
-from hetpipe.sync.decision_log import DecisionLog
-from hetpipe.sync.log_view import LogView
-from hetpipe.sync.records import CommitRecord, PublishRecord, Record
-from hetpipe.sync.segment import divide
-from hetpipe.sync.shard_state import Admission, ShardState
-from tests.sync.oracle import required_clock
-from tests.sync.scenario import JOB, TERM
-
-from .freezing import clone_object, freeze, freeze_object
-from .job import Job, push_header, requester
-from .scheduler import Violation
-from .small_parts import (
+from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.values.requests import PushHeader
+from tests.decide.sync.oracle import required_clock
+from tests.decide.sync.scenario import JOB, TERM
+from tests.simulation.freezing import clone_object, freeze, freeze_object
+from tests.simulation.job import Job, push_header, requester
+from tests.simulation.scheduler import Violation
+from tests.simulation.small_parts import (
     LOG_LEFT_OUT,
     LOG_SHARED,
     SHARD_SHARED,

@@ -10,25 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from hetpipe.decide.schedule.in_flight import in_flight
+from hetpipe.decide.sync.division import Block
+from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.decide.sync.log_view import LogView
+from hetpipe.decide.sync.records import EvictRecord, Record, SegmentRecord
+from hetpipe.decide.sync.segment import divide
 from hetpipe.errors import HetpipeError, ProtocolViolation
-from hetpipe.schedule.in_flight import in_flight
-from hetpipe.spec.ids import Clock
-from hetpipe.spec.requests import PullHeader
-from hetpipe.spec.sync import Progress
-from hetpipe.sync.division import Block
-from hetpipe.sync.log_core import FROM_NEWEST_SEGMENT
-from hetpipe.sync.log_view import LogView
-from hetpipe.sync.records import EvictRecord, Record, SegmentRecord
-from hetpipe.sync.segment import divide
-from tests.sync.scenario import TERM
-
-from .clock_choice import ClockChoice
-from .job import requester
-from .pusher import Pusher
-from .scheduler import Process, Violation
+from hetpipe.values.ids import Clock
+from hetpipe.values.requests import PullHeader
+from hetpipe.values.sync import Progress
+from tests.decide.sync.scenario import TERM
+from tests.simulation.clock_choice import ClockChoice
+from tests.simulation.job import requester
+from tests.simulation.pusher import Pusher
+from tests.simulation.scheduler import Process, Violation
 
 if TYPE_CHECKING:
-    from .world import World
+    from tests.simulation.world import World
 
 
 class Stage(Process):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from .bugs import BUGS
-from .explore import explore
-from .job import draw
-from .scheduler import Violation
-from .world import run
+from tests.simulation.bugs import BUGS
+from tests.simulation.explore import explore
+from tests.simulation.job import draw
+from tests.simulation.scheduler import Violation
+from tests.simulation.world import run
 
 #: Histories per test.
 _HISTORIES = 25

@@ -6,18 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from hetpipe.spec.ids import VirtualWorkerIndex
-from hetpipe.spec.policies import least_minibatches_per_wave
-from tests.sync.scenario import NUM_LAYERS
-
-from .coordinator import Coordinator
-from .job import FAULTY_TICKS, Job, draw
-from .nemesis import Nemesis
-from .network import Network
-from .promises import Promises
-from .scheduler import Scheduler, Violation
-from .server import Server
-from .stage import Stage
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.policies import least_minibatches_per_wave
+from tests.decide.sync.scenario import NUM_LAYERS
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.job import FAULTY_TICKS, Job, draw
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.network import Network
+from tests.simulation.promises import Promises
+from tests.simulation.scheduler import Scheduler, Violation
+from tests.simulation.server import Server
+from tests.simulation.stage import Stage
 
 #: A run that is not over so long after the last fault stands still (P5).
 _LONGEST_TICKS = FAULTY_TICKS + 6000

@@ -7,12 +7,11 @@ import random
 
 import pytest
 
+from hetpipe.decide.schedule.in_flight import weight_buffers
 from hetpipe.errors import NonFiniteUpdate
-from hetpipe.schedule.in_flight import weight_buffers
-from hetpipe.spec.ids import Clock, Minibatch, Wave
-from hetpipe.spec.policies import PREDICTING, WEIGHT_POLICIES, WeightPolicy, least_minibatches_per_wave
-
-from .twins import Case, Stage, draw_tensors, random_case, run_some
+from hetpipe.values.ids import Clock, Minibatch, Wave
+from hetpipe.values.policies import PREDICTING, WEIGHT_POLICIES, WeightPolicy, least_minibatches_per_wave
+from tests.weights.twins import Case, Stage, draw_tensors, random_case, run_some
 
 
 @pytest.mark.parametrize("weights", WEIGHT_POLICIES)

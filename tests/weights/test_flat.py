@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.spec.plan import DTYPE_BYTES
+from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.weights.flat import ALIGNMENT_BYTES, BufferPool, FlatBuffer, FlatLayout, aligned, finite
 
 CPU = torch.device("cpu")

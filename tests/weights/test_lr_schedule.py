@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from hetpipe.errors import CallableError, JobError
-from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
+from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
 from hetpipe.weights.lr_schedule import GroupOptions
 
 NUM_UPDATES = 25

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from hetpipe.pipeline.checkpoint import CheckpointReader, PartWriter
+from hetpipe.checkpoint.format import CheckpointReader, PartWriter
+from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
 from hetpipe.profiler.live_bytes import LiveBytes
-from hetpipe.spec.ids import Clock, JobId
-from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
+from hetpipe.values.ids import Clock, JobId
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 from hetpipe.weights.optimizer import Decay, StageOptimizer, decay_of
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hetpipe.errors import JobError
-from hetpipe.spec.job import LrScheduleSpec, OptimizerSpec
-from hetpipe.spec.policies import WEIGHT_POLICIES
+from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
+from hetpipe.values.policies import WEIGHT_POLICIES
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.prediction import RULES, check_predictable

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hetpipe.schedule.versions import VersionTable
-from hetpipe.spec.ids import Clock, Minibatch, Wave
-from hetpipe.spec.job import OptimizerSpec
-from hetpipe.spec.policies import WeightPolicy, least_minibatches_per_wave
+from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.job.file import OptimizerSpec
+from hetpipe.values.ids import Clock, Minibatch, Wave
+from hetpipe.values.policies import WeightPolicy, least_minibatches_per_wave
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from hetpipe.agent.agent import Agent, AgentConfig
-from hetpipe.agent.children import Programs
-from hetpipe.agent.devices import discover_devices
-from hetpipe.agent.environment import OPTION as ENVIRONMENT_OPTION
-from hetpipe.agent.environment import checked_allowed
-from hetpipe.agent.readings import readings
 from hetpipe.errors import UserError
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.pipeline.allowed_modules import OPTION
 from hetpipe.roots import add_root_options, roots_of
 from hetpipe.rpc.listening import is_loopback
+from hetpipe.server.agent.agent import Agent, AgentConfig
+from hetpipe.server.agent.children import Programs
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.server.agent.environment import OPTION as ENVIRONMENT_OPTION
+from hetpipe.server.agent.environment import checked_allowed
+from hetpipe.server.agent.readings import readings
 from hetpipe.server.runtime import (
     Shutdown,
     alive,
@@ -31,7 +31,7 @@ from hetpipe.server.runtime import (
     run_service,
     started,
 )
-from hetpipe.spec.identity import Role
+from hetpipe.values.identity import Role
 
 #: Short enough to have ended within the 10 s that container runtimes give by themselves.
 DRAIN_SECONDS = 8.0

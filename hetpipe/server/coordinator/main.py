@@ -11,24 +11,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.coordinator import candidate, patience
-from hetpipe.coordinator.candidate import Candidate
-from hetpipe.coordinator.coordinator import Coordinator
-from hetpipe.coordinator.readings import readings
-from hetpipe.coordinator.redis_access import access_of
-from hetpipe.coordinator.servicer import NUM_THREADS, CoordinatorServicer
-from hetpipe.coordinator.shard_port import ShardPort
-from hetpipe.coordinator.store import FenceSource
-from hetpipe.coordinator.stores import open_store
-from hetpipe.coordinator.tasks import Certify, Tools
+from hetpipe.decide.lifecycle import patience
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.roots import add_root_options, roots_of
-from hetpipe.rpc.channel import join_address, split_address
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.tls import Tls
+from hetpipe.server.coordinator import candidate
+from hetpipe.server.coordinator.candidate import Candidate
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.server.coordinator.readings import readings
+from hetpipe.server.coordinator.servicer import NUM_THREADS, CoordinatorServicer
+from hetpipe.server.coordinator.shard_port import ShardPort
+from hetpipe.server.coordinator.tasks import Certify, Tools
 from hetpipe.server.runtime import (
     Shutdown,
     add_listening_options,
@@ -40,9 +37,13 @@ from hetpipe.server.runtime import (
     run_service,
     server_config,
 )
-from hetpipe.spec.identity import Role
-from hetpipe.spec.members import MemberInfo
-from hetpipe.spec.sync import Progress
+from hetpipe.storage.redis_access import access_of
+from hetpipe.storage.store import FenceSource
+from hetpipe.storage.stores import open_store
+from hetpipe.values.addresses import join_address, split_address
+from hetpipe.values.identity import Role
+from hetpipe.values.members import MemberInfo
+from hetpipe.values.sync import Progress
 
 _log = get_logger(__name__)
 
@@ -55,7 +56,7 @@ _LONGEST_LEASE_SECONDS = 3_600.0
 
 def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
     """The control connection to a shard."""
-    from hetpipe.ps.control import ShardControl
+    from hetpipe.server.shard.control import ShardControl
 
     return ShardControl(shard.address, member_id=shard.id, tls=tls, fence=fence)
 
@@ -77,14 +78,14 @@ def stage_signer(tls: Tls | None) -> Certify | None:
 
 def read_progress(folder: str) -> Progress:
     """How far a checkpoint is."""
-    from hetpipe.ps.manifest import read_manifest
+    from hetpipe.checkpoint.manifest import read_manifest
 
     return read_manifest(Path(folder)).progress
 
 
 def newest_checkpoint(run_dir: str) -> str | None:
     """The folder of the newest complete checkpoint of a run, if it has one."""
-    from hetpipe.ps.manifest import newest_complete
+    from hetpipe.checkpoint.manifest import newest_complete
 
     folder = newest_complete(Path(run_dir))
     return None if folder is None else str(folder)
@@ -92,7 +93,7 @@ def newest_checkpoint(run_dir: str) -> str | None:
 
 def listed_checkpoint(run_dir: str) -> str | None:
     """The same, by its manifest and the sizes of its files."""
-    from hetpipe.ps.manifest import newest_listed
+    from hetpipe.checkpoint.manifest import newest_listed
 
     folder = newest_listed(Path(run_dir))
     return None if folder is None else str(folder)

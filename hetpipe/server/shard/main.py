@@ -14,24 +14,17 @@ from pathlib import Path
 import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.coordinator.membership import Hooks, Membership
 from hetpipe.errors import MemberReplaced
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
-from hetpipe.ps.disk_watch import DiskWatch
-from hetpipe.ps.followers import MAX_FOLLOWERS
-from hetpipe.ps.job_state import StateOptions
-from hetpipe.ps.readings import readings
-from hetpipe.ps.run_history import HistoryFactory, file_history
-from hetpipe.ps.server import ShardServer, machine_memory_bytes
 from hetpipe.roots import Roots, add_root_options, roots_of
-from hetpipe.rpc.channel import join_address, split_address
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.rpc.tls import Tls
+from hetpipe.server.membership import Hooks, Membership
 from hetpipe.server.runtime import (
     Shutdown,
     add_listening_options,
@@ -44,10 +37,17 @@ from hetpipe.server.runtime import (
     server_config,
     started,
 )
-from hetpipe.spec.identity import Role
-from hetpipe.spec.ids import JobId, ShardIndex
-from hetpipe.spec.members import MemberId, MemberInfo, MemberRole
-from hetpipe.spec.requests import PullHeader, PushHeader, PushReply
+from hetpipe.server.shard.disk_watch import DiskWatch
+from hetpipe.server.shard.followers import MAX_FOLLOWERS
+from hetpipe.server.shard.job_state import StateOptions
+from hetpipe.server.shard.readings import readings
+from hetpipe.server.shard.run_history import HistoryFactory, file_history
+from hetpipe.server.shard.server import ShardServer, machine_memory_bytes
+from hetpipe.values.addresses import join_address, split_address
+from hetpipe.values.identity import Role
+from hetpipe.values.ids import JobId, ShardIndex
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole
+from hetpipe.values.requests import PullHeader, PushHeader, PushReply
 from hetpipe.weights.allocator import settle_memory
 
 #: Threads for calls that move tensors or decide; followers of the log have theirs beside them. So many that a whole run

@@ -1,0 +1,220 @@
+"""The files of a checkpoint: safetensors in a canonical layout, by the model's own names.
+
+Keys: `weights/NAME`, `buffers/NAME`, `optimizer/NAME/KEY`. Nothing in a file depends on the partition or on the number
+of parameter servers, so others can read it. What is no tensor goes into the file's metadata: numbers of the optimizer's
+state, which elements of its parameter a slice holds, and the file's label.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hetpipe.durable import replacing
+from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError
+from hetpipe.failpoints import reach
+from hetpipe.values import wire
+from hetpipe.values.checkpoint import FACTS, LABEL, SLICES, PartLabel, StoredSlice
+from hetpipe.values.ids import Clock, JobId
+
+OptimizerState = Mapping[str, Mapping[str, Tensor | float | int]]
+
+#: Key of a file's facts beside `LABEL` and `SLICES`. Version 1 has it in the file's metadata itself.
+_SCALARS = "optimizer_scalars"
+
+
+@dataclass(frozen=True, slots=True)
+class PartWriter:
+    """Writes one stage's parts."""
+
+    folder: Callable[[Clock], Path]
+    """Of the checkpoint at a clock."""
+    job_id: JobId
+    name: str
+    """Of the stage's file."""
+
+    def write(
+        self,
+        clock: Clock,
+        *,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        optimizer: OptimizerState,
+    ) -> Path:
+        """Write the part durably, whole or not at all; returns its path.
+
+        Raises:
+            CheckpointNotWritten: the disk is full or broken.
+        """
+        tensors: dict[str, Tensor] = {}
+        tensors.update({f"weights/{key}": value for key, value in weights.items()})
+        tensors.update({f"buffers/{key}": value for key, value in buffers.items()})
+        scalars: dict[str, dict[str, float | int]] = {}
+        for parameter, state in optimizer.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer/{parameter}/{key}"] = value
+                else:
+                    scalars.setdefault(parameter, {})[key] = value
+        label = PartLabel(self.job_id, clock, self.name)
+        return _save(self.folder(clock), label, tensors, {_SCALARS: scalars})
+
+
+def save_slices(folder: Path, label: PartLabel, pieces: Sequence[tuple[StoredSlice, Tensor]]) -> Path:
+    """Write a shard's part durably, whole or not at all; returns its path. Failpoints are reached on the way.
+
+    Raises:
+        CheckpointNotWritten: the disk is full or broken.
+    """
+    tensors: dict[str, Tensor] = {}
+    cut: dict[str, Any] = {}
+    for piece, tensor in pieces:
+        if tensor.numel() == torch.Size(piece.shape).numel():
+            tensors[f"weights/{piece.parameter}"] = tensor.view(piece.shape)
+        else:
+            tensors[piece.key] = tensor
+            cut[piece.key] = wire.plain(StoredSlice, piece)
+    return _save(folder, label, tensors, {SLICES: cut}, points="snapshot")
+
+
+def _save(
+    folder: Path, label: PartLabel, tensors: Mapping[str, Tensor], facts: Mapping[str, object], *, points: str = ""
+) -> Path:
+    path = folder / label.name
+    # Copies, because safetensors refuses tensors that share memory, as the views of a flat buffer do.
+    plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path, points=points) as temporary:
+            if points:
+                reach(f"{points}.temp_open")
+            said = {LABEL: wire.plain(PartLabel, label), **facts}
+            save_file(plain, temporary, metadata={FACTS: json.dumps(said)})
+    except (OSError, SafetensorError, HetpipeError) as error:  # the last only where a test asks for it
+        raise CheckpointNotWritten(
+            f"{path} cannot be written: {error}; free space there, or use another disk"
+        ) from error
+    return path
+
+
+class CheckpointReader:
+    """Finds tensors by name in the files of a checkpoint."""
+
+    def __init__(self, paths: Iterable[Path], check: Callable[[Path], None] | None = None) -> None:
+        """Look into the files.
+
+        Args:
+            paths: the files.
+            check: called once with each file before anything of it is used; raises CheckpointError.
+
+        Raises:
+            CheckpointError: one of them is no safetensors file of a checkpoint.
+        """
+        self._check = check
+        self._checked: set[Path] = set()
+        self._where: dict[str, Path] = {}
+        self._pieces: dict[str, list[tuple[StoredSlice, Path]]] = {}
+        self._scalars: dict[str, tuple[dict[str, float | int], Path]] = {}
+        for path in paths:
+            try:
+                self._look_into(path)
+            except Exception as error:
+                raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def _look_into(self, path: Path) -> None:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            facts = json.loads(metadata[FACTS]) if FACTS in metadata else {}
+            for key, piece in facts.get(SLICES, {}).items():
+                found: StoredSlice = wire.revive(StoredSlice, piece)
+                if key != found.key:
+                    raise CheckpointError(f"{key} is called {found.key}")
+                self._pieces.setdefault(found.whole, []).append((found, path))
+            for key in file.keys():  # noqa: SIM118 - not a mapping
+                self._where.setdefault(key, path)
+            scalars = facts.get(_SCALARS) or json.loads(metadata.get(_SCALARS, "{}"))
+            for name, values in scalars.items():
+                self._scalars.setdefault(name, (values, path))
+
+    def tensor(self, key: str) -> Tensor:
+        """The tensor stored under `key`; one that is divided into slices is put together.
+
+        Raises:
+            CheckpointError: there is none, or its slices do not make a whole.
+        """
+        if key in self._pieces and key not in self._where:
+            return self._put_together(key, sorted(self._pieces[key], key=lambda entry: entry[0].start))
+        path = self._where.get(key)
+        if path is None:
+            raise CheckpointError(f"the checkpoint has no {key}; is it of another model?")
+        return self._read(path, key)
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys that begin with `prefix`, in order; of a divided tensor the one that stands for the whole."""
+        pieces = {piece.key for entries in self._pieces.values() for piece, _ in entries}
+        return sorted(key for key in (self._where.keys() - pieces) | self._pieces.keys() if key.startswith(prefix))
+
+    def optimizer_state(self, parameters: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The optimizer's state for the given parameters."""
+        state: dict[str, dict[str, Any]] = {}
+        for name in parameters:
+            prefix = f"optimizer/{name}/"
+            entries: dict[str, Any] = {}
+            if name in self._scalars:
+                values, path = self._scalars[name]
+                self._use(path)
+                entries.update(values)
+            entries.update({key.removeprefix(prefix): self.tensor(key) for key in self.keys(prefix)})
+            state[name] = entries
+        return state
+
+    def _use(self, path: Path) -> None:
+        if self._check is not None and path not in self._checked:
+            self._check(path)
+            self._checked.add(path)
+
+    def _read(self, path: Path, key: str) -> Tensor:
+        self._use(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                found: Tensor = file.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return found
+
+    def _put_together(self, key: str, entries: Sequence[tuple[StoredSlice, Path]]) -> Tensor:
+        shape, end = entries[0][0].shape, 0
+        parts: list[Tensor] = []
+        for piece, path in entries:
+            part = self._read(path, piece.key)
+            fits = piece.shape == shape and piece.start == end and part.shape == (piece.stop - piece.start,)
+            if not fits or part.dtype != (parts or [part])[0].dtype:
+                raise CheckpointError(f"{path} has {piece.key} as {list(part.shape)} {part.dtype}, which does not fit")
+            parts.append(part)
+            end = piece.stop
+        if end != torch.Size(shape).numel():
+            raise CheckpointError(f"the checkpoint has {key} only up to element {end} of {torch.Size(shape).numel()}")
+        return torch.cat(parts).view(shape)
+
+
+def copy_exactly(target: Tensor, source: Tensor, name: str) -> None:
+    """Copy `source` into `target`.
+
+    Raises:
+        CheckpointError: shape or dtype differ.
+    """
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise CheckpointError(
+            f"{name} is {list(source.shape)} {source.dtype} in the checkpoint, "
+            f"{list(target.shape)} {target.dtype} in the model"
+        )
+    with torch.no_grad():
+        target.copy_(source)

@@ -1,0 +1,192 @@
+"""Talking to a coordinator from Python: `Client` for users, `CoordinatorClient` with every call for hetpipe itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import MemberReplaced, UnknownJob, UserError
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.tls import Tls, tls_from_environment
+from hetpipe.server.membership import Hooks, Membership
+from hetpipe.values.ids import Clock as WaveClock
+from hetpipe.values.ids import JobId, VirtualWorkerIndex
+from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole
+from hetpipe.values.run import ClockSnapshot
+
+__all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
+
+
+class RegisteredWorker:
+    """A worker that stays registered until `close`, or to the end of a `with` block, or until it loses its name.
+
+    The name is lost to another process that registers it, too. Whoever gave `register_worker` a function for that gets
+    it called; everybody else gets the exception, from `check`, from `lease`, and at the end of the `with` block.
+    """
+
+    def __init__(self, membership: Membership, loss: _Loss) -> None:
+        self._membership = membership
+        self._loss = loss
+
+    @property
+    def id(self) -> MemberId:
+        """Its id among the members."""
+        return self._membership.info.id
+
+    @property
+    def lease(self) -> Lease:
+        """The terms of its newest registration.
+
+        Raises:
+            MemberReplaced: see `check`.
+        """
+        self.check()
+        return self._membership.lease
+
+    def check(self) -> None:
+        """Make sure that the name is still this process's, as far as the last heartbeat told.
+
+        Raises:
+            MemberReplaced: another process has taken it, and no function was given that is called instead.
+        """
+        if self._loss.error is not None and self._loss.on_lost is None:
+            raise self._loss.error
+
+    def close(self) -> None:
+        """End the membership."""
+        self._membership.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+        if error is None:
+            self.check()
+
+
+class _Loss:
+    """Whether the name of a worker was lost. Set once, however many heartbeats learn of it."""
+
+    def __init__(self, on_lost: Callable[[MemberReplaced], None] | None) -> None:
+        self.on_lost = on_lost
+        self.error: MemberReplaced | None = None
+        self._lock = threading.Lock()
+
+    def take(self, error: MemberReplaced) -> None:
+        """The name is lost."""
+        with self._lock:
+            if self.error is not None:
+                return
+            self.error = error
+        if self.on_lost is not None:
+            self.on_lost(error)
+
+
+class Client:
+    """A view of a cluster from the user's own program. Thread-safe; close it, or use it in a `with` block.
+
+    Methods take a job's id; without one they mean the newest job. They raise `PeerUnreachable` or `DeadlineExceeded`
+    when the coordinator is away, and `UnknownJob` when there is no such job.
+    """
+
+    def __init__(self, address: str, *, tls: str | Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Connect on first use.
+
+        Args:
+            address: `HOST:PORT` of the coordinator.
+            tls: folder with the certificates of an operator, as `hetpipe certs issue` makes it; None: the one that the
+                environment variable `HETPIPE_TLS` names, and plaintext without it.
+            clock: for tests.
+
+        Raises:
+            UserError: the address is malformed, or the folder is unusable.
+        """
+        self._calls = CoordinatorClient(
+            address, tls=tls_from_environment(os.environ) if tls is None else Tls(Path(tls)), clock=clock
+        )
+        self._clock = clock
+
+    def close(self) -> None:
+        """End the connection, and the watches on it."""
+        self._calls.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def register_worker(
+        self, name: str, *, address: str = "", on_lost: Callable[[MemberReplaced], None] | None = None
+    ) -> RegisteredWorker:
+        """Make this process a member named `name` and keep it one from a thread.
+
+        Args:
+            name: shown in `members`; one process per name at a time.
+            address: `HOST:PORT` of a server of yours, for others to see.
+            on_lost: called once, in that thread, when another process has taken the name; without it that is an
+                exception (`RegisteredWorker`).
+        """
+        if not name:
+            raise UserError("a worker needs a name")
+        info = MemberInfo(MemberRole.WORKER, MemberId(name), socket.gethostname(), os.getpid(), address)
+        loss = _Loss(on_lost)
+        membership = Membership(self._calls, info, hooks=Hooks(on_replaced=loss.take), clock=self._clock)
+        membership.start()
+        return RegisteredWorker(membership, loss)
+
+    def members(self) -> tuple[Member, ...]:
+        """The live members in order of registration."""
+        return self._calls.members()
+
+    def clocks(self, job_id: str | None = None) -> ClockSnapshot:
+        """All clocks of a job.
+
+        Raises:
+            UnknownJob: there is no such job, or it has not told any clocks yet.
+        """
+        clocks = self._calls.clocks(_job(job_id))
+        if clocks is None:
+            raise UnknownJob(f"job {job_id or '(the newest)'} has no clocks yet; watch_clocks waits for them")
+        return clocks
+
+    def local_clock(self, vw: int, job_id: str | None = None) -> WaveClock:
+        """Waves that virtual worker `vw` has committed.
+
+        Raises:
+            UserError: the job has no such virtual worker.
+        """
+        clocks = self.clocks(job_id)
+        local = clocks.local.get(VirtualWorkerIndex(vw))
+        if local is None:
+            raise UserError(f"virtual worker {vw} is not one of {sorted(clocks.local)}")
+        return local
+
+    def global_clock(self, job_id: str | None = None) -> WaveClock:
+        """Waves that every virtual worker has committed."""
+        return self.clocks(job_id).global_clock
+
+    def watch_clocks(self, job_id: str | None = None) -> Iterator[ClockSnapshot]:
+        """The clocks now and after every change, until the job has ended. Blocks between two of them."""
+        return self._calls.watch_clocks(_job(job_id))
+
+
+def _job(job_id: str | None) -> JobId | None:
+    return None if job_id is None else JobId(job_id)
+
+
+def new_request_id() -> str:
+    """A request id for `Submission`."""
+    return uuid.uuid4().hex

@@ -1,0 +1,90 @@
+"""A virtual worker that a run has not had yet: which free devices it takes, and how it is cut for them. Pure.
+
+It takes as many devices as the virtual worker with the fewest has, or all if fewer are free, and more only if the model
+has no room in the memory of these. One agent's devices are taken if that has enough, of the smallest one that does;
+else those of the agents with the most. A profile that knows their types says how it is cut. Without one the cut is
+that of a virtual worker with as many stages, if there is one, or by the sizes of layers, if that has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from hetpipe.decide.elastic.replanning import basis_of_others, best_cut, fits, layers_of
+from hetpipe.decide.lifecycle.exchange import NewWorker
+from hetpipe.decide.lifecycle.planning import PlannedRun
+from hetpipe.decide.lifecycle.requirements import claim_devices
+from hetpipe.decide.planner.partition import equal_cost_cut, layer_cost
+from hetpipe.errors import UserError
+from hetpipe.values.bounds import MAX_STAGES
+from hetpipe.values.ids import DeviceId, LayerIndex, VirtualWorkerIndex
+from hetpipe.values.plan import Plan, StagePlan, VirtualWorkerPlan
+from hetpipe.values.run import AgentInfo
+
+
+def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWorker:
+    """The next virtual worker of a run.
+
+    Args:
+        run: the job and how it was planned.
+        plan: by which it runs now.
+        free: agents in order of registration, with the devices that nobody uses.
+
+    Raises:
+        UserError: no devices are free, or those that are cannot hold the model.
+    """
+    free = [agent for agent in free if agent.devices]
+    counts = [len(worker.stages) for worker in plan.virtual_workers]
+    num_free = sum(len(agent.devices) for agent in free)
+    if not free:
+        raise UserError(
+            f"no virtual worker of job {plan.job_id} is out, and no device is free for another one; start an agent "
+            "(`hetpipe serve agent`), or free devices of other jobs"
+        )
+    num_layers = plan.virtual_workers[0].stages[-1].last_layer
+    most = min(num_free, num_layers, MAX_STAGES - sum(counts))
+    for count in range(min(*counts, num_free), most + 1):
+        agents = _together(count, free)
+        stages = _stages(run, plan, agents)
+        if stages is not None:
+            return NewWorker(VirtualWorkerPlan(VirtualWorkerIndex(len(counts)), stages), agents)
+    if most < 1:
+        raise UserError(f"job {plan.job_id} has {sum(counts)} stages, and no more than {MAX_STAGES} can be")
+    raise UserError(
+        f"job {plan.job_id} cannot have another virtual worker: the {num_free} free devices have not the memory for "
+        "the model; start an agent with more, or larger ones"
+    )
+
+
+def _together(count: int, free: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
+    """So many devices on as few agents as can be."""
+    enough = [agent for agent in free if len(agent.devices) >= count]
+    if enough:
+        return claim_devices(count, [min(enough, key=lambda agent: len(agent.devices))])
+    return claim_devices(count, sorted(free, key=lambda agent: -len(agent.devices)))
+
+
+def _stages(run: PlannedRun, plan: Plan, agents: Sequence[AgentInfo]) -> tuple[StagePlan, ...] | None:
+    """The cut for all devices of `agents`; None if it does not fit in their memory."""
+    stages = tuple(_usual(run, plan, agents))
+    basis = basis_of_others(run, agents)
+    if basis is None:
+        return stages
+    # Sizes are no times: what they say of transfers is nothing to cut by.
+    return best_cut(basis, stages) if basis.is_forecast or not fits(basis, stages) else stages
+
+
+def _usual(run: PlannedRun, plan: Plan, agents: Sequence[AgentInfo]) -> Iterator[StagePlan]:
+    """The cut of a virtual worker with as many stages, or one by the sizes of layers."""
+    places = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
+    like = next((worker for worker in plan.virtual_workers if len(worker.stages) == len(places)), None)
+    if like is not None:
+        for stage, (agent, device) in zip(like.stages, places, strict=True):
+            yield replace(stage, agent=agent, device=device)
+        return
+    layers = layers_of(plan) if run.model is None else run.model.layers
+    counts = equal_cost_cut([layer_cost(layer) for layer in layers], len(places))
+    for (agent, device), count, end in zip(places, counts, accumulate(counts), strict=True):
+        yield StagePlan(agent, device, LayerIndex(end - count), LayerIndex(end))

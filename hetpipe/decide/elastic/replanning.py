@@ -1,0 +1,373 @@
+"""Where the layers of one virtual worker go when its stages take other times than planned. Pure.
+
+The devices and their order stay; the cuts between them move. What a layer would take on a device is what the plan was
+made by, times how far that device's stage is off now. Where nothing was foreseen (the job says its own plan), the
+fastest time so far of each stage is divided over its layers by their sizes; that says nothing of another type of
+device, so such a virtual worker is only planned anew if all its devices are alike.
+
+The cut is the planner's: the smallest largest stage time, transfers and memory counted (`planner/order_cuts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hetpipe.decide.elastic.stragglers import Expected
+from hetpipe.decide.lifecycle.agents_cluster import cluster_of
+from hetpipe.decide.lifecycle.planning import PlannedRun, options_of
+from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, MemoryModel, minibatches_per_tick
+from hetpipe.decide.planner.optimizer_slots import slots_of
+from hetpipe.decide.planner.order_cuts import least_cuts
+from hetpipe.decide.planner.partition import layer_cost
+from hetpipe.decide.planner.reach_tables import NO_LINK, ReachTables
+from hetpipe.errors import HetpipeError
+from hetpipe.job.file import Job
+from hetpipe.values.cluster import Cluster, LinkSpec, node_of
+from hetpipe.values.ids import AgentId, DeviceId, LayerIndex
+from hetpipe.values.plan import LayerReport, Plan, StagePlan, TensorSpec, VirtualWorkerPlan
+from hetpipe.values.profile import LayerProfile, Profile
+from hetpipe.values.run import AgentInfo, StageEmulation
+
+_TICKS_PER_SECOND = 1000 * TICKS_PER_MS
+
+#: Bytes of an element of an activation, where only their number is known.
+_ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """By what the virtual workers of a job are planned anew."""
+
+    profile: Profile
+    """Without a forecast its times are sizes alone: they say how a stage's time is divided over its layers."""
+    cluster: Cluster
+    names: Mapping[tuple[AgentId, DeviceId], DeviceId]
+    """What the cluster calls a device of an agent."""
+    memory: MemoryModel
+    is_forecast: bool
+    """Whether the times of the profile are those that the plan was made by."""
+
+    def knows(self, worker: VirtualWorkerPlan) -> bool:
+        """Whether all devices of a virtual worker are among those described."""
+        return all((stage.agent, stage.device) in self.names for stage in worker.stages)
+
+    def kind(self, stage: StagePlan) -> str:
+        """The type of a stage's device."""
+        return self.cluster.devices[self.names[stage.agent, stage.device]]
+
+    def link(self, stage: StagePlan, other: StagePlan) -> LinkSpec:
+        """What joins two stages."""
+        here, there = (node_of(self.names[one.agent, one.device]) for one in (stage, other))
+        return self.cluster.link(here, there)
+
+
+@dataclass(frozen=True, slots=True)
+class Recut:
+    """A new cut of a virtual worker, and what it promises."""
+
+    worker: VirtualWorkerPlan
+    seconds: tuple[float, ...]
+    """What each stage is to compute per minibatch."""
+    healthy: tuple[float, ...]
+    """What it would, if no device were off."""
+    before: float
+    """Minibatches per second as it is cut now, by what was measured."""
+    after: float
+    """The same as it would be cut."""
+
+
+def basis_of(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis:
+    """By what the virtual workers of a job are planned anew.
+
+    Args:
+        run: the job and its first plan.
+        agents: with the devices that the job has claimed.
+    """
+    described = run.described
+    reserve_bytes = 0 if described is None else described.reserve_bytes
+    memory = _memory(run.job, reserve_bytes)
+    if described is None:
+        cluster = cluster_of(agents)
+        kinds = set(cluster.devices.values())
+        real = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
+        names = dict(zip(real, cluster.devices, strict=True))
+        layers = layers_of(run.plan) if run.model is None else run.model.layers
+        return Basis(_sizes(layers, run.job, kinds), cluster, names, memory, is_forecast=False)
+    real = [(stage.agent, stage.device) for worker in run.plan.virtual_workers for stage in worker.stages]
+    called = list(described.cluster.devices)
+    if run.document is not None:
+        called = [stage.device for worker in run.document.virtual_workers for stage in worker.stages]
+    names = dict(zip(real, called, strict=False))
+    return Basis(described.profile, described.cluster, names, memory, is_forecast=True)
+
+
+def basis_if_known(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
+    """See `basis_of`; None where devices or layers cannot be described, as where an agent tells of no memory."""
+    try:
+        return basis_of(run, agents)
+    except (HetpipeError, ValueError):
+        return None
+
+
+def basis_of_others(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
+    """By what a virtual worker is planned on devices that the plan of the job has not; None where that is not known.
+
+    The profile says how long they take, if it has their types; the links between them are assumed.
+    """
+    basis, described = basis_if_known(replace(run, described=None), agents), run.described
+    if basis is None or described is None:
+        return basis
+    kinds = set(basis.cluster.devices.values())
+    if not all(kinds <= layer.forward_ms.keys() for layer in described.profile.layers):
+        return basis
+    memory = _memory(run.job, described.reserve_bytes)
+    return replace(basis, profile=described.profile, memory=memory, is_forecast=True)
+
+
+def expected(basis: Basis, worker: VirtualWorkerPlan) -> tuple[Expected, ...]:
+    """What the stages of a virtual worker are compared with, as long as nothing was measured."""
+    costs = Costs(basis.profile, basis.cluster)
+    found = []
+    for stage in worker.stages:
+        kind = basis.kind(stage)
+        seconds = costs.compute_ticks(kind, stage.first_layer, stage.last_layer) / _TICKS_PER_SECOND
+        alike = (int(stage.first_layer), int(stage.last_layer), kind)
+        found.append(Expected(alike, seconds if basis.is_forecast else None))
+    return tuple(found)
+
+
+def can_recut(basis: Basis, worker: VirtualWorkerPlan) -> bool:
+    """Whether there is anything to move, and enough is known of its devices."""
+    kinds = {basis.kind(stage) for stage in worker.stages}
+    return len(worker.stages) > 1 and (basis.is_forecast or len(kinds) == 1)
+
+
+def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], healthy: Sequence[float]) -> Recut | None:
+    """The best cut of the same devices, in the same order.
+
+    Args:
+        basis: what is known of layers and devices.
+        worker: as it is cut now.
+        seconds: what each stage takes for a minibatch.
+        healthy: what it would if its device were not off, > 0: foreseen, or the fastest so far of any that is alike.
+
+    Returns:
+        The cut, which may be the one that is; None if nothing fits in memory.
+    """
+    slowness = [one / least for one, least in zip(seconds, healthy, strict=True)]
+    costs = _measured(basis, worker, slowness, healthy)
+    moved = _best_cut(basis, costs, worker.stages)
+    if moved is None:
+        return None
+    promised = tuple(
+        costs.compute_ticks(str(index), stage.first_layer, stage.last_layer) / _TICKS_PER_SECOND
+        for index, stage in enumerate(moved)
+    )
+    return Recut(
+        worker=replace(worker, stages=moved),
+        seconds=promised,
+        healthy=tuple(one / off for one, off in zip(promised, slowness, strict=True)),
+        before=_rate(basis, costs, worker.stages),
+        after=_rate(basis, costs, moved),
+    )
+
+
+def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]) -> VirtualWorkerPlan | None:
+    """The best cut of those devices of a virtual worker that are not of the agents which are gone, in their order.
+
+    Returns:
+        None if there is no such device, or what is left has not the memory.
+    """
+    stages = tuple(stage for stage in worker.stages if stage.agent not in gone)
+    if not stages:
+        return None
+    moved = best_cut(basis, stages)
+    return None if moved is None else replace(worker, stages=moved)
+
+
+def best_cut(basis: Basis, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
+    """The same stages, in the same order, with the best cut by what is known; None if nothing fits in memory."""
+    return _best_cut(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
+
+
+def fits(basis: Basis, stages: Sequence[StagePlan]) -> bool:
+    """Whether the memory of each device is enough for its stage."""
+    costs = Costs(basis.profile, basis.cluster)
+    return all(
+        costs.stage_bytes(stage.first_layer, stage.last_layer, stage=index, num_stages=len(stages), memory=basis.memory)
+        <= costs.memory_bytes[basis.kind(stage)]
+        for index, stage in enumerate(stages)
+    )
+
+
+def gain(recut: Recut, others: Collection[float], *, staleness: int | None) -> float:
+    """How much faster the job would be, as a share: 0.5 is half as fast again.
+
+    Args:
+        recut: of one virtual worker.
+        others: minibatches per second of all others.
+        staleness: D; with a bound the slowest holds up all, with None nobody waits for anybody.
+
+    >>> one = Recut(VirtualWorkerPlan(0, ()), (), (), before=1.0, after=4.0)
+    >>> gain(one, [2.0], staleness=0), gain(one, [2.0], staleness=None), gain(one, [0.5], staleness=0)
+    (1.0, 1.0, 0.0)
+    """
+    whole = sum if staleness is None else min
+    return float(whole([recut.after, *others]) / whole([recut.before, *others]) - 1.0)
+
+
+def rate(basis: Basis, seconds: Sequence[float]) -> float:
+    """Minibatches per second of a virtual worker whose stages take so long, by the closed form."""
+    return _TICKS_PER_SECOND * minibatches_per_tick([round(one * _TICKS_PER_SECOND) for one in seconds], basis.memory)
+
+
+def played(
+    basis: Basis, before: VirtualWorkerPlan, after: VirtualWorkerPlan, emulations: Sequence[StageEmulation]
+) -> tuple[StageEmulation, ...]:
+    """How the stages of `after` play their devices, when those of `before` did as `emulations` say.
+
+    Every device of `after` is one of `before`.
+    """
+    costs = Costs(basis.profile, basis.cluster)
+    known = {(s.agent, s.device): (s, e) for s, e in zip(before.stages, emulations, strict=True)}
+    found = []
+    for index, new in enumerate(after.stages):
+        old, emulation = known[new.agent, new.device]
+        kind = basis.kind(old)
+        forward, compute = costs.forward[kind], costs.compute[kind]
+        backward = [both - one for both, one in zip(compute, forward, strict=True)]
+        found.append(
+            replace(
+                emulation,
+                forward_seconds=emulation.forward_seconds * _share(forward, old, new),
+                backward_seconds=emulation.backward_seconds * _share(backward, old, new),
+                upstream=emulation.upstream if index else None,
+                downstream=emulation.downstream if index + 1 < len(after.stages) else None,
+            )
+        )
+    return tuple(found)
+
+
+def _share(sums: Sequence[int], old: StagePlan, new: StagePlan) -> float:
+    before = sums[old.last_layer] - sums[old.first_layer]
+    return (sums[new.last_layer] - sums[new.first_layer]) / before if before else 1.0
+
+
+def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
+    """The stages with the smallest largest stage time, on the same devices; None if nothing fits."""
+    num_stages, num_layers = len(stages), costs.num_layers
+    if num_stages > num_layers:
+        return None
+    tables = ReachTables(costs, "off")
+    sets = [NO_LINK, *(tables.link(basis.link(here, there)) for here, there in pairwise(stages)), NO_LINK]
+    reaches = [
+        tables.reach(kind, tables.load(kind, index, num_stages, basis.memory), sets[index], sets[index + 1])
+        for index, kind in enumerate(map(str, range(num_stages)))
+    ]
+    # No stage takes longer than the whole model on the slowest of them, with what crosses the slowest cut twice.
+    links = [basis.link(here, there) for here, there in pairwise(stages)]
+    upper = max(row[-1] for row in costs.compute.values())
+    upper += 2 * max((max(costs.transfers(link)) for link in links), default=0)
+    found = least_cuts(reaches, num_layers, 0, upper)
+    if found is None:
+        return None
+    return tuple(
+        replace(stage, first_layer=LayerIndex(first), last_layer=LayerIndex(last))
+        for stage, (first, last) in zip(stages, pairwise([0, *found.cuts]), strict=True)
+    )
+
+
+def _rate(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> float:
+    around = [None, *(basis.link(here, there) for here, there in pairwise(stages)), None]
+    ticks = [
+        costs.compute_ticks(str(index), stage.first_layer, stage.last_layer)
+        + costs.receive_ticks(stage.first_layer, stage.last_layer, around[index], around[index + 1])
+        for index, stage in enumerate(stages)
+    ]
+    return _TICKS_PER_SECOND * minibatches_per_tick(ticks, basis.memory)
+
+
+def _measured(basis: Basis, worker: VirtualWorkerPlan, slowness: Sequence[float], healthy: Sequence[float]) -> Costs:
+    """Costs by what was measured; see `_by_place`."""
+    owners = [index for index, stage in enumerate(worker.stages) for _ in range(stage.first_layer, stage.last_layer)]
+    costs = Costs(basis.profile, basis.cluster)
+    kinds = [basis.kind(stage) for stage in worker.stages]
+    known = [
+        costs.compute_ticks(kind, stage.first_layer, stage.last_layer) / _TICKS_PER_SECOND
+        for kind, stage in zip(kinds, worker.stages, strict=True)
+    ]
+
+    def scale(layer: int, index: int) -> float:
+        owner = owners[layer]
+        to_seconds = 1.0 if basis.is_forecast or not known[owner] else healthy[owner] / known[owner]
+        return slowness[index] * to_seconds
+
+    return _by_place(basis, worker.stages, scale)
+
+
+def _by_place(basis: Basis, stages: Sequence[StagePlan], scale: Callable[[int, int], float]) -> Costs:
+    """Costs in which every stage's device is a type of its own, named by the stage's place.
+
+    Args:
+        basis: what is known of layers and devices.
+        stages: on their devices.
+        scale: what the profile's times of a layer are multiplied by on the device of a stage.
+    """
+    kinds = [basis.kind(stage) for stage in stages]
+    layers = tuple(
+        layer.model_copy(
+            update={
+                "forward_ms": {str(i): layer.forward_ms[kind] * scale(at, i) for i, kind in enumerate(kinds)},
+                "backward_ms": {str(i): layer.backward_ms[kind] * scale(at, i) for i, kind in enumerate(kinds)},
+            }
+        )
+        for at, layer in enumerate(basis.profile.layers)
+    )
+    types = {str(index): basis.cluster.device_types[kind] for index, kind in enumerate(kinds)}
+    profile = basis.profile.model_copy(update={"layers": layers, "estimated": ()})
+    return Costs(profile, basis.cluster.model_copy(update={"device_types": types}))
+
+
+def _memory(job: Job, reserve_bytes: int) -> MemoryModel:
+    """What stages keep; an optimizer of which nothing is known counts as one without state."""
+    options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0, reserve_bytes=reserve_bytes)
+    return options.memory(job.minibatches_per_wave)
+
+
+def layers_of(plan: Plan) -> list[LayerReport]:
+    """As much of the layers as a plan tells: their parameters, where parameter servers hold them."""
+    parameters: dict[LayerIndex, dict[str, TensorSpec]] = {}
+    for piece in plan.slices:
+        parameters.setdefault(piece.layer, {})[piece.parameter.name] = piece.parameter
+    num_layers = plan.virtual_workers[0].stages[-1].last_layer
+    return [
+        LayerReport(LayerIndex(at), f"layer {at}", tuple(parameters.get(LayerIndex(at), {}).values()), (), 0)
+        for at in range(num_layers)
+    ]
+
+
+def _sizes(layers: Sequence[LayerReport], job: Job, kinds: Collection[str]) -> Profile:
+    """Layers whose times are their sizes."""
+    return Profile(
+        version=1,
+        model=job.model,
+        batch_size=job.batch_size,
+        input_bytes=0,
+        layers=tuple(_sized(layer, kinds) for layer in layers),
+    )
+
+
+def _sized(layer: LayerReport, kinds: Collection[str]) -> LayerProfile:
+    # A layer takes some time even if it holds nothing.
+    times = dict.fromkeys(kinds, 1e-6 * (1 + layer_cost(layer)))
+    num_bytes = _ELEMENT_BYTES * layer.activation_elements
+    return LayerProfile(
+        name=str(layer.index),
+        parameter_bytes=sum(parameter.num_bytes for parameter in layer.parameters),
+        activation_bytes=num_bytes,
+        output_bytes=num_bytes,
+        forward_ms=times,
+        backward_ms=times,
+    )

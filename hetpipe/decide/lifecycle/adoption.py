@@ -1,0 +1,204 @@
+"""How a coordinator that has never heard of a job goes on to lead it, from what its clock shard tells. Pure.
+
+The decision log knows which lives count; the agents know which processes there are. A life that counts is taken for
+ready; `Returning` then compares it with what each agent tells when it registers, and finds what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from hetpipe.decide.elastic.worker_life import WorkerLife
+from hetpipe.decide.lifecycle.configs import Assignment, stage_commands
+from hetpipe.decide.lifecycle.exchange import MemberGone, Prepared, SendCommand
+from hetpipe.decide.lifecycle.patience import Patience
+from hetpipe.decide.lifecycle.planning import PlannedRun
+from hetpipe.decide.lifecycle.root_cause import Failure, Rank
+from hetpipe.decide.lifecycle.stage_table import StageLife, StageState, StageTable
+from hetpipe.decide.sync.segment import STOP
+from hetpipe.errors import JobFailed
+from hetpipe.values.commands import ChildExit, StageKey, StageNews, StopVirtualWorkerCommand
+from hetpipe.values.events import JobState
+from hetpipe.values.ids import AgentId, Incarnation, VirtualWorkerIndex
+from hetpipe.values.life_state import COMPUTING, LifeState
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole
+from hetpipe.values.run import StageDone, StageFailed
+from hetpipe.values.run_document import LifeSeen, RunDescription
+
+#: What people are told.
+ADOPTED = "a new coordinator leads the job, which went on without one"
+
+
+def state_of(description: RunDescription) -> JobState:
+    """Where the job stands: it runs from the publication of the first weights on."""
+    if STOP in description.reasons:
+        return JobState.STOPPING
+    clocks, start = description.clocks, description.run.start
+    return JobState.RUNNING if clocks.published >= start.clock else JobState.STARTING
+
+
+def prepared_of(assignment: Assignment, description: RunDescription) -> Prepared:
+    """What the task that prepared the run has answered."""
+    run = description.run
+    planned = PlannedRun(assignment.job, run.plan, emulations=run.emulations, known_proof=run.proof)
+    return Prepared(planned, run.data, run.start)
+
+
+def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorkerIndex, WorkerLife]:
+    """Every virtual worker of the plan as the decision log knows it, in index order."""
+    seen = {life.vw: life for life in description.lives}
+    run = description.run
+    return {
+        vw.index: worker_of(vw.index, seen.get(vw.index), stays_out=vw.index in run.out, now=now)
+        for vw in run.plan.virtual_workers
+    }
+
+
+def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool, now: float) -> WorkerLife:
+    """One virtual worker; one that the log has not heard of was to join the run, and has yet to be admitted.
+
+    Each life before the newest one counts as a death, but as none that came soon. Who was asked to stay out, and is
+    there, is asked again if need be.
+    """
+    if seen is None:
+        state = LifeState.OUT if stays_out else LifeState.AWAITING
+        return WorkerLife(vw, now, state, stays_out=stays_out)
+    if seen.standing == "gone" and not stays_out:
+        return _gone(vw, seen.incarnation, now=now)
+    state = _state_of(seen, stays_out=stays_out)
+    is_to_ask = stays_out and state in {LifeState.LEAVING, LifeState.ENDING} and not seen.leaving
+    return WorkerLife(
+        vw,
+        now,
+        state,
+        seen.incarnation,
+        deaths=seen.incarnation,
+        stays_out=stays_out,
+        sent_away=state is LifeState.ENDING,
+        ask_at=now if is_to_ask else None,
+    )
+
+
+def _state_of(seen: LifeSeen, *, stays_out: bool) -> LifeState:
+    """Where a life stands that needs no new one."""
+    match seen.standing:
+        case "member":
+            return LifeState.LEAVING if seen.leaving or stays_out else LifeState.READY
+        case "newcomer":
+            return LifeState.ENDING if stays_out else LifeState.STARTING
+        case "gone":
+            return LifeState.OUT
+
+
+def _gone(vw: VirtualWorkerIndex, incarnation: Incarnation, *, now: float) -> WorkerLife:
+    """The log counts its newest life no more; what is left of its processes is to be ended."""
+    sentence = f"virtual worker {vw} was lost while an earlier coordinator led"
+    cause = Failure(Rank.GONE, JobFailed.__name__, sentence, now)
+    return WorkerLife(
+        vw, now, LifeState.ENDING, incarnation, deaths=incarnation + 1, failures=[cause], cause=cause, evicted=True
+    )
+
+
+def fill(
+    stages: StageTable,
+    assignment: Assignment,
+    workers: Mapping[VirtualWorkerIndex, WorkerLife],
+    *,
+    now: float,
+) -> None:
+    """Enter the processes that the newest lives have, or had."""
+    for command in stage_commands(assignment):
+        config = command.config
+        worker = workers[config.vw]
+        key = StageKey(command.job_id, config.vw, config.stage, worker.incarnation, config.plan.term)
+        stages.add(key, assignment.plan.stage(config.vw, config.stage).agent, config.host, now=now)
+        life = stages.get(key)
+        assert life is not None
+        life.exited = worker.state in {LifeState.AWAITING, LifeState.OUT}
+        life.state = StageState.READY if worker.state in COMPUTING else StageState.STARTING
+
+
+def not_registered(assignment: Assignment) -> dict[MemberId, MemberGone]:
+    """What to say of each member of a job that has not registered with a new coordinator, by name."""
+    members = [shard.id for shard in assignment.shards] + [MemberId(agent.agent) for agent in assignment.agents]
+    return {member: MemberGone(member, f"{member} did not register with the new coordinator") for member in members}
+
+
+Found = MemberGone | StageNews | ChildExit
+"""A fact that nobody else will tell."""
+
+
+class Returning:
+    """Whom an adopted job has yet to hear of, and what they are found to lack. Not thread-safe."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        stages: StageTable,
+        description: RunDescription,
+        *,
+        patience: Patience,
+        now: float,
+    ) -> None:
+        """Begin with nobody there.
+
+        Args:
+            assignment: who carries the plan out.
+            stages: the processes; only looked at.
+            description: tells whether the run is over, and why.
+            patience: how long members may take to register, and agents to tell of the end of a process.
+            now: monotonic seconds.
+        """
+        self._job_id = assignment.plan.job_id
+        self._stages = stages
+        self._over = description.clocks if description.is_over else None
+        self._return_at = now + patience.echo_seconds
+        self._settle_seconds = patience.settle_seconds
+        self._awaited = not_registered(assignment)
+        #: Processes that their agents have not, and until when these may tell what became of them.
+        self._missing: dict[StageKey, float] = {}
+
+    def seen(self, info: MemberInfo, *, now: float) -> list[SendCommand]:
+        """A process has registered; what to tell it. Only its first registration counts."""
+        if info.id not in self._awaited:
+            return []
+        del self._awaited[info.id]
+        if info.role is not MemberRole.AGENT:
+            return []
+        agent = AgentId(info.id)
+        for life in self._stages:
+            if life.agent == agent and not life.exited and life.key not in info.stages:
+                self._missing[life.key] = now + self._settle_seconds
+        older = {(key.vw, key.term, key.incarnation) for key in info.stages if self._is_older(key)}
+        return [
+            SendCommand(agent, StopVirtualWorkerCommand(self._job_id, vw, incarnation, term))
+            for vw, term, incarnation in sorted(older)
+        ]
+
+    def check(self, *, now: float) -> Iterator[Found]:
+        """What is known for certain by now."""
+        for key, until in list(self._missing.items()):
+            if now >= until:
+                del self._missing[key]
+                life = self._stages.get(key)
+                if life is not None and not life.exited:
+                    yield from self._end_of(life)
+        if self._awaited and now >= self._return_at:
+            missing, self._awaited = self._awaited, {}
+            yield from missing.values()
+
+    def _is_older(self, key: StageKey) -> bool:
+        newest = next((life.key for life in self._stages.of(key.vw)), key)
+        return key.job_id == self._job_id and (key.term, key.incarnation) < (newest.term, newest.incarnation)
+
+    def _end_of(self, life: StageLife) -> Iterator[StageNews | ChildExit]:
+        """A process has ended, and nobody is left who might tell how."""
+        if life.state in {StageState.STARTING, StageState.READY}:
+            yield StageNews(life.key, self._last_report(life))
+        yield ChildExit(life.key, life.pid, 0, ordered=True)
+
+    def _last_report(self, life: StageLife) -> StageDone | StageFailed:
+        if self._over is not None:
+            return StageDone(self._over.published, self._over.barrier_reason)
+        sentence = f"{life} was gone when a new coordinator asked for it"
+        return StageFailed(JobFailed.__name__, sentence, secondary=True)

@@ -1,0 +1,176 @@
+"""The conditions of one job: what processes report, when followers are told of it, what is current. Pure.
+
+A process reports the newest state of each of its conditions, and how often it was raised. What changed is told at once,
+if little was told of that kind before. More of the same kind is gathered for a moment, and of a kind that flaps at most
+`BURST` times per `WINDOW_SECONDS` is told what has become of it, with counts. What is current is known at any time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hetpipe.values.conditions import Condition, ConditionKind
+from hetpipe.values.events import ConditionCleared, ConditionRaised, NumberedEvent
+
+#: After an event of a kind, others of that kind wait so long for each other: a full disk shows at all processes.
+GATHER_SECONDS = 2.0
+
+#: How often, within so many seconds, followers are told of a kind.
+WINDOW_SECONDS = 60.0
+BURST = 4
+
+#: Conditions kept of one job: those of every shard and stage that a job may have, and some more.
+MAX_KEPT = 1_000
+
+#: Who has reported what an earlier coordinator told.
+_RECALLED = "recalled"
+
+_Key = tuple[ConditionKind, str]
+_Event = ConditionRaised | ConditionCleared
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One condition, of all that report it."""
+
+    newest: Condition
+    """Of whoever raised it; `times` over all."""
+    reporters: set[str] = field(default_factory=set)
+    """For whom it holds."""
+    heard: dict[str, Condition] = field(default_factory=dict)
+    """The last report of each process."""
+    told: bool = False
+    """Whether followers believe that it holds."""
+    untold: int = 0
+    """How often it was raised since followers were told, but for when it held."""
+
+
+class ConditionBoard:
+    """What is known of the safety of one job. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._entries: dict[_Key, _Entry] = {}
+        #: By kind: what changed since the last event, and when the last events were.
+        self._changed: dict[ConditionKind, list[str]] = {}
+        self._told_at: dict[ConditionKind, deque[float]] = {kind: deque(maxlen=BURST) for kind in ConditionKind}
+
+    def recall(self, events: Iterable[NumberedEvent]) -> None:
+        """Begin with what followers were told by earlier coordinators, in order. Those who raised it report again."""
+        for numbered in events:
+            match numbered.event:
+                case ConditionRaised(condition=kind, who=names, sentence=sentence, since=since, times=times):
+                    for who in names:
+                        raised = Condition(kind, who, sentence, since, times=times)
+                        self._entries[kind, who] = _Entry(raised, {_RECALLED}, told=True)
+                case ConditionCleared(condition=kind, who=names, sentence=sentence, cleared=cleared):
+                    for who in names:
+                        entry = self._entries.get((kind, who))
+                        if entry is not None:
+                            entry.newest = replace(entry.newest, cleared=cleared, clearance=sentence)
+                            entry.reporters, entry.told = set(), False
+                case _:
+                    """It is about something else."""
+
+    def take(self, source: str, reports: Sequence[Condition]) -> None:
+        """Take in what a process reports.
+
+        Args:
+            source: the process: what it said before is replaced.
+            reports: the newest state of each of its conditions; of one that it does not name nothing is known.
+        """
+        for report in reports:
+            self._take(source, report)
+
+    def due(self, *, now: float) -> list[_Event]:
+        """What to tell followers at monotonic second `now`."""
+        out: list[_Event] = []
+        for kind in [kind for kind in self._changed if now >= self._next_at(kind)]:
+            events = list(self._events(kind, self._changed.pop(kind)))
+            if events:
+                self._told_at[kind].append(now)
+            out += events
+        return out
+
+    @property
+    def all(self) -> tuple[Condition, ...]:
+        """Every condition that holds or has held, by the time at which it was raised last."""
+        found = (entry.newest for entry in self._entries.values() if entry.newest.times)
+        return tuple(sorted(found, key=lambda one: (one.since, one.kind, one.who)))
+
+    @property
+    def current(self) -> Mapping[ConditionKind, int]:
+        """For how many processes each kind holds; 0 for none."""
+        holding = Counter(kind for (kind, _), entry in self._entries.items() if entry.newest.holds)
+        return {kind: holding[kind] for kind in ConditionKind}
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _take(self, source: str, report: Condition) -> None:
+        key = report.kind, report.who
+        entry = self._entries.get(key)
+        if entry is None:
+            if not report.times or not self._has_room():
+                return
+            entry = self._entries[key] = _Entry(replace(report, times=0, cleared=report.cleared or report.since))
+        raised, held, before = self._raised(entry, source, report), entry.newest.holds, entry.heard.get(source)
+        entry.heard[source] = report
+        has_begun = not held or (before is not None and before.since < report.since)
+        entry.reporters.discard(_RECALLED)
+        if report.holds:
+            entry.reporters.add(source)
+        elif not report.kind.is_permanent:
+            entry.reporters.discard(source)
+        times = entry.newest.times + raised
+        if entry.reporters and has_begun:
+            entry.newest = replace(report, times=times)
+        elif not entry.reporters and (held or raised):
+            entry.newest = replace(report, sentence=report.sentence or entry.newest.sentence, times=times)
+        else:
+            entry.newest = replace(entry.newest, times=times)
+        entry.untold += raised if has_begun else 0  # else it was raised again while it held
+        if entry.newest.holds != held or entry.untold:
+            names = self._changed.setdefault(report.kind, [])
+            if report.who not in names:
+                names.append(report.who)
+
+    def _raised(self, entry: _Entry, source: str, report: Condition) -> int:
+        """How often it was raised since it was last heard of."""
+        before = entry.heard.get(source)
+        if before is not None:
+            # A process that was started again counts from 0 once more.
+            return report.times - before.times if report.times >= before.times else report.times
+        if _RECALLED in entry.reporters or (entry.newest.times and not entry.heard):
+            return int(report.holds and not entry.newest.holds)
+        return report.times
+
+    def _has_room(self) -> bool:
+        if len(self._entries) < MAX_KEPT:
+            return True
+        over = next((key for key, entry in self._entries.items() if not entry.newest.holds and not entry.told), None)
+        if over is not None:
+            del self._entries[over]
+        return over is not None
+
+    def _next_at(self, kind: ConditionKind) -> float:
+        told = self._told_at[kind]
+        if not told:
+            return 0.0
+        return max(told[-1] + GATHER_SECONDS, told[0] + WINDOW_SECONDS if len(told) == BURST else 0.0)
+
+    def _events(self, kind: ConditionKind, names: Sequence[str]) -> Iterator[_Event]:
+        """What followers are to know of a kind, as one event for all that began and one for all that ended."""
+        entries = [self._entries[kind, who] for who in names if (kind, who) in self._entries]
+        raised = [entry for entry in entries if entry.untold]
+        cleared = [entry for entry in entries if not entry.newest.holds and (entry.told or entry.untold)]
+        if raised:
+            first = min(raised, key=lambda entry: entry.newest.since).newest
+            who, times = tuple(entry.newest.who for entry in raised), sum(entry.untold for entry in raised)
+            yield ConditionRaised(kind, who, first.sentence, first.since, times)
+        if cleared:
+            last = max(cleared, key=lambda entry: entry.newest.cleared or 0.0).newest
+            who = tuple(entry.newest.who for entry in cleared)
+            yield ConditionCleared(kind, who, last.clearance, last.cleared or 0.0, self.current[kind])
+        for entry in entries:
+            entry.told, entry.untold = entry.newest.holds, 0

@@ -1,0 +1,189 @@
+"""Which links between nodes are measured before a job is planned: those that nobody knows, one after the other. Pure.
+
+Both agents of a pair are asked, each for one end: the first awaits and measures, the second calls where it is told that
+it is awaited. A pair that fails is skipped: its link is assumed, and a sentence says why. What was measured is told to
+both agents, so that no job measures it again while it is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from hetpipe.decide.lifecycle.exchange import SendCommand
+from hetpipe.values.addresses import split_address
+from hetpipe.values.commands import (
+    KeepLinksCommand,
+    LinkAwaited,
+    LinkResult,
+    LinkTask,
+    MeasureLinkCommand,
+    StageKey,
+    end_key,
+)
+from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.link_measurement import LinksProgress, MeasuredLinks, merged
+from hetpipe.values.measurement import CPU_TYPE
+from hetpipe.values.policies import AskedLink
+from hetpipe.values.run import AgentInfo
+
+LinkNews = LinkAwaited | LinkResult
+
+#: Longest time for one pair: two processes import torch, find each other, and measure for some seconds.
+PAIR_SECONDS = 60.0
+
+#: Longest time for all pairs of one job: the next job measures the others.
+SURVEY_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two agents whose link is measured."""
+
+    first: AgentInfo
+    """Awaits the other one, and measures."""
+    second: AgentInfo
+
+    def __str__(self) -> str:
+        """For a sentence."""
+        return f"the link between {self.first.agent} and {self.second.agent}"
+
+
+def pairs_to_measure(agents: Sequence[AgentInfo]) -> tuple[Pair, ...]:
+    """The pairs of nodes of which no agent knows the link, in order of registration."""
+    known = {frozenset(link.between) for agent in agents for link in agent.links.links}
+    return tuple(
+        Pair(first, second)
+        for first, second in combinations(agents, 2)
+        if frozenset((first.agent, second.agent)) not in known
+    )
+
+
+class LinkSurvey:
+    """The measurements for one job. Every call gives the monotonic time and returns whom to tell what."""
+
+    def __init__(self, agents: Sequence[AgentInfo], *, job_id: JobId, run_dir: str, link: AskedLink) -> None:
+        """Measure what is not known of the links among `agents`.
+
+        Args:
+            agents: with the devices that the job claims, and what is known of their links.
+            job_id: the job's.
+            run_dir: the folder of the run, where the processes that measure have their logs.
+            link: the job's key `link`.
+        """
+        self._job_id = job_id
+        self._task = LinkTask(number=0, other=AgentId(""), run_dir=run_dir, link=link)
+        self._pairs = pairs_to_measure(agents)
+        #: Of the pair that is measured now; -1 before the first.
+        self._number = -1
+        self._is_over = not self._pairs
+        self._is_called = False
+        #: Results of the pair's ends.
+        self._told: list[LinkResult] = []
+        self._until = self._pair_until = 0.0
+        self._found = MeasuredLinks()
+        self._problems: list[str] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to measure."""
+        return self._is_over
+
+    @property
+    def remark(self) -> str:
+        """Which links were not measured and why, as a sentence; empty if none."""
+        return "; ".join(self._problems)
+
+    @property
+    def awaited(self) -> str:
+        """Who is waited for, and for what."""
+        pair = self._pairs[max(self._number, 0)]
+        where = f"link {self._number + 1} of {len(self._pairs)}"
+        return f"agents {pair.first.agent} and {pair.second.agent} to measure the link between their nodes ({where})"
+
+    @property
+    def progress(self) -> LinksProgress:
+        """How far it is."""
+        total = len(self._pairs)
+        if self._is_over:
+            return LinksProgress(done=total, total=total, remark=self.remark)
+        return LinksProgress(done=max(self._number, 0), total=total, awaited=self.awaited, remark=self.remark)
+
+    def begin(self, *, now: float) -> list[SendCommand]:
+        """Ask for the first pair."""
+        self._until = now + SURVEY_SECONDS
+        return [] if self._is_over else self._next(now=now)
+
+    def handle(self, news: LinkNews, *, now: float) -> list[SendCommand]:
+        """Take in what an agent tells that `may_tell` it; what is of another pair changes nothing."""
+        if self._is_over or news.number != self._number:
+            return []
+        pair = self._pairs[self._number]
+        if isinstance(news, LinkAwaited):
+            is_news, self._is_called = not self._is_called, True
+            return [self._command(pair.second, pair.first, address=news.address)] if is_news else []
+        if news.problem:
+            return self._skip(news.problem, now=now)
+        # Of the two ends the one that measures tells of a link.
+        self._told = [told for told in self._told if bool(told.measured.links) != bool(news.measured.links)] + [news]
+        return self._both_told(pair, now=now) if len(self._told) > 1 else []
+
+    def _both_told(self, pair: Pair, *, now: float) -> list[SendCommand]:
+        for told in self._told:
+            self._found = merged(self._found, told.measured)
+        links = MeasuredLinks(links=tuple(link for told in self._told for link in told.measured.links))
+        return [SendCommand(pair.second.agent, KeepLinksCommand(self._job_id, links)), *self._next(now=now)]
+
+    def tick(self, *, now: float) -> list[SendCommand]:
+        """Time has passed."""
+        if self._is_over or now < self._pair_until:
+            return []
+        return self._skip(f"nothing came of it within {PAIR_SECONDS:.0f} s", now=now)
+
+    def may_tell(self, agent: AgentId, news: LinkNews) -> bool:
+        """Whether `agent` was asked for what it tells: its own end of that pair, and nothing beyond."""
+        if news.number >= len(self._pairs):
+            return False
+        pair = self._pairs[news.number]
+        is_first = agent == pair.first.agent
+        if isinstance(news, LinkAwaited):
+            return is_first and split_address(news.address)[0] == pair.first.host
+        if not is_first and agent != pair.second.agent:
+            return False
+        copies = {copy.node for copy in news.measured.copies} <= {agent}
+        wanted = [{pair.first.agent, pair.second.agent}] if is_first and not news.problem else []
+        return copies and [set(link.between) for link in news.measured.links] == wanted
+
+    def may_be(self, agent: AgentId, stage: StageKey) -> bool:
+        """Whether the process that `agent` starts for its end of the pair that is measured is to be called that."""
+        if self._is_over:
+            return False
+        pair = self._pairs[self._number]
+        ends = (pair.first.agent, pair.second.agent)
+        return agent in ends and stage == end_key(self._job_id, self._number, is_first=agent == pair.first.agent)
+
+    def told_to(self, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
+        """The agents, and with each what was found of its links."""
+        return tuple(replace(agent, links=merged(agent.links, self._found.of(agent.agent))) for agent in agents)
+
+    def _next(self, *, now: float) -> list[SendCommand]:
+        self._number += 1
+        self._told, self._is_called, self._pair_until = [], False, now + PAIR_SECONDS
+        left = len(self._pairs) - self._number
+        if left and now >= self._until:
+            self._problems.append(f"{left} more links were not measured, as that has taken {SURVEY_SECONDS:.0f} s")
+        elif left:
+            pair = self._pairs[self._number]
+            return [self._command(pair.first, pair.second)]
+        self._is_over = True
+        return []
+
+    def _command(self, agent: AgentInfo, other: AgentInfo, *, address: str = "") -> SendCommand:
+        copies = any(device.type != CPU_TYPE for device in agent.devices) and not agent.links.copies
+        task = replace(self._task, number=self._number, other=other.agent, address=address, with_copies=copies)
+        return SendCommand(agent.agent, MeasureLinkCommand(self._job_id, task))
+
+    def _skip(self, problem: str, *, now: float) -> list[SendCommand]:
+        self._problems.append(f"{self._pairs[self._number]} was not measured: {problem}")
+        return self._next(now=now)

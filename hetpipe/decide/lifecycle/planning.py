@@ -1,0 +1,299 @@
+"""The plan of a run: as the job says it, or as the planner finds it for the devices that are there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Protocol
+
+from hetpipe.decide.lifecycle.configs import Assignment
+from hetpipe.decide.lifecycle.described import Described, describe
+from hetpipe.decide.lifecycle.inspections import Inspected
+from hetpipe.decide.planner.assignment import Offered, assign
+from hetpipe.decide.planner.choose import choose_plan
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.emulation import PlayedStage, emulations
+from hetpipe.decide.planner.optimizer_slots import slots_of
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.partition import plan_job
+from hetpipe.decide.planner.ranking import Predict
+from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.prediction import Played, predicted, run_forecast
+from hetpipe.decide.sync.segment import planned_lengths
+from hetpipe.errors import InfeasiblePlan, PlanError
+from hetpipe.job.file import Job
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.events import Submission
+from hetpipe.values.ids import DeviceId, JobId, Term
+from hetpipe.values.members import MemberInfo
+from hetpipe.values.plan import ModelReport, Plan, ProofReport
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
+from hetpipe.values.run import AgentInfo, StageEmulation
+from hetpipe.values.sync import DataSpec, Progress
+
+
+class Planner(Protocol):
+    """Finds the plan for a profile on a cluster."""
+
+    def __call__(
+        self, profile: Profile, cluster: Cluster, options: PlanOptions, *, predict: Predict = ...
+    ) -> PlanDocument:
+        """The plan, and what `predict` says of it and of the alternatives; the planner has one of its own."""
+        ...
+
+
+#: The planner with the simulator's predictions.
+PLANNER: Planner = partial(choose_plan, predict=predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A job whose virtual workers are known, and its plan."""
+
+    job: Job
+    plan: Plan
+    described: Described | None = None
+    """What it was planned by, or what is played; None if the job said everything."""
+    document: PlanDocument | None = None
+    """What was foreseen, if it was planned."""
+    emulations: tuple[tuple[StageEmulation, ...], ...] = ()
+    """Per virtual worker and stage; empty if nothing is played."""
+    model: ModelReport | None = None
+    """What the inspection found; None if that is not known any more."""
+    known_proof: ProofReport | None = None
+    """What another coordinator has told of the proof, where `model` is not known any more."""
+
+    @property
+    def links_sentence(self) -> str:
+        """Which links it was planned with; empty where a cluster file states them all, or nothing was planned."""
+        if self.document is None or self.described is None or self.described.known.sources == ("stated",):
+            return ""
+        return self.described.known.sentence
+
+    @property
+    def proof(self) -> ProofReport | None:
+        """What was proven of the model before training; None if nobody knows."""
+        return self.known_proof if self.model is None else self.model.proof
+
+    def assignment(
+        self, submission: Submission, agents: tuple[AgentInfo, ...], shards: tuple[MemberInfo, ...]
+    ) -> Assignment:
+        """Who carries the plan out.
+
+        Args:
+            submission: how the job goes on; a report of the model in it is not kept, as the plan has taken it in.
+            agents: with the devices that it claims.
+            shards: its parameter servers, in index order.
+        """
+        return Assignment(
+            job=self.job,
+            submission=replace(submission, model=None),
+            plan=self.plan,
+            agents=agents,
+            shards=shards,
+            emulations=self.emulations,
+        )
+
+
+def num_devices_wanted(job: Job) -> int | None:
+    """Devices to claim for a job; None: all there are, for the planner to choose from."""
+    if job.is_planned:
+        return job.num_devices
+    if job.cluster.emulate and job.cluster.file is not None:
+        return len(job.cluster.file.devices)
+    return None
+
+
+def plan_run(
+    job: Job,
+    inspected: Inspected,
+    agents: Sequence[AgentInfo],
+    planner: Planner,
+    *,
+    term: Term,
+    job_id: JobId,
+    now: float,
+) -> PlannedRun:
+    """The plan of a job on the devices of `agents`, at `now` seconds since 1970-01-01 UTC.
+
+    Raises:
+        PlanError: the model does not fit the asked-for cut, the profile, or the devices.
+        UserError: nothing is known of a type of the cluster.
+    """
+    model = inspected.model
+    if job.is_planned and not job.cluster.emulate:
+        return PlannedRun(job, plan_job(job, model, agents, term, job_id), model=model)
+    described = describe(job, inspected, agents, now=now)
+    if job.is_planned:
+        plan = plan_job(job, model, agents, term, job_id)
+        return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan), model=model)
+    if job.cluster.emulate:
+        planner = partial(planner, predict=partial(predicted, played=_played_as(job)))
+    document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
+    document = described.known.noted_in(document, described.cluster)
+    counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
+    plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
+    played: tuple[tuple[StageEmulation, ...], ...] = ()
+    if job.cluster.emulate:
+        stages = [
+            [PlayedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
+            for vw in document.virtual_workers
+        ]
+        played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
+    planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
+    return PlannedRun(planned, plan, described, document, played, model)
+
+
+def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
+    """What was foreseen, and what is of this very run: of its segments from `start` on; None if it was not planned.
+
+    Raises:
+        PlanError: the plan cannot be simulated.
+    """
+    document, described, job = run.document, run.described, run.job
+    if document is None or described is None:
+        return document
+    segments = planned_lengths(
+        start,
+        data,
+        members=len(document.virtual_workers),
+        minibatches_per_wave=document.minibatches_per_wave,
+        checkpoint_every_waves=job.checkpoint.every_waves,
+    )
+    first = next(segments, None)
+    if first is None:
+        return document
+    costs = costs_of(document, described.profile, described.cluster)
+    forecast = run_forecast(
+        simulated_plan(document, costs),
+        costs,
+        SimulationOptions(
+            staleness=document.staleness,
+            pull=document.pull,
+            minibatches=1,
+            weights=weight_policy(document.weights),
+            schedule=schedule_in(document),
+            deterministic=job.sync.deterministic and document.has_shards,
+        ),
+        chain([first], segments),
+        played=_played_as(job) if job.cluster.emulate else None,
+    )
+    return document.model_copy(update={"run": forecast})
+
+
+def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:
+    """What the job asks of the planner.
+
+    Args:
+        job: whose cut is left to the planner, or its memory looked at.
+        slots: tensors of parameter size that the optimizer keeps; None: as is known of the job's.
+        reserve_bytes: what the framework takes of every device.
+
+    Raises:
+        PlanError: the memory of the job's optimizer is not known.
+    """
+    if slots is None:
+        slots = slots_of(job.optimizer, job.weights)
+    if slots is None:
+        raise PlanError(
+            f"how much memory {job.optimizer.name} keeps per parameter is not known; use another optimizer, or say "
+            "workers.stages yourself"
+        )
+    devices, sync, placement = job.workers.devices, job.sync, job.parameter_servers.placement
+    return PlanOptions(
+        allocation="explicit" if devices is not None else job.workers.allocation,
+        workers=None if devices is None else tuple(tuple(DeviceId(d) for d in group) for group in devices),
+        minibatches_per_wave=None if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave,
+        placement=None if placement == "auto" else placement,
+        staleness=0 if sync.D == "auto" else sync.D,
+        max_staleness=sync.max_D if sync.D == "auto" else None,
+        pull=sync.pull,
+        weights=job.weights,
+        schedule=job.schedule,
+        accumulate=job.gradients.accumulate,
+        waits_for_norm=job.gradients.max_norm is not None and job.gradients.clip == "global",
+        with_shards=job.has_shards,
+        optimizer_slots=slots,
+        recompute="off",
+        reserve_bytes=reserve_bytes,
+        num_shards=job.parameter_servers.count if job.has_shards else None,
+    )
+
+
+def _offered(job: Job, cluster: Cluster, agents: Sequence[AgentInfo]) -> Offered:
+    """The agents' devices under the names of the cluster: by their own names if the job's file has them, else by order.
+
+    Raises:
+        PlanError: there are too few to play the cluster, or the job's names for devices mean others here.
+    """
+    real = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
+    if job.cluster.file is not None and not job.cluster.emulate:
+        return {device: (agent, device) for agent, device in real}
+    if len(real) < len(cluster.devices):
+        raise PlanError(
+            f"cluster.file has {len(cluster.devices)} devices to play, and {len(real)} are free; start more agents"
+        )
+    if job.cluster.file is None and job.workers.devices is not None and list(cluster.devices) != [d for _, d in real]:
+        raise PlanError(
+            "workers.devices names devices of nodes on which another job uses some; wait for its end, or give "
+            "cluster.file"
+        )
+    return dict(zip(cluster.devices, real, strict=False))
+
+
+def _played_as_cut(job: Job, described: Described, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
+    """The devices of the cluster are dealt in order, virtual worker by virtual worker, stage by stage."""
+    cluster = described.cluster
+    costs = Costs(described.profile, cluster)
+    names = iter(cluster.devices)
+    if len(cluster.devices) < job.num_devices:
+        raise PlanError(
+            f"the job has {job.num_devices} stages, but cluster.file has {len(cluster.devices)} devices to play; lower "
+            "workers.count or workers.stages"
+        )
+    stages = [
+        [PlayedStage(next(names), int(s.first_layer), int(s.last_layer)) for s in vw.stages]
+        for vw in plan.virtual_workers
+    ]
+    for vw, played in enumerate(stages):
+        _check_memory(job, costs, vw, played)
+    nodes = [node.name for node in cluster.nodes if node.devices]
+    return _played(job, costs, stages, [nodes[shard % len(nodes)] for shard in range(plan.num_shards)])
+
+
+def _played_as(job: Job) -> Played:
+    stragglers = {DeviceId(name): factor for name, factor in job.cluster.stragglers.items()}
+    return Played(stragglers, with_links=job.cluster.emulate_links)
+
+
+def _played(
+    job: Job, costs: Costs, stages: Sequence[Sequence[PlayedStage]], shard_nodes: Sequence[str]
+) -> tuple[tuple[StageEmulation, ...], ...]:
+    cluster = job.cluster
+    return tuple(
+        emulations(costs, played, shard_nodes, with_links=cluster.emulate_links, stragglers=cluster.stragglers)
+        for played in stages
+    )
+
+
+def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[PlayedStage]) -> None:
+    """Refuse a stage that its device could not hold.
+
+    Raises:
+        InfeasiblePlan: naming the stage, the device and the bytes.
+    """
+    options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
+    memory = options.memory(job.minibatches_per_wave)
+    for index, stage in enumerate(stages):
+        needed = costs.stage_bytes(stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
+        kind = costs.cluster.devices[stage.device]
+        if needed > costs.memory_bytes[kind]:
+            raise InfeasiblePlan(
+                f"stage {index} of virtual worker {vw} (layers {stage.first} to {stage.last - 1}) needs {needed} "
+                f"bytes, but {stage.device}, a {kind}, has {costs.memory_bytes[kind]}; give it fewer layers or lower "
+                "sync.minibatches_per_wave"
+            )

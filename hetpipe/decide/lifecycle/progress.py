@@ -1,0 +1,208 @@
+"""How fast a running job goes: stage reports in, the progress table out. Pure; the time is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetpipe.values.commands import StageKey
+from hetpipe.values.events import ProgressTable, StageRow, VirtualWorkerRow
+from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.life_state import UP, WORKING, LifeState
+from hetpipe.values.plan import Plan, VirtualWorkerPlan
+from hetpipe.values.run import ClockSnapshot, StageProgress
+from hetpipe.values.sync import DataSpec, Progress
+
+#: Span over which rates are measured.
+RATE_SECONDS = 10.0
+
+#: Time without a report after which a rate begins to fall; reports come about once a second.
+STALE_SECONDS = 3.0
+
+#: Who waits for this share of its time is held up.
+HELD_UP_SHARE = 0.5
+
+StagePlace = tuple[VirtualWorkerIndex, StageIndex]
+"""A stage, whatever its life."""
+
+
+def total_samples(data: DataSpec) -> int:
+    """Samples the whole run commits; an upper bound by less than a batch per pass for a run given by minibatches.
+
+    >>> total_samples(DataSpec(num_samples=10, batch_size=4, seed=0, epochs=3, total_minibatches=None))
+    30
+    >>> total_samples(DataSpec(num_samples=10, batch_size=4, seed=0, epochs=None, total_minibatches=5))
+    20
+    """
+    if data.epochs is not None:
+        return data.epochs * data.num_samples
+    return (data.total_minibatches or 0) * data.batch_size
+
+
+def continued(report: StageProgress, before: StageProgress | None) -> StageProgress:
+    """`report` of a later life, when the ones before came to `before`: counts go on; what was first, or most, stays."""
+    if before is None:
+        return report
+    return replace(
+        report,
+        minibatches=report.minibatches + before.minibatches,
+        samples=report.samples + before.samples,
+        loss=before.loss if report.loss is None else report.loss,
+        first_loss=report.first_loss if before.first_loss is None else before.first_loss,
+        waiting_seconds=report.waiting_seconds + before.waiting_seconds,
+        idle_seconds=report.idle_seconds + before.idle_seconds,
+        compute_seconds=report.compute_seconds + before.compute_seconds,
+        pushed_bytes=report.pushed_bytes + before.pushed_bytes,
+        pulled_bytes=report.pulled_bytes + before.pulled_bytes,
+        weight_bytes=max(report.weight_bytes, before.weight_bytes),
+        activation_bytes=max(report.activation_bytes, before.activation_bytes),
+    )
+
+
+@dataclass(slots=True)
+class _Rate:
+    """How fast something of one virtual worker grows, over the last `RATE_SECONDS`."""
+
+    points: deque[tuple[float, float]]
+    """(monotonic seconds, amount so far); never empty."""
+
+    def add(self, now: float, amount: float, *, begins: bool) -> None:
+        """Add a point; what there is when it `begins` has made no rate, nor has less, which another stage counts."""
+        if begins or amount < self.points[-1][1]:
+            self.points.clear()
+        self.points.append((now, amount))
+        # One point beyond the span stays, so that slow reports still span an interval.
+        while len(self.points) > 2 and self.points[1][0] <= now - RATE_SECONDS:  # noqa: PLR2004 - an interval has two ends
+            self.points.popleft()
+
+    def per_second(self, now: float) -> float:
+        (start, first), (end, last) = self.points[0], self.points[-1]
+        if now - end > STALE_SECONDS:
+            # Nothing was heard for a while, so nothing was done.
+            end = now
+        return (last - first) / (end - start) if end > start else 0.0
+
+
+class ProgressBoard:
+    """The newest report of every stage of one job, and the rates behind them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        data: DataSpec,
+        start: Progress,
+        staleness: int | None,
+        *,
+        now: float,
+        is_adopted: bool = False,
+    ) -> None:
+        """Begin when training begins, at monotonic second `now`, from `start`.
+
+        Of a job that is adopted, training has begun before: as long ago as its oldest stage has worked.
+        """
+        #: Of the newest lives.
+        self.plan = plan
+        self._data = data
+        self._start = start
+        self._staleness = staleness
+        self._started = now
+        self._is_adopted = is_adopted
+        #: Samples of each last stage, and seconds that each first stage waited for a clock.
+        self._rates = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
+        self._waits = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
+        #: The newest report per stage; what it counts, it counts over all lives.
+        self.reports: dict[StagePlace, StageProgress] = {}
+        #: What the stages' earlier lives have counted, and the newest life of each virtual worker.
+        self._before: dict[StagePlace, StageProgress] = {}
+        self._lives: dict[VirtualWorkerIndex, Incarnation] = {}
+
+    def follow(self, plan: Plan, *, now: float) -> None:
+        """The plan is another one: a virtual worker is cut anew, or is there that the run has not had yet."""
+        self.plan = plan
+        for vw in plan.virtual_workers:
+            self._rates.setdefault(vw.index, _Rate(deque([(now, 0.0)])))
+            self._waits.setdefault(vw.index, _Rate(deque([(now, 0.0)])))
+
+    def add(self, key: StageKey, report: StageProgress, *, now: float) -> None:
+        """Take a stage's report; the last stage's samples make the rate."""
+        vw, stage = key.vw, key.stage
+        if key.incarnation > self._lives.setdefault(vw, Incarnation(0)):
+            self._lives[vw] = key.incarnation
+            self._before.update({place: said for place, said in self.reports.items() if place[0] == vw})
+        is_unknown = self._is_adopted and (vw, stage) not in self.reports
+        if is_unknown:
+            self._started = min(self._started, now - report.compute_seconds - report.idle_seconds)
+        report = self.reports[vw, stage] = continued(report, self._before.get((vw, stage)))
+        if stage == len(self.plan.virtual_workers[vw].stages) - 1:
+            self._rates[vw].add(now, report.samples, begins=is_unknown)
+        if stage == 0:
+            self._waits[vw].add(now, report.waiting_seconds, begins=is_unknown)
+
+    def running_seconds(self, *, now: float) -> float:
+        """Since training began."""
+        return now - self._started
+
+    def local_clock(self, vw: VirtualWorkerIndex, clocks: ClockSnapshot | None) -> Clock:
+        """Waves `vw` has committed, as far as is known."""
+        if clocks is not None and vw in clocks.local:
+            return clocks.local[vw]
+        first = self.reports.get((vw, StageIndex(0)))
+        return self._start.clock if first is None else first.clock
+
+    def table(
+        self, clocks: ClockSnapshot | None, *, states: Mapping[VirtualWorkerIndex, LifeState], now: float
+    ) -> ProgressTable:
+        """The picture at `now`, when the virtual workers stand in `states`.
+
+        Distances are from the slowest of those that count: who begins its next life is no member yet.
+        """
+        locals_ = {vw.index: self.local_clock(vw.index, clocks) for vw in self.plan.virtual_workers}
+        up = {vw: clock for vw, clock in locals_.items() if states[vw] in UP}
+        members = {vw: clock for vw, clock in up.items() if clocks is None or vw in clocks.local}
+        counting = members or up or locals_
+        slowest = min(counting.values())
+        rows = tuple(
+            self._row(vw, locals_[vw.index], slowest, states[vw.index], now=now) for vw in self.plan.virtual_workers
+        )
+        rate = sum(row.samples_per_second for row in rows)
+        samples = self._start.samples if clocks is None else clocks.samples
+        total = total_samples(self._data)
+        return ProgressTable(
+            rows=rows,
+            running_seconds=self.running_seconds(now=now),
+            epoch=self._start.epoch + 1 if clocks is None else clocks.epoch,
+            samples=samples,
+            total_samples=total,
+            samples_per_second=rate,
+            eta_seconds=max(0, total - samples) / rate if rate > 0.0 else None,
+            staleness=self._staleness,
+            global_clock=slowest,
+            straggler=self._straggler(counting, now=now),
+        )
+
+    def _straggler(self, clocks: Mapping[VirtualWorkerIndex, Clock], *, now: float) -> VirtualWorkerIndex | None:
+        """The one that is behind and does not wait, while all others mostly do."""
+        last = min(clocks, key=lambda vw: clocks[vw])
+        waits = {vw: self._waits[vw].per_second(now) for vw in clocks}
+        others = [share for vw, share in waits.items() if vw != last]
+        return last if others and min(others) >= HELD_UP_SHARE > 2 * waits[last] else None
+
+    def _row(
+        self, vw: VirtualWorkerPlan, clock: Clock, slowest: Clock, state: LifeState, *, now: float
+    ) -> VirtualWorkerRow:
+        first = self.reports.get((vw.index, StageIndex(0)))
+        last = self.reports.get((vw.index, StageIndex(len(vw.stages) - 1)))
+        running = self.running_seconds(now=now)
+        reports = [report for (index, _), report in self.reports.items() if index == vw.index]
+        return VirtualWorkerRow(
+            vw=vw.index,
+            stages=tuple(StageRow(stage.first_layer, stage.last_layer, stage.device) for stage in vw.stages),
+            clock=clock,
+            distance=max(0, clock - slowest),
+            samples_per_second=self._rates[vw.index].per_second(now) if state in WORKING else 0.0,
+            loss=None if last is None else last.loss,
+            waiting_share=0.0 if first is None or running <= 0.0 else min(1.0, first.waiting_seconds / running),
+            memory_bytes=sum(report.weight_bytes + report.activation_bytes for report in reports),
+            state=state,
+        )

@@ -1,0 +1,212 @@
+"""Who is a member right now, by the heartbeats this coordinator has heard itself.
+
+The store has the same members for those who come later, but whether a process is alive is decided here: so a store that
+is away for a while evicts nobody. Not thread-safe; every call gives the monotonic time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetpipe.errors import MemberReplaced, PermissionDenied, ProtocolViolation, ResourceExhausted, UnknownMember
+from hetpipe.storage.store import MemberRecord
+from hetpipe.values.link_measurement import MeasuredLinks, merged
+from hetpipe.values.members import ROLE_NAMES, Member, MemberId, MemberInfo, MemberRole, Registration
+
+#: Members at a time: each costs memory, and everybody who looks gets all of them. Each role has its own places, so that
+#: nobody takes those of whom a job needs.
+MAX_MEMBERS: Mapping[MemberRole, int] = {
+    MemberRole.AGENT: 600,
+    MemberRole.PARAMETER_SERVER: 300,
+    MemberRole.WORKER: 100,
+}
+
+#: Of the workers, as many as one operator may list.
+MAX_WORKERS_OF_OWNER = 25
+
+#: Replaced registrations that are remembered; a process that asks later than that many others registers again.
+_MAX_TAKEN = 1_000
+
+
+@dataclass(slots=True)
+class _Live:
+    record: MemberRecord
+    expires: float
+    departs: bool = False
+    """It has told that it is about to leave."""
+    owner: str = ""
+    """Whose certificate it has; empty without TLS."""
+    has_told: bool = False
+    """It has sent a heartbeat, and so told which jobs it serves."""
+
+
+class Registry:
+    """The live members."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self.lease_seconds = lease_seconds
+        self._live: dict[MemberId, _Live] = {}
+        #: Registrations whose id another process has taken, oldest first.
+        self._taken: deque[Registration] = deque(maxlen=_MAX_TAKEN)
+        #: Leases that ran out, by role.
+        self.expired: Counter[MemberRole] = Counter()
+
+    def check_new(self, info: MemberInfo, *, owner: str = "") -> None:
+        """Whether `info` may become a member of `owner`.
+
+        Raises:
+            PermissionDenied: a member of another owner has its id.
+            ProtocolViolation: a member of another role has its id: a worker that somebody lists replaces no agent. Or
+                it tells of what is not its own.
+            ResourceExhausted: there is no room.
+        """
+        _check_own(info)
+        before = self._live.get(info.id)
+        if before is not None:
+            _check_owner(before, owner)
+        if before is not None and before.record.info.role is not info.role:
+            raise ProtocolViolation(f"{before.record.info} is called {info.id} already; give each process its own name")
+        if before is None:
+            self._check_room(info.role, owner)
+
+    def _check_room(self, role: MemberRole, owner: str) -> None:
+        alike = [live for live in self._live.values() if live.record.info.role is role]
+        if len(alike) >= MAX_MEMBERS[role]:
+            name = ROLE_NAMES[role]
+            raise ResourceExhausted(
+                f"the cluster has {MAX_MEMBERS[role]} members of the role {name}, which is the limit"
+            )
+        own = sum(live.owner == owner for live in alike)
+        if role is MemberRole.WORKER and owner and own >= MAX_WORKERS_OF_OWNER:
+            raise ResourceExhausted(f"{owner} lists {own} workers, which is the limit; have some of them leave")
+
+    def put(self, record: MemberRecord, *, now: float, owner: str = "") -> MemberInfo | None:
+        """Make a member; the one it replaces, if that was another process."""
+        before = self._live.get(record.info.id)
+        self._live[record.info.id] = _Live(record, now + self.lease_seconds, owner=owner)
+        if before is None:
+            return None
+        old, new = before.record.info, record.info
+        if (old.pid, old.host, old.address) == (new.pid, new.host, new.address):
+            return None
+        self._taken.append(before.record.registration)
+        return old
+
+    def check(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> MemberRecord:
+        """The live member with this registration.
+
+        Raises:
+            UnknownMember: there is none.
+            MemberReplaced: and another process has its id.
+            PermissionDenied: it is another owner's.
+        """
+        live = self._live.get(member_id)
+        if live is not None:
+            _check_owner(live, owner)
+        if live is not None and registration in self._taken:
+            raise MemberReplaced(f"{live.record.info} has taken the name {member_id}; give each process its own")
+        if live is None:
+            raise UnknownMember(f"{member_id} is no member, or no longer since its lease ran out; register again")
+        if live.record.registration != registration:
+            raise UnknownMember(f"a newer registration of {member_id} has replaced this one; register again")
+        return live.record
+
+    def renew(self, member_id: MemberId, registration: Registration, *, now: float) -> MemberRecord:
+        """Let the lease last from `now`.
+
+        Raises:
+            UnknownMember: there is no such live member.
+            MemberReplaced: and another process has its id.
+        """
+        record = self.check(member_id, registration)
+        live = self._live[member_id]
+        live.expires, live.has_told = now + self.lease_seconds, True
+        return record
+
+    def renew_all(self, *, now: float) -> None:
+        """Give every member a whole lease from `now`, for nobody could hear their heartbeats."""
+        for live in self._live.values():
+            live.expires = now + self.lease_seconds
+
+    def depart(self, member_id: MemberId, registration: Registration) -> bool:
+        """A member is about to leave; until it registers again. Whether that is news.
+
+        Raises:
+            UnknownMember: there is no such live member.
+        """
+        self.check(member_id, registration)
+        live = self._live[member_id]
+        is_news, live.departs = not live.departs, True
+        return is_news
+
+    def learn_links(self, measured: MeasuredLinks) -> None:
+        """Know of members what was measured of their links since they registered."""
+        ends = {node for link in measured.links for node in link.between} | {copy.node for copy in measured.copies}
+        for end in ends:
+            live = self._live.get(MemberId(end))
+            if live is not None and live.record.info.role is MemberRole.AGENT:
+                info = live.record.info
+                info = replace(info, links=merged(info.links, measured.of(end)))
+                live.record = replace(live.record, info=info)
+
+    def has_told(self, member_id: MemberId) -> bool:
+        """Whether a member has sent a heartbeat since it registered."""
+        live = self._live.get(member_id)
+        return live is not None and live.has_told
+
+    def departs(self, member_id: MemberId) -> bool:
+        """Whether a member has told that it is about to leave."""
+        live = self._live.get(member_id)
+        return live is not None and live.departs
+
+    def remove(self, member_id: MemberId) -> None:
+        """End a membership, if there is one."""
+        self._live.pop(member_id, None)
+
+    def expire(self, *, now: float) -> list[MemberRecord]:
+        """End the memberships whose lease has run out, and name them."""
+        gone = [live.record for live in self._live.values() if live.expires <= now]
+        for record in gone:
+            del self._live[record.info.id]
+            self.expired[record.info.role] += 1
+        return gone
+
+    def members(self, *, now: float) -> tuple[Member, ...]:
+        """All members in order of registration."""
+        ordered = sorted(self._live.values(), key=lambda live: live.record.order)
+        return tuple(Member(live.record.info, live.record.order, live.expires - now) for live in ordered)
+
+    def of_role(self, role: MemberRole) -> list[MemberInfo]:
+        """The members of one role in order of registration; shards by their wanted index first."""
+        ordered = sorted(self._live.values(), key=lambda live: (_wanted_index(live), live.record.order))
+        return [live.record.info for live in ordered if live.record.info.role is role]
+
+
+def _wanted_index(live: _Live) -> float:
+    index = live.record.info.shard_index
+    return float("inf") if index is None else index
+
+
+def _check_owner(live: _Live, owner: str) -> None:
+    if owner and live.owner and owner != live.owner:
+        raise PermissionDenied(f"{live.record.info} is a member of {live.owner}, and not of {owner}")
+
+
+def _check_own(info: MemberInfo) -> None:
+    """Let nobody offer or have what a process of its role and name does not.
+
+    Raises:
+        ProtocolViolation: as named.
+    """
+    is_agent, is_shard = info.role is MemberRole.AGENT, info.role is MemberRole.PARAMETER_SERVER
+    if not is_agent and (info.devices or info.stages or info.links):
+        raise ProtocolViolation(f"{info} tells of devices, stages or links, which agents have")
+    if not is_shard and info.shard_index is not None:
+        raise ProtocolViolation(f"{info} wants a position among the parameter servers, and is none")
+    for device in info.devices:
+        if device.device.rpartition("/")[0] != info.id:
+            raise ProtocolViolation(f"{info} offers device {device.device}, which is not of its node")
+    if not info.links.is_of(info.id):
+        raise ProtocolViolation(f"{info} tells of links that its node is no end of")

@@ -1,0 +1,213 @@
+"""A job's way from its submission to the task that plans it: who is claimed, what its model is. Pure.
+
+The part of `job_machine` before there are processes; facts in, instructions and steps out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hetpipe.decide.lifecycle.configs import Assignment, with_agents
+from hetpipe.decide.lifecycle.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
+from hetpipe.decide.lifecycle.inspections import Inspections, inspect_command, is_to_measure
+from hetpipe.decide.lifecycle.job_queue import Turn
+from hetpipe.decide.lifecycle.lifecycle import Step
+from hetpipe.decide.lifecycle.link_survey import LinkNews, LinkSurvey
+from hetpipe.decide.lifecycle.planning import num_devices_wanted
+from hetpipe.decide.lifecycle.requirements import ClusterView, claim_devices, missing
+from hetpipe.decide.lifecycle.root_cause import Failure, Rank
+from hetpipe.errors import PlanError
+from hetpipe.job.file import Job
+from hetpipe.values.commands import InspectionPhase, InspectionResult, InspectionStep, LinkAwaited, LinkResult, StageKey
+from hetpipe.values.events import JobState, QueuePlace, Submission
+from hetpipe.values.ids import AgentId, JobId, Term
+from hetpipe.values.members import MemberId, MemberInfo
+from hetpipe.values.run import AgentInfo
+
+InspectionNews = InspectionStep | InspectionPhase | InspectionResult
+WayInput = ClusterSeen | InspectionNews | LinkNews
+
+Taken = Step | Instruction | Failure
+"""What comes out: a step of the job, an instruction for the shell, or why the job cannot go on."""
+
+
+class SettingOut:
+    """One job on its way. Not thread-safe; every call gives the monotonic time."""
+
+    def __init__(self, job_id: JobId, job: Job, submission: Submission) -> None:
+        self._job_id = job_id
+        #: As it was submitted; once it is prepared, as it is carried out.
+        self.job = job
+        self.submission = submission
+        #: Claimed devices, by agent, and claimed shards, by index. Empty before the cluster was ready.
+        self.agents: tuple[AgentInfo, ...] = ()
+        self.shards: tuple[MemberInfo, ...] = ()
+        #: A task that configures shards is under way: they must not be released before it is over.
+        self.is_preparing = False
+        #: Where it stands in the queue; None before it was looked for members, and once it has them.
+        self.place: QueuePlace | None = None
+        self._inspections: Inspections | None = None
+        #: After the inspections of a job whose plan depends on links that nobody has stated.
+        self._survey: LinkSurvey | None = None
+        #: Samples of an evaluation, as another coordinator has found out.
+        self._eval_samples: int | None = None
+        #: The job has trained before, and is prepared anew from its newest checkpoint.
+        self.goes_back = False
+        #: Highest term of the processes that were still there then.
+        self.above = Term(0)
+
+    def take_over(self, assignment: Assignment, *, eval_samples: int | None) -> None:
+        """Another coordinator has gone the way to its end."""
+        self.agents, self.shards = assignment.agents, assignment.shards
+        self._eval_samples = eval_samples
+
+    def handle(self, fact: WayInput, *, state: JobState, now: float) -> list[Taken]:
+        """Take one fact in; one that comes too late for the job's `state` changes nothing.
+
+        Returns:
+            What to do, in order.
+        """
+        match fact, state:
+            case ClusterSeen(), JobState.SUBMITTED | JobState.PENDING:
+                return self._cluster_seen(fact.cluster, fact.turn, now=now)
+            case ((InspectionStep() | InspectionPhase() | InspectionResult()), JobState.INSPECTING):
+                assert self._inspections is not None
+                return self._inspection_told(fact, self._inspections, now=now)
+            case ((LinkAwaited() | LinkResult()), JobState.INSPECTING) if self._survey is not None:
+                return self._surveyed(self._survey, self._survey.handle(fact, now=now))
+        return []
+
+    def tick(self, *, now: float) -> list[Taken]:
+        """Time has passed while links are measured."""
+        if self._survey is None or self._survey.is_over:
+            return []
+        return self._surveyed(self._survey, self._survey.tick(now=now))
+
+    @property
+    def is_measuring_links(self) -> bool:
+        """Whether agents are asked for links; how long that takes is bounded."""
+        return self._survey is not None and not self._survey.is_over
+
+    def may_tell_link(self, agent: AgentId, news: LinkNews) -> bool:
+        """Whether `agent` was asked for what it tells of a link."""
+        return self._survey is not None and self._survey.may_tell(agent, news)
+
+    def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
+        """Whether the process that `agent` starts to measure a link is to be called that."""
+        return self._survey is not None and self._survey.may_be(agent, stage)
+
+    def is_asked(self, agent: AgentId) -> bool:
+        """Whether `agent` was asked to look at the model; also if nobody was, as no answer counts then."""
+        return self._inspections is None or self._inspections.is_asked(agent)
+
+    def enlarge(self, agents: Sequence[AgentInfo]) -> None:
+        """More devices are claimed while the job runs."""
+        self.agents = with_agents(self.agents, agents)
+
+    def prepare(self) -> Prepare:
+        """Have the job prepared, once its model is inspected."""
+        assert self._inspections is not None
+        self.is_preparing = True
+        inspected = self._inspections.inspected
+        return Prepare(inspected, self.agents, self.shards, goes_back=self.goes_back, above=self.above)
+
+    def queue_again(self, lacks: str) -> None:
+        """Claim nobody any more: who was claimed goes or is gone, and nothing was done yet that would be lost."""
+        self.agents, self.shards, self._inspections, self._survey = (), (), None, None
+        self.place = QueuePlace(1, lacks)
+
+    def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
+        """Be told of the newest registration of members, by name: they may be elsewhere now."""
+        self.shards = tuple(known.get(shard.id, shard) for shard in self.shards)
+        agents = [(agent, known.get(MemberId(agent.agent))) for agent in self.agents]
+        self.agents = tuple(
+            replace(old, host=new.host, pid=new.pid, links=new.links) if new else old for old, new in agents
+        )
+
+    @property
+    def members(self) -> tuple[MemberId, ...]:
+        """The members that must be there for training to begin anew: who holds the weights."""
+        agents = () if self.job.has_shards else tuple(MemberId(agent.agent) for agent in self.agents)
+        return (*(shard.id for shard in self.shards), *agents)
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The job is prepared, for the first time or anew."""
+        self.job = prepared.run.job
+        self.submission = prepared.submission or self.submission
+        self.goes_back = False
+
+    def assignment(self, prepared: Prepared) -> Assignment:
+        """Who carries the plan out."""
+        return prepared.run.assignment(self.submission, self.agents, self.shards)
+
+    @property
+    def eval_samples(self) -> int | None:
+        """Samples that a whole evaluation covers; None: not known."""
+        return self._eval_samples if self._inspections is None else self._inspections.inspected.model.eval_samples
+
+    def remark(self, step: Step) -> str:
+        """What people are told of a step; empty if nothing."""
+        if step is not Step.INSPECTED or self._inspections is None:
+            return ""
+        proof = self._inspections.inspected.model.proof
+        links = "" if self._survey is None else self._survey.remark
+        return "; ".join(filter(None, ("" if proof is None else proof.sentence, links)))
+
+    def awaited(self, state: JobState) -> str:
+        """For whom the coordinator waits on the way, and for what."""
+        match state:
+            case JobState.INSPECTING if self._survey is not None and not self._survey.is_over:
+                return self._survey.awaited
+            case JobState.INSPECTING:
+                return "the inspection of the model" if self._inspections is None else self._inspections.awaited
+            case _:
+                return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
+
+    def _cluster_seen(self, cluster: ClusterView, turn: Turn, *, now: float) -> list[Taken]:
+        lacks = missing(self.job, cluster)
+        if turn.behind is not None:
+            lacks = f"{lacks}; job {turn.behind} goes first" if lacks else f"job {turn.behind} goes first"
+        if lacks:
+            is_new = self.place is None
+            self.place = QueuePlace(turn.position, lacks)
+            return [Step.CLUSTER_LACKS] if is_new else []
+        self.place = None
+        self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
+        self.shards = cluster.shards[: self.job.parameter_servers.count]
+        to_measure, model = is_to_measure(self.job), self.submission.model
+        self._inspections = Inspections(self.agents, to_measure=to_measure, model=model)
+        return [Step.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
+
+    def _inspection_told(self, told: InspectionNews, inspections: Inspections, *, now: float) -> list[Taken]:
+        match told:
+            case InspectionStep() | InspectionPhase():
+                inspections.heard(told)
+                return []
+            case InspectionResult(error="") as result:
+                inspections.add(result)
+                return self._inspect(inspections, now=now)
+            case InspectionResult(error=error, problems=problems):
+                return [Failure(Rank.REPORTED, error, "; ".join(problems), now, problems)]
+
+    def _inspect(self, inspections: Inspections, *, now: float) -> list[Taken]:
+        """Ask the next agent, or go on when there is none."""
+        try:
+            asked = inspections.next()
+        except PlanError as error:
+            return [Failure(Rank.REPORTED, PlanError.__name__, str(error), now)]
+        if asked is not None:
+            command = inspect_command(asked, self.job, self._job_id, self.submission)
+            return [SendCommand(asked.agent.agent, command)]
+        if self.job.cluster.file is not None or (self.job.is_planned and not self.job.cluster.emulate):
+            return [Step.INSPECTED, self.prepare()]
+        survey = LinkSurvey(self.agents, job_id=self._job_id, run_dir=self.submission.run_dir, link=self.job.link)
+        self._survey = survey
+        return self._surveyed(survey, survey.begin(now=now))
+
+    def _surveyed(self, survey: LinkSurvey, commands: Sequence[SendCommand]) -> list[Taken]:
+        """Go on with the links, or from there once all are measured."""
+        if not survey.is_over:
+            return [*commands]
+        self.agents = survey.told_to(self.agents)
+        return [*commands, Step.INSPECTED, self.prepare()]

@@ -1,0 +1,209 @@
+"""The result of a run, as `hetpipe train --json` prints it. Pure.
+
+What is a sum over the cluster is added here, once: losses, evaluation, bytes, waiting. All counts are of this run
+alone, so that `samples / wall_seconds` is its rate also after `--resume`; clocks are those of the whole training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetpipe.decide.lifecycle.agents_cluster import type_of
+from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
+from hetpipe.job.file import Job
+from hetpipe.values.conditions import Condition
+from hetpipe.values.events import Evaluated
+from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex
+from hetpipe.values.plan import DEFAULT_DTYPE, Plan, ProofReport
+from hetpipe.values.run import AgentInfo, ClockSnapshot, StageProgress
+from hetpipe.values.sync import Progress
+from hetpipe.values.utilisation import ModelSpeed, Peak, model_speed, peak_of_types
+from hetpipe.values.wire import plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What is known of a run when it has ended."""
+
+    run_dir: str
+    plan: Plan
+    start: Progress
+    told_clocks: ClockSnapshot | None
+    """At the end, from the clock shard; None if it told none."""
+    reports: Mapping[tuple[VirtualWorkerIndex, StageIndex], StageProgress]
+    """The last report of every stage."""
+    evaluations: EvaluationHistory
+    running_seconds: float
+    """From the moment all stages were ready to the end of the last one; start-up does not count."""
+    staleness: int | None
+    """D, or None for `asp`."""
+    deaths: Mapping[VirtualWorkerIndex, int]
+    """Lives of each virtual worker that ended before the run."""
+    rewinds: int = 0
+    """How often the whole job went back to a checkpoint."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run."""
+    proof: ProofReport | None = None
+    """Of the model, before training; None if nobody knows."""
+    peak: Peak = Peak(None)
+    """Of all devices in use together."""
+
+    @property
+    def clocks(self) -> ClockSnapshot:
+        """The clocks at the end, as far as anybody knows."""
+        return self.told_clocks or clocks_from_reports(self.plan, self.start, self.reports.values())
+
+
+def result_object(record: RunRecord) -> dict[str, Any]:
+    """The JSON object of a run. Numbers that are not finite, which JSON does not have, become null.
+
+    `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
+    virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
+    `deaths`: lives of each virtual worker that ended before the run; what is summed is summed over all its lives.
+    `conditions`: what endangered the run, by the time at which it began; what has no `cleared` held to the end.
+    `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one,
+    but for the evaluations: those that led to the weights count, also from before it.
+    `eval`: the last one over all of the evaluation data.
+    `evaluations`: their number, the best, and a list of all or of some of them (see `EvaluationHistory.listed`).
+    `proof`: what was proven of the model before training; null if nobody knows.
+    `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
+    `violations` is null: only the checker of the history can tell.
+    """
+    clocks, start, seconds = record.clocks, record.start, record.running_seconds
+    samples = clocks.samples - start.samples
+    members = [vw.index for vw in record.plan.virtual_workers]
+    last_stages = [_report(record, vw, -1) for vw in members]
+    bound = None if record.staleness is None else record.staleness + 1
+    return {
+        "run_dir": record.run_dir,
+        "waves": clocks.waves,
+        "minibatches": clocks.minibatches - start.minibatches,
+        "samples": samples,
+        "wall_seconds": round(seconds, 3),
+        "samples_per_second": round(samples / seconds, 3) if seconds > 0.0 else 0.0,
+        "loss": {
+            "first": _mean(report.first_loss for report in last_stages if report is not None),
+            "last": _mean(report.loss for report in last_stages if report is not None),
+        },
+        "eval": _evaluation(record.evaluations.last_whole),
+        "staleness": {
+            "bound_clock_distance": bound,
+            "max_clock_distance": clocks.max_distance,
+            "violations": None,
+        },
+        "clocks": {str(vw): clocks.local.get(vw, _last_clock(record, vw)) for vw in members},
+        "global_clock": clocks.global_clock,
+        "bytes": {
+            "pushed": sum(report.pushed_bytes for report in record.reports.values()),
+            "pulled": sum(report.pulled_bytes for report in record.reports.values()),
+        },
+        "waiting_seconds": {str(vw): _waiting_seconds(record, vw) for vw in members},
+        "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
+        "evaluations": _evaluations(record.evaluations),
+        "deaths": {str(vw): record.deaths.get(vw, 0) for vw in members},
+        "rewinds": record.rewinds,
+        "conditions": [plain(Condition, one) for one in record.conditions],
+        "proof": None if record.proof is None else plain(ProofReport, record.proof),
+        **plain(ModelSpeed, speed_of(record.proof, samples / seconds if seconds > 0.0 else 0.0, record.peak)),
+        "stages": [_stage(vw, stage, report) for (vw, stage), report in sorted(record.reports.items())],
+    }
+
+
+def speed_of(proof: ProofReport | None, samples_per_second: float, peak: Peak) -> ModelSpeed:
+    """Samples/s as tokens/s and as the share of the devices' peak, by what was counted before training."""
+    return model_speed(samples_per_second, None if proof is None else proof.work, peak)
+
+
+def peak_of(plan: Plan, agents: Iterable[AgentInfo], job: Job, proof: ProofReport | None) -> Peak:
+    """Operations per second of all devices of a plan together.
+
+    A device has the type that `cluster.file` of the job gives it, else the one that it reports.
+    """
+    cluster = job.cluster.file
+    if job.cluster.emulate:
+        return Peak(None, "the devices are played (`cluster.emulate`): they take their time, and do not compute in it")
+    named = {} if cluster is None else cluster.devices
+    offered = {device.device: device for agent in agents for device in agent.devices}
+    kinds = [
+        named.get(stage.device) or (type_of(offered[stage.device]) if stage.device in offered else stage.device)
+        for worker in plan.virtual_workers
+        for stage in worker.stages
+    ]
+    dtype = DEFAULT_DTYPE if proof is None or proof.work is None else proof.work.compute_dtype
+    return peak_of_types(kinds, {} if cluster is None else cluster.device_types, dtype)
+
+
+def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[StageProgress]) -> ClockSnapshot:
+    """Clocks for a run whose clock shard told none: the start, as far as anyone knows better by the stages' clocks."""
+    published = max((report.published for report in reports), default=start.clock)
+    return ClockSnapshot(
+        term=record_plan.term,
+        published=published,
+        global_clock=published,
+        local={vw.index: published for vw in record_plan.virtual_workers},
+        max_distance=0,
+        epoch=start.epoch + 1,
+        minibatches=start.minibatches,
+        samples=start.samples,
+        barrier=published,
+        barrier_reason="",
+        waves=(published - start.clock) * len(record_plan.virtual_workers),
+    )
+
+
+def _report(record: RunRecord, vw: VirtualWorkerIndex, stage: int) -> StageProgress | None:
+    num_stages = len(record.plan.virtual_workers[vw].stages)
+    return record.reports.get((vw, StageIndex(stage % num_stages)))
+
+
+def _last_clock(record: RunRecord, vw: VirtualWorkerIndex) -> Clock:
+    """Where one came to that is no member at the end."""
+    report = _report(record, vw, 0)
+    return record.start.clock if report is None else report.clock
+
+
+def _waiting_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
+    report = _report(record, vw, 0)
+    return 0.0 if report is None else round(report.waiting_seconds, 3)
+
+
+def _idle_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
+    idle = [report.idle_seconds for (of_vw, _), report in sorted(record.reports.items()) if of_vw == vw]
+    return round(sum(idle) / len(idle), 3) if idle else 0.0
+
+
+def _stage(vw: VirtualWorkerIndex, stage: StageIndex, report: StageProgress) -> dict[str, Any]:
+    return {
+        "vw": vw,
+        "stage": stage,
+        "weight_bytes": report.weight_bytes,
+        "activation_bytes": report.activation_bytes,
+        "gradient_norm": None if report.gradient_norm is None else _finite(report.gradient_norm),
+        "learning_rate": None if report.learning_rate is None else _finite(report.learning_rate),
+    }
+
+
+def _evaluation(evaluated: Evaluated | None) -> dict[str, Any]:
+    if evaluated is None:
+        return {}
+    last = evaluated.to_object()
+    return {"epoch": last["epoch"], "clock": last["clock"], "samples": last["samples"], **last["values"]}
+
+
+def _evaluations(history: EvaluationHistory) -> dict[str, Any]:
+    summary = history.summary
+    best = None if summary is None or summary.best is None else summary.best.to_object()
+    number = 0 if summary is None else summary.number
+    return {"number": number, "best": best, "listed": [one.to_object() for one in history.listed]}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _finite(sum(known) / len(known)) if known else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,243 @@
+"""A job whose stages were told to start: who lives, how far it is, what was evaluated, who is missing. Pure.
+
+The part of `job_machine` that is about processes; facts in, instructions out, and failures that the job cannot survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hetpipe.decide.elastic.repartitions import Repartitions
+from hetpipe.decide.elastic.replanning import basis_if_known
+from hetpipe.decide.elastic.worker_life import WorkerLife
+from hetpipe.decide.elastic.worker_lives import LivesInput, WorkerLives
+from hetpipe.decide.elastic.worker_steps import Told
+from hetpipe.decide.lifecycle import adoption
+from hetpipe.decide.lifecycle.adoption import Returning
+from hetpipe.decide.lifecycle.configs import Assignment
+from hetpipe.decide.lifecycle.evaluations import EvaluationHistory, Evaluations
+from hetpipe.decide.lifecycle.exchange import (
+    Announce,
+    ClocksTold,
+    MemberGone,
+    MemberSeen,
+    NewWorker,
+    Prepared,
+    Replanned,
+    SendCommand,
+    Tick,
+)
+from hetpipe.decide.lifecycle.patience import Patience
+from hetpipe.decide.lifecycle.progress import ProgressBoard
+from hetpipe.decide.lifecycle.root_cause import Failure
+from hetpipe.decide.lifecycle.shard_watch import ShardWatch
+from hetpipe.decide.lifecycle.stage_table import StageTable
+from hetpipe.decide.lifecycle.summary import RunRecord, peak_of, result_object, speed_of
+from hetpipe.values.commands import StageNews
+from hetpipe.values.conditions import Condition
+from hetpipe.values.events import Evaluated, JobEvent, Waiting
+from hetpipe.values.life_state import COMPUTING, LifeState
+from hetpipe.values.run import ClockSnapshot, StageEvaluation, StageProgress, StageWaiting
+from hetpipe.values.run_document import RunDescription
+from hetpipe.values.utilisation import Peak
+
+
+class Training:
+    """One job under way. Not thread-safe; every call gives the monotonic time."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        prepared: Prepared,
+        stages: StageTable,
+        *,
+        eval_samples: int | None,
+        patience: Patience,
+        now: float,
+        adopted: RunDescription | None = None,
+    ) -> None:
+        """Nothing is started before `begin`.
+
+        Args:
+            assignment: the plan and who carries it out.
+            prepared: the same, with where the run starts.
+            stages: the processes; filled here.
+            eval_samples: samples that a whole evaluation covers; None: not known.
+            patience: bounds of waits that no user sets.
+            now: monotonic seconds.
+            adopted: what has become of the run under an earlier coordinator; nothing is to `begin` then.
+        """
+        self._assignment = assignment
+        self._prepared = prepared
+        self._stages = stages
+        self._patience = patience
+        self._returning: Returning | None = None
+        workers = None
+        if adopted is not None:
+            workers = adoption.workers_of(adopted, now=now)
+            adoption.fill(stages, assignment, workers, now=now)
+            self._returning = Returning(assignment, stages, adopted, patience=patience, now=now)
+        self._lives = WorkerLives(assignment, stages, patience=patience, now=now, adopted=workers)
+        self._repartitions = Repartitions(assignment, basis_if_known(prepared.run, assignment.agents))
+        self._shard_watch = ShardWatch(assignment.job.survive.absence.total_seconds(), patience.notice_seconds)
+        self._evaluations = Evaluations(eval_samples)
+        #: From the moment training begins.
+        self._board: ProgressBoard | None = None
+        #: When the last progress table was announced.
+        self._pictured = now
+        self.clocks: ClockSnapshot | None = None if adopted is None else adopted.clocks
+
+    @property
+    def lives(self) -> WorkerLives:
+        """The virtual workers."""
+        return self._lives
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it came to its end because somebody asked for it, or has not come to its end at all."""
+        return self._stages.was_stopped or not self._lives.all_done
+
+    def begin(self, *, now: float) -> list[SendCommand]:
+        """Start the first life of every virtual worker."""
+        return self._lives.begin(now=now)
+
+    def run(self, *, now: float) -> None:
+        """Training begins, or is taken over: from here on its time counts."""
+        prepared = self._prepared
+        staleness = self._assignment.job.staleness
+        is_adopted = self._returning is not None
+        self._board = ProgressBoard(
+            prepared.plan, prepared.data, prepared.start, staleness, now=now, is_adopted=is_adopted
+        )
+
+    def enlarge(self, new: NewWorker, prepared: Prepared, *, now: float) -> None:
+        """A virtual worker is to join that the run has not had yet; `prepared` is how the run goes on with it."""
+        self._prepared = prepared
+        self._lives.enlarge(new, now=now)
+        assignment = self._lives.assignment
+        self._repartitions.enlarge(new.plan, basis_if_known(prepared.run, assignment.agents))
+        if self._board is not None:
+            self._board.follow(assignment.plan, now=now)
+
+    def handle(self, fact: LivesInput, *, now: float) -> list[Told]:
+        """Take one fact in.
+
+        Returns:
+            What to do, in order, and what the job cannot survive.
+        """
+        out: list[Told] = []
+        match fact:
+            case StageNews() if self._stages.get(fact.key) is not None:
+                out += map(Announce, self._heard(fact, now=now))
+            case MemberGone(member=member, sentence=sentence):
+                for shard in self._assignment.shards:
+                    if shard.id == member:
+                        self._shard_watch.gone(shard, sentence, now=now)
+            case MemberSeen(info=info):
+                self._shard_watch.seen(info)
+                out += [] if self._returning is None else self._returning.seen(info, now=now)
+            case ClocksTold(clocks=clocks):
+                self.clocks = clocks
+            case Replanned():
+                out += self._repartitions.planned(fact, self._lives, now=now)
+            case Tick():
+                out += self._tick(now=now)
+            case _:
+                """It is about a life."""
+        out += self._lives.handle(fact, now=now)
+        out += self._repartitions.follow(self._lives)
+        computing = [worker.vw for worker in self._lives if _may_compute(worker)]
+        out += map(Announce, _if_any(self._evaluations.without(computing)))
+        return out
+
+    def result(
+        self,
+        run_dir: str,
+        running_seconds: float,
+        *,
+        rewinds: int,
+        conditions: Sequence[Condition],
+        evaluations: EvaluationHistory,
+    ) -> dict[str, Any] | None:
+        """The result of the run as far as it came, after so many rewinds; None when training had not begun."""
+        if self._board is None:
+            return None
+        return result_object(
+            RunRecord(
+                run_dir=run_dir,
+                plan=self._prepared.plan,
+                start=self._prepared.start,
+                told_clocks=self.clocks,
+                reports=self._board.reports,
+                evaluations=evaluations,
+                running_seconds=running_seconds,
+                staleness=self._assignment.job.staleness,
+                deaths={worker.vw: worker.deaths for worker in self._lives},
+                rewinds=rewinds,
+                conditions=tuple(conditions),
+                proof=self._prepared.run.proof,
+                peak=self._peak,
+            )
+        )
+
+    @property
+    def _peak(self) -> Peak:
+        """Of the devices as they are dealt now: virtual workers that joined later count from then on."""
+        now = self._lives.assignment
+        return peak_of(now.plan, now.agents, now.job, self._prepared.run.proof)
+
+    def running_seconds(self, *, now: float) -> float:
+        """Since training began; 0 before."""
+        return 0.0 if self._board is None else self._board.running_seconds(now=now)
+
+    def _heard(self, news: StageNews, *, now: float) -> list[JobEvent]:
+        """What people are told of a stage's report that is not about its life."""
+        match news.report:
+            case StageProgress() as progress if self._board is not None:
+                self._board.add(news.key, progress, now=now)
+                self._repartitions.heard(news.key, progress)
+            case StageWaiting(sentence=sentence, seconds=seconds):
+                return [Waiting(sentence, seconds)]
+            case StageEvaluation() as part:
+                return [*_if_any(self._evaluations.add(news.key.vw, part))]
+            case _:
+                """Its life is told of elsewhere."""
+        return []
+
+    def _tick(self, *, now: float) -> list[Told]:
+        out: list[Told] = []
+        for fact in () if self._returning is None else self._returning.check(now=now):
+            out += self.handle(fact, now=now)
+        watched = self._shard_watch.check(now=now)
+        out += [found if isinstance(found, Failure) else Announce(found) for found in watched]
+        self._lives.is_on_hold = self._shard_watch.is_waiting
+        if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
+            self._pictured = now
+            self._board.follow(self._lives.assignment.plan, now=now)
+            table = self._board.table(self.clocks, states=self._lives.states, now=now)
+            speed = speed_of(self._prepared.run.proof, table.samples_per_second, self._peak)
+            out.append(
+                Announce(
+                    replace(
+                        table,
+                        slow=self._repartitions.slow,
+                        tokens_per_second=speed.tokens_per_second,
+                        model_flops_utilisation=speed.model_flops_utilisation,
+                        model_flops_utilisation_reason=speed.model_flops_utilisation_reason,
+                    )
+                )
+            )
+            out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)
+        return out
+
+
+def _may_compute(worker: WorkerLife) -> bool:
+    """Whether parts of evaluations may come from it. That a first life is ready may be told after its first part."""
+    is_first = worker.state is LifeState.STARTING and worker.incarnation == 0
+    return is_first or worker.state in COMPUTING
+
+
+def _if_any(whole: Evaluated | None) -> list[Evaluated]:
+    return [] if whole is None else [whole]

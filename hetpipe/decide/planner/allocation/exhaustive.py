@@ -1,0 +1,129 @@
+"""The best of all groupings: exact, for clusters with few of them.
+
+The rate of each virtual worker by itself bounds that of the job from above, and so do the bytes that must cross nodes
+however the model is cut. Groupings, each with each N, are judged in the order of that bound until it rules out all
+others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from hetpipe.decide.planner.allocation.groupings import every_grouping
+from hetpipe.decide.planner.job_rate import samples_per_second
+from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs, is_better
+from hetpipe.errors import PlanError
+from hetpipe.values.cluster import node_of
+from hetpipe.values.ids import DeviceId
+
+#: Most groupings that are judged one by one: all of 6 unequal devices, more of equal ones.
+MOST_GROUPINGS = 1_000
+
+#: Bounds and rates are computed differently and may differ by rounding.
+_ROUNDING = 1e-9
+
+
+def exhaustive(jobs: Jobs, devices: Mapping[DeviceId, str]) -> JobPlan | None:
+    """The best plan of all groupings.
+
+    Args:
+        jobs: judges them.
+        devices: those that may be used, with their types.
+
+    Returns:
+        None if there are more than `MOST_GROUPINGS` of them, or if none is feasible.
+    """
+    found = list(islice(every_grouping(devices, jobs.most_workers), MOST_GROUPINGS + 1))
+    if len(found) > MOST_GROUPINGS:
+        return None
+    bounds = _Bounds(jobs)
+    in_order = sorted(
+        (-bound, n, index)
+        for index, groups in enumerate(found)
+        for n in _choices(jobs, groups)
+        if (bound := bounds.of(groups, n))
+    )
+    best: JobPlan | None = None
+    for bound, n, index in in_order:
+        if best is not None:
+            surplus = -bound - best.rate.samples_per_second
+            rounding = _ROUNDING * best.rate.samples_per_second
+            if surplus < -rounding:
+                break
+            if surplus <= rounding and n > best.minibatches_per_wave:
+                continue
+        plan = _plan(jobs, found[index], n)
+        if plan is not None and (best is None or is_better(plan, best)):
+            best = plan
+    return best
+
+
+def _choices(jobs: Jobs, groups: Groups) -> Sequence[int]:
+    try:
+        return jobs.choices(groups)
+    except PlanError:
+        return ()
+
+
+def _plan(jobs: Jobs, groups: Groups, minibatches_per_wave: int) -> JobPlan | None:
+    try:
+        return jobs.best_with(minibatches_per_wave, groups)
+    except PlanError:
+        return None
+
+
+class _Bounds:
+    """Upper bounds on the samples per second of groupings."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self._alone: dict[tuple[tuple[DeviceId, ...], int], float] = {}
+        #: The fewest bytes that can cross between two stages.
+        self._thinnest_cut = min(jobs.costs.cut_bytes[1:-1], default=0)
+
+    def of(self, groups: Groups, minibatches_per_wave: int) -> float:
+        """The bound; 0 if a virtual worker does not fit in memory."""
+        batch_size = self._jobs.costs.profile.batch_size
+        slowest = min(self._rate(group, minibatches_per_wave) for group in groups)
+        compute = len(groups) * samples_per_second(slowest, batch_size)
+        return min(compute, batch_size * self._network(groups, minibatches_per_wave)) if compute else 0.0
+
+    def _rate(self, group: Sequence[DeviceId], minibatches_per_wave: int) -> float:
+        # From N = K on nothing but `flush` gets faster by itself; memory only gets scarcer.
+        flush = self._jobs.options.weights == "flush"
+        n = minibatches_per_wave if flush else min(minibatches_per_wave, len(group))
+        key = (tuple(group), n)
+        if key not in self._alone:
+            self._alone[key] = self._jobs.pipelines.rate(group, n)
+        return self._alone[key]
+
+    def _network(self, groups: Groups, minibatches_per_wave: int) -> float:
+        """Minibatches per second that the network cards let through if every pipeline were cut as thinly as possible.
+
+        A virtual worker pulls all that lies on nodes it does not use; one that uses a single node pushes all that lies
+        elsewhere; and between m nodes its activations cross at least m − 1 times.
+        """
+        jobs = self._jobs
+        used = [{node_of(device) for device in group} for group in groups]
+        leaving = dict.fromkeys(set().union(*used), 0)
+        anywhere = 2 * minibatches_per_wave * self._thinnest_cut * sum(len(nodes) - 1 for nodes in used)
+        if jobs.placement != "ed_local":
+            held = jobs.place_on(jobs.shards_on(leaving)).bytes_on
+            for nodes in used:
+                for node in leaving.keys() - nodes:
+                    leaving[node] += held.get(node, 0)
+                elsewhere = sum(held.values()) - sum(held.get(node, 0) for node in nodes)
+                if len(nodes) == 1:
+                    leaving[min(nodes)] += elsewhere
+                else:
+                    anywhere += elsewhere
+        cards = jobs.network_cards
+        minibatches = len(groups) * minibatches_per_wave
+        together = anywhere + sum(leaving.values())
+        return min(
+            sum(cards[node] for node in leaving) * minibatches / together if together else math.inf,
+            *(cards[node] * minibatches / num_bytes for node, num_bytes in leaving.items() if num_bytes),
+            math.inf,
+        )

@@ -1,0 +1,223 @@
+"""Many devices: virtual workers as a packing problem.
+
+All virtual workers wait for the slowest one. So for a rate r the question is how many disjoint virtual workers reach r,
+and the answer to be maximised is r times that number. Nodes are left out at first: a *mix* says how many devices of
+each type a virtual worker has, and its rate is that on as few nodes as possible.
+
+1. Mixes: all of up to `MOST_STAGES` devices while these are at most `MOST_MIXES`; besides, equal devices only, any
+   two types in equal parts, and equal shares of the whole cluster, up to `LONGEST` devices.
+2. For each N of a few and each rate that a mix reaches: fill the cluster with mixes that reach it, those first that use
+   up least, at prices by type: at first the type's own speed, then cheaper where devices stayed idle.
+3. The most promising get real devices, from as few nodes as possible, and are judged as jobs.
+
+This is a heuristic. What it cannot beat: `upper_bound`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement
+
+from hetpipe.decide.planner.allocation.device_pool import Counts, DevicePool
+from hetpipe.decide.planner.job_rate import samples_per_second
+from hetpipe.decide.planner.jobs import Groups, Jobs
+from hetpipe.decide.planner.waves import SEARCHED_PER_STAGE
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.policies import least_minibatches_per_wave
+
+#: Mixes of more devices are not listed in full.
+MOST_STAGES = 8
+
+#: Nor more than this many.
+MOST_MIXES = 300
+
+#: No virtual worker has more devices, unless the model fits on none that is smaller.
+LONGEST = 16
+
+#: N worth a search of its own; when a grouping is judged, all N are tried.
+_TRIED_WAVES = (1, 2, 4, 8, 16, 32)
+
+#: How often prices are adapted, and by how much.
+_PRICINGS, _CHEAPER = 4, 0.8
+
+#: Packings that get real devices.
+_JUDGED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Mixes, each so many times, that reach a rate with N minibatches per wave."""
+
+    minibatches_per_wave: int
+    minibatches_per_tick: float
+    """That every mix reaches on as few nodes as possible."""
+    mixes: tuple[tuple[Counts, int], ...]
+
+    @property
+    def num_workers(self) -> int:
+        """V."""
+        return sum(times for _, times in self.mixes)
+
+
+def packed_groups(jobs: Jobs, devices: Collection[DeviceId]) -> Iterator[Groups]:
+    """The most promising groupings of these devices, best first by the estimate; several may be the same."""
+    found = sorted(_packings(jobs, devices), key=lambda one: -one.num_workers * one.minibatches_per_tick)
+    seen: set[tuple[tuple[Counts, int], ...]] = set()
+    for packing in found:
+        if packing.mixes in seen:
+            continue
+        seen.add(packing.mixes)
+        for most_nodes in (None, 1):
+            groups = _with_devices(jobs, devices, packing, most_nodes)
+            if groups:
+                yield groups
+        if len(seen) == _JUDGED:
+            return
+
+
+def upper_bound(jobs: Jobs) -> float:
+    """Samples per second that no allocation of this cluster can exceed, whatever it is.
+
+    Every minibatch needs every layer once. At prices π per device and time, a layer costs at least the least of price
+    times time over the types, and all devices together earn Σ π; so Σ π over the price of a minibatch bounds the rate,
+    for any prices. They start at the types' speeds and are improved one at a time.
+    """
+    costs = jobs.costs
+    counts = DevicePool(costs.cluster, jobs.devices).counts
+    kinds = sorted(set(jobs.devices.values()))
+    layers = [
+        [costs.compute[kind][index + 1] - costs.compute[kind][index] for kind in kinds]
+        for index in range(costs.num_layers)
+    ]
+
+    def bound(prices: Sequence[float]) -> float:
+        earned = sum(count * price for count, price in zip(counts, prices, strict=True))
+        needed = sum(min(price * time for price, time in zip(prices, times, strict=True)) for times in layers)
+        return earned / needed if needed else float("inf")
+
+    prices = [1 / max(costs.compute[kind][-1], 1) for kind in kinds]
+    best, step = bound(prices), 2.0
+    while step > 1.001:  # noqa: PLR2004 - a thousandth is close enough
+        for index in range(len(prices)):
+            for factor in (step, 1 / step):
+                changed = [*prices[:index], prices[index] * factor, *prices[index + 1 :]]
+                if (found := bound(changed)) < best:
+                    best, prices = found, changed
+        step **= 0.5
+    return samples_per_second(best, costs.profile.batch_size)
+
+
+def mixes(counts: Counts, longest: int) -> list[Counts]:
+    """The mixes of up to `longest` devices to look at, as the module says; smaller ones first."""
+    kinds = range(len(counts))
+    found: set[Counts] = set()
+
+    def add(mix: Sequence[int]) -> None:
+        if 0 < sum(mix) <= longest and all(map(int.__le__, mix, counts)):
+            found.add(tuple(mix))
+
+    for size in range(1, min(MOST_STAGES, longest) + 1):
+        for chosen in combinations_with_replacement(kinds, size):
+            add([chosen.count(kind) for kind in kinds])
+        if len(found) > MOST_MIXES:
+            break
+    for size in range(1, longest + 1):
+        for chosen in (*combinations(kinds, 1), *combinations(kinds, 2)):
+            add([size * (kind in chosen) for kind in kinds])
+    for num_workers in range(1, sum(counts) + 1):
+        add([count // num_workers for count in counts])
+    return sorted(found, key=lambda mix: (sum(mix), mix))
+
+
+def _packings(jobs: Jobs, devices: Collection[DeviceId]) -> Iterator[Packing]:
+    """For each N, the packings whose estimate is among the best."""
+    pool = DevicePool(jobs.costs.cluster, devices)
+    longest = min(sum(pool.counts), jobs.costs.num_layers)
+    any_found = False
+    for limit in (min(LONGEST, longest), longest):
+        if not any_found:
+            together = {mix: found for mix in mixes(pool.counts, limit) if (found := pool.find(mix))}
+            for packing in _packings_of(jobs, together, pool):
+                any_found = True
+                yield packing
+
+
+def _packings_of(jobs: Jobs, together: dict[Counts, tuple[DeviceId, ...]], pool: DevicePool) -> Iterator[Packing]:
+    speeds = [1 / max(jobs.costs.compute[kind][-1], 1) for kind in pool.kinds]
+    given = jobs.options.minibatches_per_wave
+    for n in _TRIED_WAVES if given is None else (given,):
+        rates = {mix: rate for mix, devices in together.items() if (rate := _rate(jobs, devices, n))}
+        yield from _best_packings(rates, n, pool.counts, speeds)
+
+
+def _best_packings(
+    rates: dict[Counts, float], minibatches_per_wave: int, counts: Counts, speeds: Sequence[float]
+) -> list[Packing]:
+    """Those with the best estimates, one for each rate at most."""
+    cheapest_first = sorted(rates, key=lambda mix: _price(mix, speeds))
+    total = _price(counts, speeds)
+    best: list[tuple[float, int, Packing]] = []
+    for order, rate in enumerate(sorted(set(rates.values()), reverse=True)):
+        able = [mix for mix in cheapest_first if rates[mix] >= rate]
+        hope = rate * total / _price(able[0], speeds)
+        if len(best) == _JUDGED and hope <= best[0][0]:
+            continue
+        packing = _filled(able, minibatches_per_wave, rate, counts, speeds)
+        heapq.heappush(best, (packing.num_workers * rate, -order, packing))
+        if len(best) > _JUDGED:
+            heapq.heappop(best)
+    return [packing for _, _, packing in best]
+
+
+def _price(mix: Counts, prices: Sequence[float]) -> float:
+    return sum(price * count for price, count in zip(prices, mix, strict=True))
+
+
+def _rate(jobs: Jobs, devices: tuple[DeviceId, ...], minibatches_per_wave: int) -> float:
+    """The rate of a virtual worker for this N; 0 where it does not fit or nobody would look for such an N."""
+    num_stages, weights = len(devices), jobs.options.weights
+    least = least_minibatches_per_wave(weights, num_stages)
+    given = jobs.options.minibatches_per_wave is not None
+    if minibatches_per_wave < least or not (given or minibatches_per_wave <= SEARCHED_PER_STAGE * num_stages):
+        return 0.0
+    return jobs.pipelines.min_max_rate(devices, minibatches_per_wave)
+
+
+def _filled(
+    able: Sequence[Counts], minibatches_per_wave: int, rate: float, counts: Counts, speeds: Sequence[float]
+) -> Packing:
+    """The packing of these mixes with most virtual workers, over a few rounds of prices."""
+    prices = list(speeds)
+    best = Packing(minibatches_per_wave, rate, ())
+    for _ in range(_PRICINGS):
+        left, taken = list(counts), []
+        for mix in sorted(able, key=lambda mix: _price(mix, prices)):
+            times = min(free // count for free, count in zip(left, mix, strict=True) if count)
+            if times:
+                taken.append((mix, times))
+                left = [free - times * count for free, count in zip(left, mix, strict=True)]
+        packing = Packing(minibatches_per_wave, rate, tuple(taken))
+        if packing.num_workers > best.num_workers:
+            best = packing
+        if not any(left):
+            break
+        prices = [price * _CHEAPER if idle else price for price, idle in zip(prices, left, strict=True)]
+    return best
+
+
+def _with_devices(
+    jobs: Jobs, devices: Collection[DeviceId], packing: Packing, most_nodes: int | None
+) -> list[tuple[DeviceId, ...]]:
+    """Real devices for a packing, largest virtual workers first; those that the nodes cannot form well are left out."""
+    pool = DevicePool(jobs.costs.cluster, devices)
+    groups = []
+    for mix, times in sorted(packing.mixes, key=lambda entry: (-sum(entry[0]), entry[0])):
+        for _ in range(times):
+            chosen = pool.find(mix, most_nodes=most_nodes)
+            if chosen is None:
+                break
+            pool.take(chosen)
+            groups.append(chosen)
+    return groups

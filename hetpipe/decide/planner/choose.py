@@ -1,0 +1,167 @@
+"""From a profile, a cluster and wishes to a plan document: what `hetpipe plan` shows and a run begins with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from hetpipe.decide.planner.allocation.auto import auto
+from hetpipe.decide.planner.allocation.equal_distribution import equal_distribution
+from hetpipe.decide.planner.allocation.explicit import explicit
+from hetpipe.decide.planner.allocation.hybrid_distribution import hybrid_distribution
+from hetpipe.decide.planner.allocation.node_partition import node_partition
+from hetpipe.decide.planner.allocation.parallel import parallel
+from hetpipe.decide.planner.allocation.policy import Allocation
+from hetpipe.decide.planner.baselines import all_reduce, single_devices
+from hetpipe.decide.planner.costs import Costs, milliseconds
+from hetpipe.decide.planner.every_partition import Pipeline
+from hetpipe.decide.planner.job_rate import samples_per_second
+from hetpipe.decide.planner.jobs import JobPlan, Jobs
+from hetpipe.decide.planner.options import AllocationName, PlanOptions, schedule_for
+from hetpipe.decide.planner.partitioner import Partitioner
+from hetpipe.decide.planner.ranking import Predict, Ranked, Ranking
+from hetpipe.decide.planner.utilisation import with_utilisation
+from hetpipe.errors import PlanError
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.fit import check_fits
+from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
+from hetpipe.values.profile import Profile
+
+ALLOCATIONS: Mapping[AllocationName, Allocation] = {
+    "NP": node_partition,
+    "ED": equal_distribution,
+    "HD": hybrid_distribution,
+    "auto": auto,
+    "explicit": explicit,
+    "parallel": parallel,
+}
+
+#: Those that need nothing but the cluster; a plan says what each of them would have done.
+_COMPARED: tuple[AllocationName, ...] = ("NP", "ED", "HD", "auto")
+
+
+def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, predict: Predict) -> PlanDocument:
+    """The plan that the options ask for, and what the alternatives would do.
+
+    Args:
+        profile: the layers on every type of the cluster.
+        cluster: devices and links.
+        options: what is asked for.
+        predict: says what the chosen plan and each alternative allocation will do, so that the figures compare.
+
+    Raises:
+        PlanError: the model does not fit, or the options contradict each other or the cluster.
+        DocumentError: the profile lacks a type of the cluster.
+    """
+    check_fits(profile, cluster)
+    costs = Costs(profile, cluster)
+    jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
+    if not any(compute[-1] for compute in costs.compute.values()):
+        raise PlanError("every layer takes 0 ms in the profile, so nothing can be planned by it; profile again")
+    ranking = Ranking(jobs, predict)
+    chosen = ranking.of(options.allocation, ALLOCATIONS[options.allocation])
+    document = _document(chosen, tuple(_alternatives(ranking, jobs, chosen.predicted)))
+    return with_utilisation(document, profile, cluster)
+
+
+def closed_form(plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:  # noqa: ARG001 - a `Predict`
+    """The prediction without a simulator: the job rate that the searches use."""
+    return Predicted(
+        samples_per_second=plan.rate.samples_per_second,
+        cross_node_bytes_per_minibatch=plan.rate.cross_node_bytes_per_minibatch,
+    )
+
+
+def _alternatives(ranking: Ranking, jobs: Jobs, chosen: Predicted) -> Iterator[Alternative]:
+    for name in _COMPARED:
+        if name == jobs.options.allocation:
+            continue
+        try:
+            found = ranking.of(name, ALLOCATIONS[name])
+        except PlanError as error:
+            yield Alternative(name=name, samples_per_second=None, reason=str(error))
+            continue
+        reason = f"{_compared(found.rate, chosen)}; {_limit(found.plan)}"
+        yield Alternative(name=name, samples_per_second=found.rate, reason=reason)
+    slots = jobs.options.optimizer_slots
+    for baseline in (all_reduce(jobs.costs, slots), *single_devices(jobs.costs, slots)):
+        rate_or_none, reason = baseline.samples_per_second, baseline.reason
+        if rate_or_none is not None:
+            reason = f"{_compared(rate_or_none, chosen)}; {reason}"
+        yield Alternative(name=baseline.name, samples_per_second=rate_or_none, reason=reason)
+
+
+def _compared(rate: float, chosen: Predicted) -> str:
+    """How `rate` compares, in words.
+
+    >>> _compared(50.0, Predicted(samples_per_second=200.0, cross_node_bytes_per_minibatch=0.0))
+    'loses 75.0 %'
+    """
+    percent = 100 * (rate / chosen.samples_per_second - 1)
+    if round(abs(percent), 1) == 0:
+        return "as fast"
+    return f"loses {-percent:.1f} %" if percent < 0 else f"gains {percent:.1f} %"
+
+
+def _limit(plan: JobPlan) -> str:
+    """What holds a plan back, in words."""
+    if plan.rate.network_binds:
+        return f"the network card of {plan.rate.busiest_node} lets no more through"
+    if plan.rate.round_trip_binds:
+        return "it waits for the round trip of weights"
+    slowest = min(range(len(plan.workers)), key=lambda index: plan.workers[index].minibatches_per_tick)
+    kinds = Counter(stage.kind for stage in plan.workers[slowest].stages)
+    mix = " + ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
+    if len(plan.workers) == 1:
+        return f"it is one virtual worker, {mix}"
+    return f"of its {len(plan.workers)} virtual workers number {slowest}, {mix}, is the slowest"
+
+
+def _document(chosen: Ranked, alternatives: tuple[Alternative, ...]) -> PlanDocument:
+    plan, options = chosen.plan, chosen.options
+    costs = plan.costs
+    jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
+    groups = [[stage.device for stage in worker.stages] for worker in plan.workers]
+    used = {device for group in groups for device in group}
+    return PlanDocument(
+        model=costs.profile.model,
+        batch_size=costs.profile.batch_size,
+        allocation=options.allocation,
+        weights=options.weights,
+        schedule=schedule_for(options.weights, options.schedule),
+        staleness=options.staleness,
+        pull=options.pull,
+        virtual_workers=tuple(_worker(worker, plan, jobs) for worker in plan.workers),
+        minibatches_per_wave=plan.minibatches_per_wave,
+        max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),
+        searched_minibatches_per_wave=chosen.most_minibatches,
+        has_shards=options.with_shards,
+        shards=plan.placed.shards,
+        placement=plan.placed.as_document(),
+        placement_policy=jobs.placement,
+        idle_devices=tuple(device for device in jobs.devices if device not in used),
+        predicted=chosen.predicted,
+        alternatives=alternatives,
+    )
+
+
+def _worker(worker: Pipeline, plan: JobPlan, jobs: Jobs) -> PlannedWorker:
+    memory, num_stages = jobs.memory(plan.minibatches_per_wave), len(worker.stages)
+    stages = tuple(
+        PlannedStage(
+            device=stage.device,
+            type=stage.kind,
+            layers=(stage.first, stage.last),
+            time_ms=milliseconds(stage.ticks),
+            memory_bytes=stage.memory_bytes,
+            receive_ms=milliseconds(stage.receive_ticks),
+            recompute=stage.recompute,
+            in_flight=memory.in_flight(index, num_stages),
+        )
+        for index, stage in enumerate(worker.stages)
+    )
+    return PlannedWorker(
+        stages=stages,
+        bottleneck_ms=milliseconds(worker.bottleneck_ticks),
+        samples_per_second=samples_per_second(worker.minibatches_per_tick, plan.costs.profile.batch_size),
+    )

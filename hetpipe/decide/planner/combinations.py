@@ -1,0 +1,170 @@
+"""Where a network card holds a job back: which pipeline of each virtual worker serves the job best together?
+
+A pipeline that is slower by itself but sends less may be better for the job. Of each virtual worker's pipelines those
+are dropped that another one beats or equals in rate, largest stage time and bytes on every node. Up to `COMBINED`
+combinations of the others are searched exactly, by branch and bound; more by improving one virtual worker at a time,
+until none gains. With more than `IMPROVED` pipelines in all nobody should begin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetpipe.decide.planner.costs import TICKS_PER_MS
+from hetpipe.decide.planner.every_partition import Pipeline
+
+#: Most combinations that are searched exactly.
+COMBINED = 20_000
+
+#: Most pipelines, of all virtual workers together, that are worth the time.
+IMPROVED = 5_000
+
+_TICKS_PER_SECOND = 1000 * TICKS_PER_MS
+_SAME = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One pipeline of one virtual worker, reduced to what counts."""
+
+    position: int
+    """Among the pipelines given."""
+    minibatches_per_second: float
+    bottleneck_ticks: int
+    leaving: tuple[int, ...]
+    """Bytes per node and wave."""
+
+
+class Combinations:
+    """Searches the product of every virtual worker's pipelines for one N. The larger key is the better job."""
+
+    def __init__(
+        self,
+        pipelines: Sequence[Sequence[Pipeline]],
+        *,
+        minibatches_per_wave: int,
+        network_cards: Mapping[str, float],
+        bytes_leaving: Callable[[Pipeline], Mapping[str, int]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            pipelines: of each virtual worker.
+            minibatches_per_wave: N.
+            network_cards: node → bytes per second each way.
+            bytes_leaving: a pipeline → the bytes that leave each node on its account, per wave.
+        """
+        nodes = sorted(network_cards)
+        self._cards = [network_cards[node] for node in nodes]
+        self._minibatches = len(pipelines) * minibatches_per_wave
+        self._pipelines = pipelines
+        self._candidates = []
+        for own in pipelines:
+            candidates = []
+            for position, pipeline in enumerate(own):
+                leaving = bytes_leaving(pipeline)
+                candidates.append(
+                    _Candidate(
+                        position,
+                        pipeline.minibatches_per_tick * _TICKS_PER_SECOND,
+                        pipeline.bottleneck_ticks,
+                        tuple(leaving.get(node, 0) for node in nodes),
+                    )
+                )
+            self._candidates.append(_undominated(candidates))
+
+    def best(self) -> tuple[Pipeline, ...]:
+        """The pipeline of each virtual worker that together give the best job, as far as the search goes."""
+        if math.prod(len(own) for own in self._candidates) <= COMBINED:
+            chosen = self._by_branch_and_bound()
+        else:
+            chosen = self._one_at_a_time()
+        return tuple(own[one.position] for own, one in zip(self._pipelines, chosen, strict=True))
+
+    def _key(self, slowest: float, bottleneck_ticks: int, leaving: Sequence[int]) -> tuple[float, int]:
+        rate = len(self._candidates) * slowest
+        for card, num_bytes in zip(self._cards, leaving, strict=True):
+            if num_bytes:
+                rate = min(rate, card * self._minibatches / num_bytes)
+        return rate, -bottleneck_ticks
+
+    def _key_of(self, chosen: Sequence[_Candidate]) -> tuple[float, int]:
+        return self._key(
+            min(one.minibatches_per_second for one in chosen),
+            max(one.bottleneck_ticks for one in chosen),
+            [sum(column) for column in zip(*(one.leaving for one in chosen), strict=True)],
+        )
+
+    def _by_branch_and_bound(self) -> list[_Candidate]:
+        num_workers, num_nodes = len(self._candidates), len(self._cards)
+        #: The least that the virtual workers from each one on send, and the best they do.
+        least = [[0] * num_nodes]
+        fastest, shortest = [math.inf], [0]
+        for own in reversed(self._candidates):
+            least.append([rest + min(one.leaving[node] for one in own) for node, rest in enumerate(least[-1])])
+            fastest.append(min(fastest[-1], max(one.minibatches_per_second for one in own)))
+            shortest.append(max(shortest[-1], min(one.bottleneck_ticks for one in own)))
+        best = [own[0] for own in self._candidates]
+        best_key = self._key_of(best)
+
+        def extend(chosen: list[_Candidate], slowest: float, bottleneck_ticks: int, leaving: list[int]) -> None:
+            nonlocal best, best_key
+            left = num_workers - len(chosen)
+            hope = self._key(
+                min(slowest, fastest[left]),
+                max(bottleneck_ticks, shortest[left]),
+                [sent + rest for sent, rest in zip(leaving, least[left], strict=True)],
+            )
+            if not _better(hope, best_key):
+                return
+            if not left:
+                best, best_key = chosen, hope
+                return
+            for one in self._candidates[len(chosen)]:
+                extend(
+                    [*chosen, one],
+                    min(slowest, one.minibatches_per_second),
+                    max(bottleneck_ticks, one.bottleneck_ticks),
+                    [sent + more for sent, more in zip(leaving, one.leaving, strict=True)],
+                )
+
+        extend([], math.inf, 0, [0] * num_nodes)
+        return best
+
+    def _one_at_a_time(self) -> list[_Candidate]:
+        best = [own[0] for own in self._candidates]
+        best_key = self._key_of(best)
+        gained = True
+        while gained:
+            gained = False
+            for worker, own in enumerate(self._candidates):
+                for one in own:
+                    changed = [*best[:worker], one, *best[worker + 1 :]]
+                    key = self._key_of(changed)
+                    if _better(key, best_key):
+                        best, best_key, gained = changed, key, True
+        return best
+
+
+def _better(one: tuple[float, int], other: tuple[float, int]) -> bool:
+    """Lexicographic, but rates that differ by rounding only are equal."""
+    if abs(one[0] - other[0]) > _SAME * max(one[0], other[0]):
+        return one[0] > other[0]
+    return one[1] > other[1]
+
+
+def _undominated(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Those that no other beats or equals in everything; of equals the first."""
+    kept: list[_Candidate] = []
+    order = sorted(candidates, key=lambda one: (-one.minibatches_per_second, one.bottleneck_ticks, sum(one.leaving)))
+    for one in order:
+        dominated = any(
+            other.bottleneck_ticks <= one.bottleneck_ticks
+            and all(here <= there for here, there in zip(other.leaving, one.leaving, strict=True))
+            for other in kept
+        )
+        if not dominated:
+            kept.append(one)
+    return kept

@@ -1,0 +1,183 @@
+"""What a stage costs: time, memory, bytes over the network. The definitions that every search and the simulator share.
+
+Times are whole *ticks* (picoseconds), bytes whole numbers: sums are exact in any order, so two searches that find the
+same optimum find the same number. Floats appear only in what people read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from hetpipe.decide.schedule.in_flight import in_flight, weight_buffers
+from hetpipe.values.cluster import Cluster, LinkSpec
+from hetpipe.values.policies import ONE_UPDATE_PER_WAVE, Schedule, WeightPolicy
+from hetpipe.values.profile import Profile
+
+TICKS_PER_MS = 10**9
+
+#: What a shard adds to its weights, in bytes of updates per second: three passes over memory by one core.
+APPLY_BYTES_PER_SECOND = 4e9
+
+
+def ticks(milliseconds: float) -> int:
+    """Milliseconds, rounded to whole ticks."""
+    return round(milliseconds * TICKS_PER_MS)
+
+
+def milliseconds(num_ticks: int) -> float:
+    """Ticks as people read them."""
+    return num_ticks / TICKS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """What a stage keeps on its device, besides activations: the numbers that do not depend on the cut."""
+
+    weights: WeightPolicy = "wave"
+    minibatches_per_wave: int = 1
+    optimizer_slots: int = 0
+    """Tensors of parameter size that the optimizer keeps per parameter."""
+    reserve_bytes: int = 0
+    """What the framework itself takes on every device."""
+    with_shards: bool = True
+    schedule: Schedule = "1f1b"
+    """One that the policy can use."""
+    accumulate: int = 1
+    """Minibatches whose gradients make one update together; under `flush` and `double_buffer` it is always N."""
+    waits_for_norm: bool = False
+    """Whether gradients are clipped by their norm over all stages (`clip: global`)."""
+
+    def copies(self, stage: int, num_stages: int) -> int:
+        """Parameter-sized tensors at a stage: weight buffers, 2 for the shards, gradients, optimizer slots."""
+        buffers = weight_buffers(
+            stage=stage, num_stages=num_stages, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights
+        )
+        shards = 2 if self.with_shards else 0
+        return buffers + shards + self.gradients + self.held_for_norm(stage, num_stages) + self.optimizer_slots
+
+    @property
+    def gradients(self) -> int:
+        """1, and another where the average of several minibatches' gradients grows beside it."""
+        averaged = self.minibatches_per_wave if self.weights in ONE_UPDATE_PER_WAVE else self.accumulate
+        return 1 if averaged == 1 else 2
+
+    def held_for_norm(self, stage: int, num_stages: int) -> int:
+        """What waits for norms over all stages, beyond what a stage keeps without clipping.
+
+        A gradient that waits takes no room of its own: the update that it will make is one of the weight buffers. But
+        `wave` and `vertical` decay the weights that a minibatch used, so these wait, too: for every minibatch that is
+        back at this stage and not yet at the first, from where the norm comes. When the pipeline drains, that is
+        whatever was in flight there; one gradient of these is counted anyway.
+
+        >>> MemoryModel(weights="vertical", minibatches_per_wave=8, waits_for_norm=True).held_for_norm(1, 4)
+        3
+        """
+        if not self.waits_for_norm or stage == 0 or self.weights not in ("wave", "vertical"):
+            return 0
+        return self.in_flight(0, num_stages) - 1
+
+    def in_flight(self, stage: int, num_stages: int) -> int:
+        """S_i."""
+        return in_flight(
+            stage=stage,
+            num_stages=num_stages,
+            minibatches_per_wave=self.minibatches_per_wave,
+            weights=self.weights,
+            schedule=self.schedule,
+        )
+
+
+class Costs:
+    """A profile on a cluster's links, prepared for fast sums over consecutive layers [first, last)."""
+
+    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+        """Prepare.
+
+        Args:
+            profile: the layers.
+            cluster: the links; its device types must have times in the profile.
+        """
+        self.profile = profile
+        self.cluster = cluster
+        self.num_layers = len(profile.layers)
+        layers = profile.layers
+        #: type → Σ ticks of the layers before each cut, num_layers + 1 entries: forward, and forward + backward.
+        self.forward = {t: _sums([ticks(x.forward_ms[t]) for x in layers]) for t in profile.device_types}
+        self.compute = {
+            t: _sums([ticks(x.forward_ms[t]) + ticks(x.backward_ms[t]) for x in layers]) for t in profile.device_types
+        }
+        self.parameter_bytes = _sums([layer.parameter_bytes for layer in layers])
+        self.activation_bytes = _sums([layer.activation_bytes for layer in layers])
+        #: What enters the layer after each cut: the model's input, then each layer's output.
+        self.cut_bytes = [profile.input_bytes, *(layer.output_bytes for layer in layers)]
+        self._transfers: dict[LinkSpec, list[int]] = {}
+
+    def transfers(self, link: LinkSpec) -> list[int]:
+        """Ticks to move what crosses each cut over `link`; entry 0 is not a transfer between stages."""
+        found = self._transfers.get(link)
+        if found is None:
+            found = self._transfers[link] = [ticks(link.transfer_ms(num_bytes)) for num_bytes in self.cut_bytes]
+        return found
+
+    def compute_ticks(self, kind: str, first: int, last: int, *, recompute: bool = False) -> int:
+        """Forward and backward of layers [first, last) on type `kind`; with `recompute`, forward once more."""
+        both = self.compute[kind]
+        total = both[last] - both[first]
+        if recompute:
+            total += self.forward[kind][last] - self.forward[kind][first]
+        return total
+
+    def receive_ticks(self, first: int, last: int, before: LinkSpec | None, behind: LinkSpec | None) -> int:
+        """The transfers that count as a stage's: activations over `before`, gradients back over `behind`.
+
+        `before` is None on the first stage and `behind` None on the last.
+        """
+        arriving = self.transfers(before)[first] if before is not None else 0
+        returning = self.transfers(behind)[last] if behind is not None else 0
+        return arriving + returning
+
+    def stage_bytes(
+        self, first: int, last: int, *, stage: int, num_stages: int, memory: MemoryModel, recompute: bool = False
+    ) -> int:
+        """Bytes that stage `stage` of `num_stages` keeps on its device."""
+        parameters = self.parameter_bytes[last] - self.parameter_bytes[first]
+        activations = self.activation_bytes[last] - self.activation_bytes[first]
+        num_in_flight = memory.in_flight(stage, num_stages)
+        kept = num_in_flight * self.cut_bytes[first] + activations if recompute else num_in_flight * activations
+        return parameters * memory.copies(stage, num_stages) + kept + memory.reserve_bytes
+
+    @cached_property
+    def memory_bytes(self) -> dict[str, int]:
+        """Type → what a device of it has."""
+        return {name: kind.memory_bytes for name, kind in self.cluster.device_types.items()}
+
+
+def minibatches_per_tick(stage_ticks: Sequence[int], memory: MemoryModel) -> float:
+    """The rate of one virtual worker by the closed form.
+
+    min over i of min(1 / t_i, S_i / Σ_{j ≥ i} t_j); under `flush` N / (Σ t_j + (N − 1)·max t_j).
+
+    Args:
+        stage_ticks: t_i, first stage first.
+        memory: the policy, its schedule and N.
+    """
+    if max(stage_ticks) == 0:
+        return float("inf")
+    if memory.weights == "flush":
+        n = memory.minibatches_per_wave
+        return n / (sum(stage_ticks) + (n - 1) * max(stage_ticks))
+    num_stages = len(stage_ticks)
+    rates = []
+    behind = 0
+    for stage in range(num_stages - 1, -1, -1):
+        behind += stage_ticks[stage]
+        if behind:
+            rates.append(memory.in_flight(stage, num_stages) / behind)
+    return min(*rates, 1 / max(stage_ticks))
+
+
+def _sums(values: Sequence[int]) -> list[int]:
+    return [0, *accumulate(values)]

@@ -1,0 +1,70 @@
+"""What a stage must do to play a device of another cluster: how long to compute, and how slow its links are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetpipe.decide.planner.costs import Costs, milliseconds
+from hetpipe.values.cluster import node_of
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.run import LinkTime, StageEmulation
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedStage:
+    """Consecutive layers [first, last) on the device of another cluster."""
+
+    device: DeviceId
+    first: int
+    last: int
+    recompute: bool = False
+
+
+def emulations(
+    costs: Costs,
+    stages: Sequence[PlayedStage],
+    shard_nodes: Sequence[str],
+    *,
+    with_links: bool,
+    stragglers: Mapping[str, float] | None = None,
+) -> tuple[StageEmulation, ...]:
+    """How each stage of one virtual worker plays its device.
+
+    Args:
+        costs: the profile on the cluster that is played.
+        stages: first stage first.
+        shard_nodes: the node of each shard.
+        with_links: whether transfers take their links' times as well; a shard on a stage's own node is reached over the
+            link within the node, as in the simulator.
+        stragglers: device → how many times longer it computes than its profile says.
+    """
+    nodes = [node_of(stage.device) for stage in stages]
+    return tuple(
+        StageEmulation(
+            forward_seconds=slowdown * _seconds(forward),
+            backward_seconds=slowdown * _seconds(total - forward),
+            upstream=_link(costs, nodes[index], nodes[index - 1]) if with_links and index > 0 else None,
+            downstream=_link(costs, nodes[index], nodes[index + 1]) if with_links and index + 1 < len(nodes) else None,
+            shards=tuple(_link(costs, nodes[index], shard) for shard in shard_nodes) if with_links else (),
+        )
+        for index, stage in enumerate(stages)
+        for forward, total in (_ticks(costs, stage),)
+        for slowdown in ((stragglers or {}).get(stage.device, 1.0),)
+    )
+
+
+def _ticks(costs: Costs, stage: PlayedStage) -> tuple[int, int]:
+    """Forward alone, and everything."""
+    kind = costs.cluster.devices[stage.device]
+    forward = costs.forward[kind][stage.last] - costs.forward[kind][stage.first]
+    return forward, costs.compute_ticks(kind, stage.first, stage.last, recompute=stage.recompute)
+
+
+def _seconds(ticks: int) -> float:
+    return milliseconds(ticks) / 1000.0
+
+
+def _link(costs: Costs, node: str, other: str) -> LinkTime:
+    link = costs.cluster.link(node, other)
+    return LinkTime(link.latency_seconds, link.effective_bytes_per_second)

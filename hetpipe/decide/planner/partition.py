@@ -1,0 +1,191 @@
+"""Where the chain of layers is cut, and which device gets which piece. Pure.
+
+A stage costs the elements of its parameters plus those of its activations; without a profile that is the best guess of
+its share of time and memory. The cut is exact: no other cut has a cheaper dearest stage, and among the cuts with that
+dearest stage none is more even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from hetpipe.decide.planner.placement import PLACEMENTS, ParameterBytes, Placement
+from hetpipe.errors import PlanError
+from hetpipe.job.file import Job
+from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, Term, VirtualWorkerIndex
+from hetpipe.values.plan import (
+    DTYPE_BYTES,
+    LayerReport,
+    ModelReport,
+    Plan,
+    SlicePlan,
+    StagePlan,
+    TensorSpec,
+    VirtualWorkerPlan,
+)
+from hetpipe.values.policies import DEFAULT_PLACEMENT
+from hetpipe.values.run import AgentInfo
+from hetpipe.values.suggest import join_names
+
+
+def layer_cost(layer: LayerReport) -> int:
+    """Parameter elements plus activation elements of one layer."""
+    return sum(parameter.num_elements for parameter in layer.parameters) + layer.activation_elements
+
+
+def equal_cost_cut(costs: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """The number of consecutive layers per stage, at least one each, that minimises the dearest stage.
+
+    Among the cuts with the same dearest stage: the least sum of squared costs; then the longest first stages.
+
+    Args:
+        costs: cost of each layer, ≥ 0.
+        num_stages: 1 … len(costs).
+
+    Raises:
+        PlanError: there are more stages than layers.
+
+    >>> equal_cost_cut([1, 1, 1, 3], 2)
+    (3, 1)
+    >>> equal_cost_cut([5, 1, 1, 5], 3)
+    (1, 2, 1)
+    """
+    if not 1 <= num_stages <= len(costs):
+        raise PlanError(
+            f"{num_stages} stages cannot share {len(costs)} layers; set workers.stages to at most {len(costs)}"
+        )
+    return _evenest_cut(costs, num_stages, limit=_least_limit(costs, num_stages))
+
+
+def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: Term, job_id: JobId) -> Plan:
+    """The whole plan of a job.
+
+    Devices are handed out in the order of `agents` and, within an agent, of its devices: virtual worker by virtual
+    worker, stage by stage.
+
+    Args:
+        job: what was asked for.
+        report: what the model is.
+        agents: the agents in order of registration, each with the devices that are free.
+        term: the term of the plan.
+        job_id: the job's id.
+
+    Raises:
+        PlanError: more stages than layers, given layer counts that do not add up, too few devices, or a placement that
+            only the planner can make.
+    """
+    layers = report.layers
+    devices = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
+    if len(devices) < job.num_devices:
+        raise PlanError(
+            f"the job needs {job.num_devices} devices, one per stage, and {len(devices)} are free; lower workers.count "
+            "or workers.stages, or start more agents"
+        )
+    free = iter(devices)
+    virtual_workers = []
+    for index in range(job.num_workers):
+        vw = VirtualWorkerIndex(index)
+        counts = job.layer_counts(vw)
+        if counts is None:
+            counts = equal_cost_cut([layer_cost(layer) for layer in layers], job.num_stages(vw))
+        elif sum(counts) != len(layers):
+            raise PlanError(_wrong_counts(vw, counts, len(layers)))
+        virtual_workers.append(VirtualWorkerPlan(vw, _stages(counts, [next(free) for _ in counts])))
+    num_shards = job.parameter_servers.count
+    placement = PLACEMENTS.get(DEFAULT_PLACEMENT if (name := job.parameter_servers.placement) == "auto" else name)
+    if placement is None:
+        raise PlanError(
+            f"parameter_servers.placement: {job.parameter_servers.placement} puts parameters on the node that computes "
+            f"them, which only the planner knows; set workers.stages: auto, or use {join_names(PLACEMENTS, 'or')}"
+        )
+    return Plan(
+        job_id=job_id,
+        term=term,
+        virtual_workers=tuple(virtual_workers),
+        slices=_slices(layers, placement, num_shards) if job.has_shards else (),
+        num_shards=num_shards,
+    )
+
+
+def _slices(layers: Sequence[LayerReport], placement: Placement, num_shards: int) -> tuple[SlicePlan, ...]:
+    """The pieces of `placement` in elements, in chain order."""
+    specs: dict[str, TensorSpec] = {spec.name: spec for layer in layers for spec in layer.parameters}
+    parameters = [
+        ParameterBytes(spec.name, layer.index, spec.num_bytes) for layer in layers for spec in layer.parameters
+    ]
+    found: list[SlicePlan] = []
+    for piece in placement(parameters, num_shards):
+        spec = specs[piece.name]
+        size = DTYPE_BYTES[spec.dtype]
+        layer, shard = LayerIndex(piece.layer), ShardIndex(piece.shard)
+        found.append(SlicePlan(spec, layer, shard, piece.start // size, piece.stop // size))
+    return tuple(found)
+
+
+def _stages(counts: Sequence[int], devices: Sequence[tuple[AgentId, DeviceId]]) -> tuple[StagePlan, ...]:
+    ends = accumulate(counts)
+    return tuple(
+        StagePlan(agent, device, LayerIndex(end - count), LayerIndex(end))
+        for (agent, device), count, end in zip(devices, counts, ends, strict=True)
+    )
+
+
+def _wrong_counts(vw: VirtualWorkerIndex, counts: Sequence[int], num_layers: int) -> str:
+    difference = num_layers - sum(counts)
+    fix = f"add {difference}" if difference > 0 else f"remove {-difference}"
+    return (
+        f"workers.stages gives virtual worker {vw} the layer counts {list(counts)}, which sum to {sum(counts)}, but "
+        f"the model has {num_layers} layers; {fix} so that they sum to {num_layers}"
+    )
+
+
+def _least_limit(costs: Sequence[int], num_stages: int) -> int:
+    """The least cost of the dearest stage over all cuts, by bisection over the answer (costs are integers)."""
+    low, high = max(costs), sum(costs)
+    while low < high:
+        middle = (low + high) // 2
+        if _fewest_stages(costs, middle) <= num_stages:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _fewest_stages(costs: Sequence[int], limit: int) -> int:
+    """Stages needed when none may cost more than `limit`, which no single layer exceeds."""
+    num_stages, stage_cost = 1, 0
+    for cost in costs:
+        if stage_cost + cost > limit:
+            num_stages, stage_cost = num_stages + 1, 0
+        stage_cost += cost
+    return num_stages
+
+
+def _evenest_cut(costs: Sequence[int], num_stages: int, *, limit: int) -> tuple[int, ...]:
+    """The cut with the least sum of squared stage costs among those whose stages cost at most `limit`.
+
+    Dynamic programming from the back: `best[start]` is the least sum for the layers from `start` on in the stages that
+    are left, with the length of the first of them.
+    """
+    num_layers = len(costs)
+    best: dict[int, tuple[int, int]] = {num_layers: (0, 0)}
+    tables = []
+    for stages_left in range(1, num_stages + 1):
+        table: dict[int, tuple[int, int]] = {}
+        for start in range(num_layers - stages_left, num_stages - stages_left - 1, -1):
+            stage_cost = 0
+            for stop in range(start + 1, num_layers + 1):
+                stage_cost += costs[stop - 1]
+                if stage_cost > limit:
+                    break
+                if stop in best:
+                    total = stage_cost**2 + best[stop][0]
+                    if start not in table or total <= table[start][0]:
+                        table[start] = (total, stop - start)
+        best = table
+        tables.append(table)
+    counts: list[int] = []
+    for table in reversed(tables):
+        counts.append(table[sum(counts)][1])
+    return tuple(counts)

@@ -1,0 +1,234 @@
+"""Which layers on which device, in which order, so that the slowest stage is as fast as possible: for many device sets.
+
+What the calls have in common is kept, so an allocation search may ask thousands of times. `min_max.min_max_partition`
+is the same for one call, with an explanation where nothing fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from hetpipe.decide.planner.costs import Costs, MemoryModel
+from hetpipe.decide.planner.device_mix import DeviceMix, KindIndex, MixShape, Seat
+from hetpipe.decide.planner.min_max_search import Found, MinMaxSearch, Optimum
+from hetpipe.decide.planner.reach_tables import LinkSet, ReachTables, Recompute
+from hetpipe.errors import PlanError
+from hetpipe.values.cluster import node_of
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.suggest import did_you_mean
+
+#: Beyond this many states a search keeps only the most promising ones …
+MAX_STATES = 20_000_000
+
+#: … this many device sets per stage.
+BEAM_WIDTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StageCut:
+    """One stage: layers [first, last) on a device."""
+
+    device: DeviceId
+    kind: str
+    """The device's type."""
+    first: int
+    last: int
+    recompute: bool
+    ticks: int
+    """The stage time: compute, with recomputation if chosen, and the transfers that count as the stage's."""
+    receive_ticks: int
+    """The transfers among `ticks`."""
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A whole virtual worker, first stage first."""
+
+    stages: tuple[StageCut, ...]
+    num_states: int
+    """The size of the search space: layers × merged uses of the nodes × nodes the pipeline may be on."""
+    lower_bound_ticks: int
+    """Proven: no partition of these devices has a smaller bottleneck."""
+
+    @property
+    def bottleneck_ticks(self) -> int:
+        """The largest stage time."""
+        return max(stage.ticks for stage in self.stages)
+
+    @property
+    def gap(self) -> float:
+        """How far the bottleneck may be above the best possible, relative to the latter; 0.0 when exact."""
+        excess = self.bottleneck_ticks - self.lower_bound_ticks
+        return excess / max(1, self.lower_bound_ticks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The devices of a call as a shape, and who is who in it."""
+
+    shape: MixShape
+    devices: Mapping[Seat, Sequence[DeviceId]]
+    """The devices that are alike, in the order of the cluster."""
+
+
+class Partitioner:
+    """Partitions of one profile on one cluster.
+
+    Keeps tables of reaches, and the result for every shape of devices (the types on each node and the links among
+    them) and memory model: a set of devices that is like an earlier one costs next to nothing.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        *,
+        recompute: Recompute = "auto",
+        max_states: int = MAX_STATES,
+        beam_width: int = BEAM_WIDTH,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            costs: the profile on the cluster.
+            recompute: as `min_max_partition`.
+            max_states: as `min_max_partition`.
+            beam_width: beyond `max_states`, the sets of used devices that are kept per stage.
+        """
+        #: As given.
+        self.costs = costs
+        self.recompute: Recompute = recompute
+        self._max_states = max_states
+        self._beam_width = beam_width
+        self._tables = ReachTables(costs, recompute)
+        self._mixes: dict[MixShape, DeviceMix] = {}
+        self._optima: dict[tuple[MixShape, MemoryModel], Optimum] = {}
+        self._fits: dict[tuple[MixShape, MemoryModel], Found | None] = {}
+        self._kinds = costs.cluster.devices
+        self._positions = {device: position for position, device in enumerate(self._kinds)}
+        self._links: dict[tuple[str, str], LinkSet] = {}
+
+    def find(self, devices: Sequence[DeviceId], memory: MemoryModel) -> Partition | None:
+        """As `min_max_partition`, with None where nothing fits.
+
+        Raises:
+            PlanError: a device is unknown, named twice, or of a type without times.
+        """
+        given = self._given(devices)
+        if len(devices) > self.costs.num_layers:
+            return None
+        mix = self._mix(given.shape)
+        optimum = self._optima.get((given.shape, memory))
+        if optimum is None:
+            optimum = self._search(mix, memory).solve(self._width(mix), lambda: self.fits(devices, memory))
+            self._optima[given.shape, memory] = optimum
+        if optimum.found is None:
+            return None
+        stages = tuple(self._stages(given, optimum.found, memory))
+        return Partition(stages, self._num_states(mix), optimum.lower_bound_ticks)
+
+    def fits(self, devices: Sequence[DeviceId], memory: MemoryModel) -> bool:
+        """Has `find` an answer? Faster than finding the best one; may wrongly deny it where not `decides_fit`."""
+        return self._any_fit(self._regardless_of_nodes(devices), memory) is not None
+
+    def any_fit(self, devices: Sequence[DeviceId], memory: MemoryModel) -> tuple[StageCut, ...] | None:
+        """The stages of some partition, not of the best one; None where it does not `fits`."""
+        given = self._regardless_of_nodes(devices)
+        found = self._any_fit(given, memory)
+        return None if found is None else tuple(self._stages(given, found, memory))
+
+    def decides_fit(self, devices: Sequence[DeviceId]) -> bool:
+        """Is the search of `fits` within `max_states`?"""
+        return self._width(self._mix(self._regardless_of_nodes(devices).shape)) is None
+
+    def _regardless_of_nodes(self, devices: Sequence[DeviceId]) -> _Given:
+        """As if the devices were all on one node: whether something fits depends on their types alone."""
+        given = self._given(devices)
+        totals = tuple(sum(column) for column in zip(*given.shape.counts, strict=True))
+        alike: dict[Seat, list[DeviceId]] = {}
+        for seat, found in given.devices.items():
+            alike.setdefault(Seat(0, seat.kind), []).extend(found)
+        return _Given(
+            MixShape(given.shape.kinds, (totals,), ((self._tables.link(self.costs.cluster.links.intra_node),),)), alike
+        )
+
+    def _any_fit(self, given: _Given, memory: MemoryModel) -> Found | None:
+        key = (given.shape, memory)
+        if key not in self._fits:
+            mix = self._mix(given.shape)
+            few = mix.num_stages <= self.costs.num_layers
+            self._fits[key] = self._search(mix, memory).any_plan(self._width(mix)) if few else None
+        return self._fits[key]
+
+    def _search(self, mix: DeviceMix, memory: MemoryModel) -> MinMaxSearch:
+        return MinMaxSearch(mix, self._tables, memory, self.costs.num_layers)
+
+    def _mix(self, shape: MixShape) -> DeviceMix:
+        found = self._mixes.get(shape)
+        if found is None:
+            found = self._mixes[shape] = DeviceMix(shape)
+        return found
+
+    def _num_states(self, mix: DeviceMix) -> int:
+        return mix.num_fronts() * self.costs.num_layers
+
+    def _width(self, mix: DeviceMix) -> int | None:
+        return None if self._num_states(mix) <= self._max_states else self._beam_width
+
+    def _given(self, devices: Sequence[DeviceId]) -> _Given:
+        unknown = [device for device in devices if device not in self._kinds]
+        if unknown:
+            raise PlanError(f"the cluster has no device {unknown[0]}; {did_you_mean(unknown[0], self._kinds)}")
+        if not devices or len(set(devices)) < len(devices):
+            raise PlanError(f"a virtual worker needs devices, each of them once; got {', '.join(devices) or 'none'}")
+        compute = self.costs.compute
+        missing = sorted({self._kinds[device] for device in devices} - compute.keys())
+        if missing:
+            raise PlanError(f"the profile has no times for type {missing[0]}; profile it, or leave its devices out")
+        kinds = sorted({self._kinds[device] for device in devices}, key=lambda kind: (compute[kind][-1], kind))
+        alike: dict[tuple[str, str], list[DeviceId]] = {}
+        for device in sorted(devices, key=self._positions.__getitem__):
+            alike.setdefault((node_of(device), self._kinds[device]), []).append(device)
+        names = list(dict.fromkeys(name for name, _ in alike))
+        counts = {name: tuple(len(alike.get((name, kind), ())) for kind in kinds) for name in names}
+        names.sort(key=lambda name: counts[name], reverse=True)
+        shape = MixShape(
+            tuple(kinds),
+            tuple(counts[name] for name in names),
+            tuple(tuple(self._link(name, other) for other in names) for name in names),
+        )
+        return _Given(
+            shape,
+            {Seat(names.index(name), KindIndex(kinds.index(kind))): found for (name, kind), found in alike.items()},
+        )
+
+    def _link(self, node: str, other: str) -> LinkSet:
+        found = self._links.get((node, other))
+        if found is None:
+            found = self._links[node, other] = self._tables.link(self.costs.cluster.link(node, other))
+        return found
+
+    def _stages(self, given: _Given, found: Found, memory: MemoryModel) -> Iterator[StageCut]:
+        """What the search found, with names, and every figure by the definitions in `costs`."""
+        left = {seat: iter(devices) for seat, devices in given.devices.items()}
+        devices = [next(left[seat]) for seat in found.seats]
+        link = self.costs.cluster.link
+        links = [None, *(link(node_of(a), node_of(b)) for a, b in pairwise(devices)), None]
+        for stage, (device, (first, last)) in enumerate(zip(devices, pairwise((0, *found.cuts)), strict=True)):
+            kind = self._kinds[device]
+            need = partial(self.costs.stage_bytes, first, last, stage=stage, num_stages=len(devices), memory=memory)
+            recompute = self.recompute == "on" or (self.recompute == "auto" and need() > self.costs.memory_bytes[kind])
+            transfers = self.costs.receive_ticks(first, last, links[stage], links[stage + 1])
+            yield StageCut(
+                device=device,
+                kind=kind,
+                first=first,
+                last=last,
+                recompute=recompute,
+                ticks=self.costs.compute_ticks(kind, first, last, recompute=recompute) + transfers,
+                receive_ticks=transfers,
+                memory_bytes=need(recompute=recompute),
+            )

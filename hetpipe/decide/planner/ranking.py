@@ -1,0 +1,331 @@
+"""Which plan is the fastest? Candidates by closed form, ranked by simulation.
+
+A closed form is a bound: it says what cannot be fast, not what is. So it only chooses what is simulated:
+
+1. Groupings of an allocation; `auto` has those of all allocations, of each of them on fewer nodes and fewer types, and
+   what its own search finds. So whatever a smaller cluster does is a candidate of the larger one as well.
+2. Each under each placement (`PLACEMENTS`, or the one that was asked for), with the N of a few that the closed form
+   says to be enough, and larger ones as far as memory allows.
+3. The most promising are simulated for a short time, as many as `_COMPUTATIONS` allows; the best of these, and the
+   allocations by name, for as long as a prediction takes.
+
+Of plans within 2 % of the fastest the one with the smallest D wins, then with the smallest N: staleness costs accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from typing import Protocol, get_args
+
+from hetpipe.decide.planner.allocation import equal_distribution, hybrid_distribution, node_partition
+from hetpipe.decide.planner.allocation.auto import auto
+from hetpipe.decide.planner.allocation.groupings import every_grouping
+from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs
+from hetpipe.decide.planner.options import AllocationName, PlanOptions
+from hetpipe.decide.planner.simulation_length import LEAST_WAVES, affordable_waves, steady_waves, work_per_wave
+from hetpipe.errors import PlanError
+from hetpipe.values.cluster import node_of
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import Predicted
+from hetpipe.values.policies import PlacementName
+
+#: Tried where nobody asks for a placement.
+PLACEMENTS: tuple[PlacementName, ...] = get_args(PlacementName)
+
+#: Rates within this factor are alike: then the smaller D wins, and then the smaller N.
+ALIKE = 1.02
+
+#: Waves of a short simulation, and for each wave that virtual workers may get ahead.
+_SHORT_WAVES, _SHORT_WAVES_PER_LEAD = 12, 6
+
+#: Forwards and backwards that the short simulations of one ranking may take together, and how many there are at most.
+_COMPUTATIONS, _MOST_SIMULATED = 200_000, 40
+
+#: What is not simulated for the closed form says so clearly: this much below the best simulation. Its stage times count
+#: transfers, which the simulation hides behind computation, so it may be a good deal below it.
+_HOPELESS = 1.3
+
+#: Candidates that are simulated for as long as a prediction takes, of plans whose predictions take few computations.
+_FINALISTS = 3
+
+#: So few groupings are all candidates.
+_ALL_GROUPINGS = 60
+
+#: Nodes whose subsets are all looked at; of more, those that are left when the slowest go one by one.
+_MOST_NODES_CHOSEN = 4
+
+
+class Predict(Protocol):
+    """What a whole job will do: the simulator."""
+
+    def __call__(self, plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:
+        """The prediction of a plan.
+
+        Args:
+            plan: what was found.
+            options: what it was found with; its D is what runs.
+            waves: of each virtual worker; None: as many as reach the steady state.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A plan, what it was found with, and what it does by simulation."""
+
+    plan: JobPlan
+    options: PlanOptions
+    """With the placement and the D that were chosen."""
+    predicted: Predicted
+    most_minibatches: int | None
+    """The largest N that was tried for these groups; None: N was given."""
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.predicted.samples_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    plan: JobPlan
+    jobs: Jobs
+    most_minibatches: int | None = None
+    """The largest N that was tried for its groups; None: N was given."""
+
+    @property
+    def rate(self) -> float:
+        """By closed form."""
+        return self.plan.rate.samples_per_second
+
+    @property
+    def work(self) -> int:
+        """What a simulated wave takes, in computations."""
+        plan = self.plan
+        return work_per_wave([worker.stages for worker in plan.workers], plan.minibatches_per_wave, plan.placed)
+
+
+def preferred(found: Sequence[Ranked]) -> Ranked:
+    """Of those within 2 % of the fastest the one with the smallest D, then with the smallest N, then the fastest."""
+    fastest = max(one.rate for one in found)
+    alike = [one for one in found if one.rate * ALIKE >= fastest]
+    return min(alike, key=lambda one: (_staleness(one), one.plan.minibatches_per_wave, -one.rate))
+
+
+def _staleness(one: Ranked) -> float:
+    return float("inf") if one.options.staleness is None else one.options.staleness
+
+
+class Ranking:
+    """Ranks the plans of one profile on one cluster; remembers every simulation."""
+
+    def __init__(self, jobs: Jobs, predict: Predict) -> None:
+        """Prepare.
+
+        Args:
+            jobs: judges groups by closed form, with the options that were asked for.
+            predict: simulates.
+        """
+        self._jobs = jobs
+        self._predict = predict
+        self._options = jobs.options
+        self._best: dict[AllocationName, Ranked] = {}
+        self._simulated: dict[tuple[object, ...], Predicted] = {}
+
+    def of(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> Ranked:
+        """The best plan of an allocation.
+
+        Args:
+            name: of the allocation.
+            by_closed_form: finds its plan by closed form; says what is wrong if there is none.
+
+        Raises:
+            PlanError: there is none.
+        """
+        if name not in self._best:
+            self._best[name] = self._ranked(name, by_closed_form)
+        return self._best[name]
+
+    def _ranked(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> Ranked:
+        if name == "parallel":
+            return self._whole(_Candidate(by_closed_form(self._jobs), self._jobs))
+        groupings = self._distinct(self._groupings(name, by_closed_form))
+        found = self._search(groupings, self._staleness_bounds[-1])
+        if name == "auto":
+            for other in ("NP", "ED", "HD"):
+                try:
+                    found.append(self.of(other, _BY_NAME[other]))
+                except PlanError:
+                    continue
+        if not found:
+            return self._whole(_Candidate(by_closed_form(self._jobs), self._jobs))  # raises what is wrong
+        return preferred(self._with_less_staleness(found))
+
+    @property
+    def _placements(self) -> tuple[PlacementName, ...]:
+        if self._options.placement is not None:
+            return (self._options.placement,)
+        return PLACEMENTS if self._options.with_shards else PLACEMENTS[:1]
+
+    @property
+    def _staleness_bounds(self) -> tuple[int | None, ...]:
+        """D worth trying, ascending."""
+        most = self._options.max_staleness
+        if most is None:
+            return (self._options.staleness,)
+        doubled = [0, *(1 << power for power in range(most.bit_length()))]
+        return (*(d for d in doubled if d < most), most)
+
+    def _with_less_staleness(self, found: list[Ranked]) -> list[Ranked]:
+        """The same groups under every smaller D until one is within reach of the fastest."""
+        fastest = max(one.rate for one in found)
+        best_first = sorted(found, key=lambda one: -one.rate)
+        groupings = self._distinct([_groups_of(one.plan) for one in best_first[:_FINALISTS]])
+        for staleness in self._staleness_bounds[:-1]:
+            here = self._search(groupings, staleness)
+            found += here
+            if any(one.rate * ALIKE >= fastest for one in here):
+                break
+        return found
+
+    # -- candidates --------------------------------------------------------------------------------------------------
+
+    def _groupings(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> Iterator[Groups]:
+        """The devices of virtual workers that an allocation thinks of."""
+        if name == "auto":
+            yield from self._everything()
+        if name == "ED":
+            yield from equal_distribution.groupings(self._jobs)
+        # Which devices go together is asked without the round trip: its search has no bound by which to leave out much.
+        for placement in self._placements:
+            try:
+                plan = by_closed_form(self._jobs.under(placement, None))
+            except PlanError:
+                continue
+            yield _groups_of(plan)
+            return
+
+    def _everything(self) -> Iterator[Groups]:
+        """What each allocation makes of these devices, and of fewer of them."""
+        jobs = self._jobs
+        if jobs.most_workers is not None:
+            yield from ([tuple(some)] for some in self._fewer())
+            return
+        few = list(islice(every_grouping(jobs.devices), _ALL_GROUPINGS + 1))
+        if len(few) <= _ALL_GROUPINGS:
+            yield from few
+            return
+        for devices in self._fewer():
+            part = jobs.on(devices)
+            yield node_partition.groups(part)
+            yield from equal_distribution.groupings(part)
+            yield hybrid_distribution.groups(part)
+            yield from _equal_lengths(devices)
+
+    def _fewer(self) -> Iterator[Mapping[DeviceId, str]]:
+        """All devices; those of fewer nodes, and of fewer types."""
+        devices = self._jobs.devices
+        yield devices
+        compute = self._jobs.costs.compute
+        for key in (node_of, devices.__getitem__):
+            members: dict[str, list[DeviceId]] = {}
+            for device in devices:
+                members.setdefault(key(device), []).append(device)
+
+            def speed(name: str, members: dict[str, list[DeviceId]] = members) -> float:
+                return sum(1 / max(compute[devices[device]][-1], 1) for device in members[name])
+
+            names = sorted(members, key=lambda name: -speed(name))
+            chosen: Iterator[tuple[str, ...]]
+            if len(names) <= _MOST_NODES_CHOSEN:
+                chosen = (some for size in range(len(names) - 1, 0, -1) for some in combinations(names, size))
+            else:
+                sizes = {len(names) - 1, *(1 << power for power in range((len(names) - 1).bit_length()))}
+                chosen = (tuple(names[:size]) for size in sorted(sizes, reverse=True))
+            for some in chosen:
+                wanted = {device for name in some for device in members[name]}
+                yield {device: kind for device, kind in devices.items() if device in wanted}
+
+    def _distinct(self, groupings: Iterator[Groups] | Sequence[Groups]) -> list[Groups]:
+        """Without those that are alike."""
+        seen: set[tuple[object, ...]] = set()
+        kept = []
+        for groups in groupings:
+            alike = tuple(sorted(tuple(sorted(group)) for group in groups))
+            if groups and alike not in seen:
+                seen.add(alike)
+                kept.append(groups)
+        return kept
+
+    def _candidates(self, groups: Groups, staleness: int | None) -> Iterator[_Candidate]:
+        """The groups under each placement, with the smallest N that the closed form says to be enough, and larger."""
+        for placement in self._placements:
+            jobs = self._jobs.under(placement, staleness)
+            try:
+                ladder = list(jobs.ladder(groups))
+            except PlanError:
+                continue
+            best = max((plan.rate.samples_per_second for plan in ladder), default=0.0)
+            enough = [plan for plan in ladder if plan.rate.samples_per_second * ALIKE >= best]
+            given = self._options.minibatches_per_wave is not None
+            most = None if given or not ladder else ladder[-1].minibatches_per_wave
+            chosen = dict.fromkeys((*enough[:1], *enough[1:4:2], *enough[-1:]))
+            yield from (_Candidate(plan, jobs, most) for plan in chosen)
+
+    # -- simulating --------------------------------------------------------------------------------------------------
+
+    def _search(self, groupings: Sequence[Groups], staleness: int | None) -> list[Ranked]:
+        """The best of these by simulation, in no order."""
+        found = [one for groups in groupings for one in self._candidates(groups, staleness)]
+        found.sort(key=lambda one: (-one.rate, one.plan.minibatches_per_wave))
+        waves = max(_SHORT_WAVES, _SHORT_WAVES_PER_LEAD * ((staleness or 0) + 2))
+        left, best = _COMPUTATIONS, 0.0
+        ranked: list[tuple[float, _Candidate]] = []
+        for one in islice(found, _MOST_SIMULATED):
+            if one.rate * _HOPELESS < best or (ranked and left <= 0):
+                break
+            left -= one.work * waves
+            rate = self._simulate(one, waves).samples_per_second
+            best = max(best, rate)
+            ranked.append((rate, one))
+        ranked.sort(key=lambda entry: -entry[0])
+        if not ranked:
+            return []
+        affordable = _COMPUTATIONS // (LEAST_WAVES * ranked[0][1].work)
+        return [self._whole(one) for _, one in ranked[: max(1, min(affordable, _FINALISTS))]]
+
+    def _whole(self, one: _Candidate) -> Ranked:
+        return Ranked(one.plan, one.jobs.options, self._simulate(one), one.most_minibatches)
+
+    def _simulate(self, one: _Candidate, waves: int | None = None) -> Predicted:
+        """Several allocations think of the same groups, and a prediction of a large plan is as short as it gets."""
+        plan, options = one.plan, one.jobs.options
+        asked = steady_waves(options.staleness) if waves is None else waves
+        length = min(asked, affordable_waves(one.work))
+        key = (plan.workers, plan.minibatches_per_wave, plan.placed.pieces, options.staleness, length)
+        found = self._simulated.get(key)
+        if found is None:
+            found = self._simulated[key] = self._predict(plan, options, waves=waves)
+        return found
+
+
+_BY_NAME: Mapping[AllocationName, Callable[[Jobs], JobPlan]] = {
+    "NP": node_partition.node_partition,
+    "ED": equal_distribution.equal_distribution,
+    "HD": hybrid_distribution.hybrid_distribution,
+    "auto": auto,
+}
+
+
+def _groups_of(plan: JobPlan) -> list[tuple[DeviceId, ...]]:
+    return [tuple(stage.device for stage in worker.stages) for worker in plan.workers]
+
+
+def _equal_lengths(devices: Mapping[DeviceId, str]) -> Iterator[Groups]:
+    """One device each, and neighbours in twos and fours."""
+    names = list(devices)
+    for length in (1, 2, 4):
+        if len(names) % length == 0:
+            yield [names[first : first + length] for first in range(0, len(names), length)]

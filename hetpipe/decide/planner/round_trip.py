@@ -1,0 +1,370 @@
+"""How often can weights make the round trip? The bound that staleness puts on a job's rate.
+
+A minibatch that waits for a published clock waits for waves of every virtual worker: for their way through the
+pipeline, their push to the shards, the shards' sums, the publication, and its own pull. With D the bound, N the
+minibatches per wave, Λ the latency of the pipeline (forward and backward through all stages, transfers included) and
+T_sync = push + apply + pull, minibatches per second of each virtual worker are at most
+
+* (D + 1)·N / (Λ + T_sync) where updates are made per minibatch: minibatch kN needs the waves up to number k − 2 − D,
+  whose last minibatch is (k − 1 − D)·N;
+* (D + 1)·N / (T_wave + T_sync) and N / T_wave under `flush`, T_wave the time from the first forward of a wave to its
+  last backward: the first minibatch of a wave needs all waves but the D before it, and the pipeline drains;
+* (D + 2)·N / (T_wave + T_sync) under `double_buffer`: the same with the wave before left out, too.
+
+Only the gate's own functions say which wave needs which; the three cases follow from them. Every figure here is a
+lower bound of the time that the simulator takes, so a rate is never below the simulated one:
+
+* a transfer takes its time alone, and a resource (a side of a network card, a PCIe root) that several transfers pass
+  takes the sum of them before the last one is through;
+* a shard adds the update of one virtual worker after the other, in their order;
+* a stage pushes one wave after the other.
+
+With `pull: required` the same waves need each other: whoever keeps the weights that it has pulled them before. Only the
+pulls of different virtual workers need not meet any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal, Protocol
+
+from hetpipe.decide.planner.costs import APPLY_BYTES_PER_SECOND, Costs, MemoryModel, ticks
+from hetpipe.decide.planner.placement import Span
+from hetpipe.decide.planner.shard_bytes import PlacedParameters
+from hetpipe.decide.sync.gate import ClockRule, switch_minibatch, wave_of
+from hetpipe.values.cluster import LinkSpec, node_of
+from hetpipe.values.policies import PullTiming
+
+#: One direction of what several transfers share: a node's network card, or its PCIe root.
+_Resource = tuple[str, Literal["card", "root"], Literal["out", "in"]]
+
+
+class ComputedSpan(Span, Protocol):
+    """Consecutive layers on a device of a known type."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    @property
+    def recompute(self) -> bool: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """What the round trip of weights allows each virtual worker, in minibatches per tick. Infinite: no bound."""
+
+    waves: float
+    """By the waves in flight between two publications that need each other."""
+    exchange: float
+    """By what one wave after the other takes: a push of each stage, all pushes through what they share, and the sums
+    of the fullest shard."""
+    drained: float
+    """By waves that begin with an empty pipeline (`flush`), whatever D is; of the slowest virtual worker."""
+
+    @property
+    def minibatches_per_tick(self) -> float:
+        """The least of them."""
+        return min(self.waves, self.exchange, self.drained)
+
+
+NO_ROUND_TRIP = RoundTrip(math.inf, math.inf, math.inf)
+
+
+def round_trip(
+    workers: Sequence[Sequence[ComputedSpan]],
+    *,
+    costs: Costs,
+    placed: PlacedParameters,
+    memory: MemoryModel,
+    staleness: int | None,
+    network_cards: Mapping[str, float],
+    pull: PullTiming = "every_wave",
+    exchanges_of: Callable[[Places, PlacedParameters], Exchanges] | None = None,
+) -> RoundTrip:
+    """The bound for each virtual worker of a job.
+
+    Args:
+        workers: the stages of each.
+        costs: times and links.
+        placed: the parameters on shards; without shards nothing is pushed or waited for.
+        memory: the policy, its schedule and N.
+        staleness: D; None: nothing is waited for.
+        network_cards: node → bytes per second each way.
+        pull: when weights are fetched.
+        exchanges_of: `Exchanges` on this cluster that are remembered; None: they are made.
+    """
+    n = memory.minibatches_per_wave
+    num_waves, span = _waves_of_a_round(memory, staleness or 0, pull)
+    pipes = [_Pipe(stages, costs, memory) for stages in workers]
+    drained = math.inf
+    if memory.weights == "flush":
+        drained = _over(n, max(pipe.through(n, {0: 0}, {0: 0}) for pipe in pipes))
+    if not placed.shards or staleness is None:
+        return RoundTrip(math.inf, math.inf, drained)
+    apply_ticks = max(ticks(1000 * sums[-1] / APPLY_BYTES_PER_SECOND) for sums in placed.by_shard)
+    places = places_of(workers)
+    exchanges = (
+        Exchanges(places, costs=costs, placed=placed, network_cards=network_cards)
+        if exchanges_of is None
+        else exchanges_of(places, placed)
+    )
+    each = max(exchanges.longest_push, len(workers) * apply_ticks)
+    longest = exchanges.longest(pipes, span, apply_ticks, pulls_meet=pull == "every_wave")
+    return RoundTrip(_over(num_waves * n, longest), _over(n, each), drained)
+
+
+def _over(minibatches: int, num_ticks: int) -> float:
+    return minibatches / num_ticks if num_ticks else math.inf
+
+
+def _waves_of_a_round(memory: MemoryModel, staleness: int, pull: PullTiming = "every_wave") -> tuple[int, int]:
+    """Waves between a publication and the one that cannot come before its round trip; minibatches that it is about.
+
+    A minibatch that needs clock c is followed by the others of its wave w, and then clock w + 1 can be published.
+
+    >>> _waves_of_a_round(MemoryModel(weights="wave", minibatches_per_wave=4), 1)
+    (2, 1)
+    >>> _waves_of_a_round(MemoryModel(weights="flush", minibatches_per_wave=4), 1)
+    (2, 4)
+    >>> _waves_of_a_round(MemoryModel(weights="double_buffer", minibatches_per_wave=4), 1)
+    (3, 4)
+    """
+    n, weights = memory.minibatches_per_wave, memory.weights
+    p = switch_minibatch(staleness + 3, minibatches_per_wave=n, weights=weights)
+    wave = wave_of(p, minibatches_per_wave=n)
+    rule = ClockRule(minibatches_per_wave=n, staleness=staleness, weights=weights, pull=pull)
+    awaited = rule.awaited(p, in_use=rule.required(p) - 1)
+    return wave + 1 - awaited, (wave + 1) * n - p + 1
+
+
+class _Pipe:
+    """The way of minibatches through one virtual worker, in ticks."""
+
+    def __init__(self, stages: Sequence[ComputedSpan], costs: Costs, memory: MemoryModel) -> None:
+        self.stages = stages
+        self._memory = memory
+        self._forward, self._backward = list[int](), list[int]()
+        for stage in stages:
+            sums = costs.forward[stage.kind]
+            forward = sums[stage.last] - sums[stage.first]
+            both = costs.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute)
+            self._forward.append(forward)
+            self._backward.append(both - forward)
+        hops = [
+            costs.transfers(costs.cluster.link(node_of(here.device), node_of(there.device)))[here.last]
+            for here, there in pairwise(stages)
+        ]
+        #: From the start of the first stage's forward to that of each stage; the same of backwards, from their ends.
+        self._ahead = [0, *accumulate(map(int.__add__, self._forward, hops))]
+        self._back = [0, *accumulate(map(int.__add__, self._backward, hops))]
+
+    @property
+    def ticks(self) -> tuple[tuple[int, ...], ...]:
+        """All that `through` depends on, but for the policy."""
+        return tuple(self._forward), tuple(self._backward), tuple(self._ahead), tuple(self._back)
+
+    def through(self, span: int, enter: Mapping[int, int], leave: Mapping[int, int]) -> int:
+        """The least time that `span` minibatches, one after the other, take through the pipeline.
+
+        Args:
+            span: minibatches.
+            enter: stage → what must have passed before its first forward.
+            leave: stage → what comes after its last backward. The time is over when the last of these is.
+        """
+        stages = range(len(self.stages))
+        ahead, back = self._ahead, self._back
+        begin = [
+            max((before + ahead[at] - ahead[stage] for stage, before in enter.items() if stage <= at), default=None)
+            for at in stages
+        ]
+        end = [
+            max((after + back[at] - back[stage] for stage, after in leave.items() if stage <= at), default=None)
+            for at in stages
+        ]
+        found = max(
+            before + self._at(stage, span) + after
+            for stage, before, after in zip(stages, begin, end, strict=True)
+            if before is not None and after is not None
+        )
+        if self._memory.schedule != "gpipe":
+            return found
+        # All forwards, then all backwards: each direction takes as long as its slowest stage.
+        last, spare = len(self.stages) - 1, span - 1
+        down = max(b + spare * self._forward[i] - ahead[i] for i, b in enumerate(begin) if b is not None)
+        up = max(e + spare * self._backward[i] - back[i] for i, e in enumerate(end) if e is not None)
+        return max(found, down + ahead[last] + self._forward[last] + self._backward[last] + back[last] + up)
+
+    def _at(self, stage: int, span: int) -> int:
+        """The least time from the first forward to the last backward of `span` minibatches at a stage."""
+        behind = self._ahead[-1] - self._ahead[stage] + self._back[-1] - self._back[stage]
+        turn = behind + self._forward[-1] + self._backward[-1]
+        held = self._memory.in_flight(stage, len(self.stages))
+        turns = (span - 1) // held
+        windowed = (turns + 1) * turn + (span - 1 - turns * held) * self._backward[stage]
+        return max(span * (self._forward[stage] + self._backward[stage]), windowed)
+
+
+@dataclass(slots=True)
+class _Load:
+    """Transfers that share a resource."""
+
+    work_ticks: int = 0
+    latency_ticks: int | None = None
+    """The least of them."""
+
+    def add(self, work_ticks: int, latency_ticks: int) -> None:
+        """One more."""
+        self.work_ticks += work_ticks
+        known = self.latency_ticks
+        self.latency_ticks = latency_ticks if known is None else min(known, latency_ticks)
+
+    @property
+    def ticks(self) -> int:
+        """Until the last one is through, if all begin at once."""
+        return self.work_ticks + (self.latency_ticks or 0)
+
+
+#: A node, and the layers [first, last) that a stage on it has: stages of which that is the same exchange the same.
+Place = tuple[str, int, int]
+
+#: Those of all stages of each virtual worker.
+Places = tuple[tuple[Place, ...], ...]
+
+
+def places_of(workers: Sequence[Sequence[Span]]) -> Places:
+    """The place of each stage of each virtual worker."""
+    return tuple(tuple((node_of(stage.device), stage.first, stage.last) for stage in stages) for stages in workers)
+
+
+class Exchanges:
+    """Pushes of one wave of every virtual worker. The pulls of one clock are their mirror image.
+
+    A large cluster has many stages that are alike, so each kind is looked at once. Neither N nor D matters here.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        *,
+        costs: Costs,
+        placed: PlacedParameters,
+        network_cards: Mapping[str, float],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            places: `places_of` the virtual workers.
+            costs: times and links.
+            placed: the parameters on shards.
+            network_cards: node → bytes per second each way.
+        """
+        self._costs = costs
+        self._cards = network_cards
+        self._places = places
+        #: Place → the time of a stage's own transfers, which go side by side.
+        self._alone: dict[Place, int] = {}
+        #: What they share with those of others, and whose they are.
+        self._loads: dict[_Resource, _Load] = {}
+        self._users: dict[_Resource, list[Place]] = {}
+        moved: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        for place, times in Counter(place for places in self._places for place in places).items():
+            _, first, last = place
+            if (first, last) not in moved:
+                moved[first, last] = [
+                    (shard, num_bytes)
+                    for shard, sums in zip(placed.shards, placed.by_shard, strict=True)
+                    if (num_bytes := sums[last] - sums[first])
+                ]
+            self._add(place, moved[first, last], times)
+
+    def _add(self, place: Place, moved: Sequence[tuple[str, int]], times: int) -> None:
+        """The transfers of as many stages, each to these shards."""
+        node, longest = place[0], 0
+        own: dict[_Resource, _Load] = {}
+        for shard, num_bytes in moved:
+            alone, latency, passes = self._transfer(node, shard, num_bytes)
+            longest = max(longest, alone)
+            for resource, work in passes:
+                own.setdefault(resource, _Load()).add(work, latency)
+        self._alone[place] = max(longest, max((load.ticks for load in own.values()), default=0))
+        for resource, load in own.items():
+            self._users.setdefault(resource, []).append(place)
+            self._loads.setdefault(resource, _Load()).add(times * load.work_ticks, load.latency_ticks or 0)
+
+    @property
+    def longest_push(self) -> int:
+        """Ticks for each wave of every virtual worker: a stage pushes one after the other."""
+        return max(0, *self._alone.values(), *(load.work_ticks for load in self._loads.values()))
+
+    def longest(self, pipes: Sequence[_Pipe], span: int, apply_ticks: int, *, pulls_meet: bool) -> int:
+        """Ticks of the round trip that takes longest, from one publication to another.
+
+        Args:
+            pipes: the virtual workers.
+            span: minibatches that it is about.
+            apply_ticks: of one wave of one virtual worker on the fullest shard.
+            pulls_meet: whether all virtual workers pull within it.
+        """
+        num_workers, found = len(pipes), 0
+        # Whoever's pull is the last one through a resource has all the rest before it; whoever's push, all behind it.
+        rest: dict[Place, int] = {}
+        begun: dict[Place, int] = {}
+        ways: dict[tuple[object, ...], _Ways] = {}
+        for vw, (pipe, places) in enumerate(zip(pipes, self._places, strict=True)):
+            alone = tuple(self._alone[place] for place in places)
+            alike = (*pipe.ticks, alone)
+            way = ways.get(alike)
+            if way is None:
+                way = ways[alike] = _ways(pipe, span, dict(enumerate(alone)))
+            added = (num_workers - vw) * apply_ticks
+            found = max(found, way.whole + added)
+            for place, after, before in zip(places, way.rest, way.begun, strict=True):
+                rest[place] = min(rest.get(place, after + added), after + added)
+                begun[place] = min(begun.get(place, before), before)
+        for resource, load in self._loads.items():
+            users = self._users[resource]
+            found = max(found, load.ticks + min(begun[place] for place in users) + apply_ticks)
+            if pulls_meet:
+                found = max(found, load.ticks + min(rest[place] for place in users))
+        return found
+
+    def _transfer(self, source: str, target: str, num_bytes: int) -> tuple[int, int, list[tuple[_Resource, int]]]:
+        """Of a push: ticks alone, latency, and what it passes with its ticks of work there."""
+        link: LinkSpec = self._costs.cluster.link(source, target)
+        alone, latency = ticks(link.transfer_ms(num_bytes)), ticks(1000 * link.latency_seconds)
+        if source == target:
+            work = ticks(1000 * num_bytes / link.effective_bytes_per_second)
+            return alone, latency, [((source, "root", "out"), work)]
+        return (
+            alone,
+            latency,
+            [
+                ((source, "card", "out"), ticks(1000 * num_bytes / self._cards[source])),
+                ((target, "card", "in"), ticks(1000 * num_bytes / self._cards[target])),
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """The time of some minibatches through a pipeline."""
+
+    whole: int
+    """With the pulls before and the pushes after."""
+    rest: tuple[int, ...]
+    """Of each stage: from its first forward on, without any pull."""
+    begun: tuple[int, ...]
+    """Of each stage: to its last backward, without any push."""
+
+
+def _ways(pipe: _Pipe, span: int, moved: Mapping[int, int]) -> _Ways:
+    """`moved`: stage → the time of its own pull, and of its own push."""
+    return _Ways(
+        pipe.through(span, moved, moved),
+        tuple(pipe.through(span, {stage: 0}, moved) for stage in moved),
+        tuple(pipe.through(span, moved, {stage: 0}) for stage in moved),
+    )

@@ -1,0 +1,33 @@
+"""A profile for another minibatch size than it was measured with."""
+
+from __future__ import annotations
+
+from hetpipe.values.profile import Profile
+
+
+def scaled_profile(profile: Profile, batch_size: int) -> Profile:
+    """The profile of minibatches of `batch_size` samples, in proportion; parameters stay."""
+
+    def scaled(number: int) -> int:
+        return -(-number * batch_size // profile.batch_size)
+
+    def scaled_if_known(number: int | None) -> int | None:
+        return None if number is None else scaled(number)
+
+    if batch_size == profile.batch_size:
+        return profile
+    layers = tuple(
+        layer.model_copy(
+            update={
+                "activation_bytes": scaled(layer.activation_bytes),
+                "output_bytes": scaled(layer.output_bytes),
+                "forward_flops": scaled_if_known(layer.forward_flops),
+                "backward_flops": scaled_if_known(layer.backward_flops),
+                "forward_ms": {k: ms * batch_size / profile.batch_size for k, ms in layer.forward_ms.items()},
+                "backward_ms": {k: ms * batch_size / profile.batch_size for k, ms in layer.backward_ms.items()},
+            }
+        )
+        for layer in profile.layers
+    )
+    changes = {"batch_size": batch_size, "input_bytes": scaled(profile.input_bytes), "layers": layers}
+    return profile.model_copy(update=changes)

@@ -1,0 +1,72 @@
+"""How many minibatches are between forward and backward at a stage? One bound, for the runtime and the planner."""
+
+from __future__ import annotations
+
+from hetpipe.values.policies import Schedule, WeightPolicy
+
+
+def in_flight(
+    *,
+    stage: int,
+    num_stages: int,
+    minibatches_per_wave: int,
+    weights: WeightPolicy = "wave",
+    schedule: Schedule = "1f1b",
+) -> int:
+    """S_i of `policies.md`: the runtime's credits and the planner's memory model.
+
+    Args:
+        stage: i, 0-based.
+        num_stages: K.
+        minibatches_per_wave: N.
+        weights: the policy.
+        schedule: the order; under `gpipe` a whole wave is in flight.
+
+    >>> [in_flight(stage=i, num_stages=4, minibatches_per_wave=4) for i in range(4)]
+    [4, 3, 2, 1]
+    >>> [in_flight(stage=i, num_stages=4, minibatches_per_wave=2) for i in range(4)]
+    [2, 2, 2, 1]
+    >>> [in_flight(stage=i, num_stages=3, minibatches_per_wave=8) for i in range(3)]
+    [8, 4, 1]
+    >>> [in_flight(stage=i, num_stages=3, minibatches_per_wave=8, weights="stash") for i in range(3)]
+    [3, 2, 1]
+    >>> [in_flight(stage=i, num_stages=3, minibatches_per_wave=2, weights="flush") for i in range(3)]
+    [2, 2, 1]
+    >>> in_flight(stage=2, num_stages=3, minibatches_per_wave=8, weights="flush", schedule="gpipe")
+    8
+    """
+    n, k = minibatches_per_wave, num_stages
+    if schedule == "gpipe":
+        return n
+    if weights == "flush":
+        return min(n, k - stage)
+    if weights != "wave":
+        return k - stage
+    if k == 1:
+        return 1
+    if n <= k:
+        return min(n, k - stage)
+    return (k - stage) + (n - k) * (k - 1 - stage) // (k - 1)
+
+
+def weight_buffers(*, stage: int, num_stages: int, minibatches_per_wave: int, weights: WeightPolicy = "wave") -> int:
+    """Parameter-sized tensors alive at rest at a stage: the last column of `policies.md`.
+
+    With shards two more are alive (anchor and running sum). Arguments as `in_flight`.
+
+    >>> [weight_buffers(stage=i, num_stages=3, minibatches_per_wave=5, weights="stash") for i in range(3)]
+    [3, 2, 1]
+    >>> weight_buffers(stage=0, num_stages=3, minibatches_per_wave=5)
+    5
+    """
+    match weights:
+        case "wave":
+            return minibatches_per_wave
+        case "stash":
+            return num_stages - stage
+        case "vertical":
+            return num_stages
+        case "flush":
+            return 1
+        case "double_buffer" | "predict" | "spectrain":
+            return 2

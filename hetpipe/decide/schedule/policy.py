@@ -1,0 +1,94 @@
+"""In which order does a stage compute? The question; each answer is one sibling file.
+
+An `Order` is a pure function from what a stage has done and what lies ready to its next action, or to the reason why it
+waits. Guarantees of every answer: forwards run in the order of p, backwards run in the order of p, no more than S_i
+minibatches are in flight, and what waits is waited for by no one it waits for: no deadlock.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from hetpipe.values.ids import Minibatch
+
+_ACTION = re.compile(r"([FB])([1-9][0-9]*)")
+
+
+class Kind(Enum):
+    """What an action computes."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One computation. Prints and parses as `F12`, `B9`."""
+
+    kind: Kind
+    p: Minibatch
+
+    def __str__(self) -> str:
+        """`F12`."""
+        return f"{self.kind.value}{self.p}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Inverse of `str`.
+
+        >>> Action.parse("F12")
+        Action(kind=<Kind.FORWARD: 'F'>, p=12)
+        """
+        match = _ACTION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no action; write F or B and a minibatch number, for example F12")
+        return cls(Kind(match[1]), Minibatch(int(match[2])))
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A computation whose inputs are here, and when they came: arrivals are numbered in order."""
+
+    p: Minibatch
+    arrival: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """What an order may look at."""
+
+    limit: int
+    """S_i."""
+    num_in_flight: int
+    forward: Ready | None
+    """The next forward, if its inputs are here."""
+    backward: Ready | None
+    """The next backward, if its gradient is here."""
+    more_forwards: bool = True
+    """Whether another forward is to come before the pipeline drains: at the next barrier, under `flush` after the
+    wave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to compute, and why."""
+
+    reason: str
+
+
+class Order(Protocol):
+    """The next action of a stage."""
+
+    def next_action(self, view: StageView) -> Action | Wait:
+        """Decide; the same view always gives the same answer."""
+        ...
+
+
+def nothing_ready(view: StageView) -> Wait:
+    """Why neither direction can run."""
+    if view.num_in_flight >= view.limit or not view.more_forwards:
+        return Wait("a gradient from the next stage")
+    return Wait("activations from the previous stage" if view.num_in_flight == 0 else "activations or gradients")

@@ -1,0 +1,121 @@
+"""Which weights does a minibatch see at a stage? The table of `policies.md`, for the runtime, the renderer and tests.
+
+*Through q* means: with the virtual worker's own updates of its minibatches 1 … q. Minibatches are numbered p = 1, 2, …;
+K is the number of stages, i one of them, N minibatches make a wave. A segment starts at the barrier at clock `start`,
+where the pipeline is empty and every own update up to start·N is in the published weights.
+
+>>> stash = VersionTable("stash", stage=0, num_stages=4, minibatches_per_wave=4)
+>>> [stash.forward_through(p) for p in range(1, 9)]
+[0, 0, 0, 0, 1, 2, 3, 4]
+>>> two_buffers = VersionTable("double_buffer", stage=0, num_stages=4, minibatches_per_wave=4)
+>>> [two_buffers.forward_through(p) for p in range(1, 17)]
+[0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.values.ids import Minibatch
+from hetpipe.values.policies import ONE_UPDATE_PER_WAVE, PREDICTING, WeightPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTable:
+    """The versions of one stage."""
+
+    weights: WeightPolicy
+    stage: int
+    """i, 0-based."""
+    num_stages: int
+    """K."""
+    minibatches_per_wave: int
+    """N; a multiple of `accumulate`."""
+    accumulate: int = 1
+    """Minibatches whose gradients make one update together; under `flush` and `double_buffer` it is always N."""
+
+    @property
+    def minibatches_per_update(self) -> int:
+        """N under `flush` and `double_buffer`, else `accumulate`.
+
+        >>> VersionTable("flush", 0, 1, 8).minibatches_per_update
+        8
+        """
+        return self.minibatches_per_wave if self.weights in ONE_UPDATE_PER_WAVE else self.accumulate
+
+    def forward_through(self, p: int, *, start: int = 0) -> Minibatch:
+        """v_i(p): the newest own update in the weights of the forward of p; start·N if none of this segment is.
+
+        >>> VersionTable("wave", 2, 3, 4).forward_through(9)
+        5
+        >>> [VersionTable("predict", i, 3, 4).forward_through(9) for i in range(3)]
+        [6, 7, 8]
+        """
+        return self._updated(p - self._delay(p), start)
+
+    def backward_through(self, p: int, *, start: int = 0) -> Minibatch:
+        """The same for the backward: under `predict` and `spectrain` all updates before p, else as the forward.
+
+        >>> VersionTable("predict", 0, 3, 4).backward_through(9), VersionTable("stash", 0, 3, 4).backward_through(9)
+        (8, 6)
+        """
+        return self._updated(p - 1, start) if self.is_predicting else self.forward_through(p, start=start)
+
+    def forward_steps_ahead(self, p: int, *, start: int = 0) -> int:
+        """s: how many updates ahead of its weights the forward of p computes (PipeOptim eq. 4; 0: none).
+
+        The updates that its backward will have seen beyond them, K − i − 1 in a full pipeline; under `spectrain`
+        ⌊i/2⌋ more.
+
+        >>> [VersionTable("predict", 0, 3, 4).forward_steps_ahead(p) for p in (1, 2, 3, 4)]
+        [0, 1, 2, 2]
+        >>> [VersionTable("spectrain", i, 4, 4).forward_steps_ahead(9) for i in range(4)]
+        [3, 2, 2, 1]
+        """
+        if not self.is_predicting:
+            return 0
+        behind = self.backward_through(p, start=start) - self.forward_through(p, start=start)
+        return behind // self.minibatches_per_update + self.backward_steps_ahead()
+
+    def backward_steps_ahead(self) -> int:
+        """S of the backward: ⌊i/2⌋ under `spectrain`, else 0."""
+        return self.stage // 2 if self.weights == "spectrain" else 0
+
+    def last_user(self, through: int) -> Minibatch:
+        """The last minibatch that computes with the weights through `through`, which ends an update.
+
+        >>> VersionTable("double_buffer", 0, 4, 4).last_user(4)
+        12
+        """
+        if self.weights == "flush":
+            return Minibatch(through + self.minibatches_per_wave)
+        if self.weights == "double_buffer":
+            return Minibatch(through + 2 * self.minibatches_per_wave)
+        return Minibatch(through + self.accumulate - 1 + self._delay(through))
+
+    def is_update(self, p: int) -> bool:
+        """Whether an update follows the backward of p (and after the last minibatch of a wave, however short)."""
+        return p % self.minibatches_per_update == 0
+
+    @property
+    def is_predicting(self) -> bool:
+        """Whether forward and backward of a minibatch see different weights."""
+        return self.weights in PREDICTING
+
+    def _delay(self, p: int) -> int:
+        n = self.minibatches_per_wave
+        match self.weights:
+            case "wave":
+                return n
+            case "vertical":
+                return self.num_stages
+            case "stash" | "predict" | "spectrain":
+                return self.num_stages - self.stage
+            case "flush":
+                return (p - 1) % n + 1
+            case "double_buffer":
+                return (p - 1) % n + 1 + n
+
+    def _updated(self, through: int, start: int) -> Minibatch:
+        whole = through // self.minibatches_per_update * self.minibatches_per_update
+        return Minibatch(max(whole, start * self.minibatches_per_wave))

@@ -1,0 +1,157 @@
+"""The clock shard and the shards: who has committed what, and what is published (`wsp.md` §4).
+
+A wave is committed when all stages have staged it and the gate lets it. Every shard adds committed waves one at a time,
+wave after wave, in the order of virtual workers. A clock is published when every shard has added its last wave. Control
+messages take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hetpipe.decide.simulator.engine import Engine
+from hetpipe.decide.simulator.rules import Rules
+
+
+class _Shard:
+    """Adds one update at a time."""
+
+    __slots__ = ("_apply_ticks", "_built", "_clocks", "_engine", "_next")
+
+    def __init__(self, engine: Engine, clocks: Clocks, apply_ticks: int) -> None:
+        self._engine = engine
+        self._clocks = clocks
+        #: Of one wave of one virtual worker.
+        self._apply_ticks = apply_ticks
+        #: Clocks complete here, and the virtual worker whose update of wave `_built` comes next.
+        self._built = self._next = 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin the next update; if its wave is not committed, wait for its virtual worker."""
+        if self._clocks.committed[self._next] > self._built:
+            self._engine.at(self._engine.now + self._apply_ticks, self._added, 0)
+        else:
+            self._clocks.waiting[self._next].append(self)
+
+    def _added(self, _: int) -> None:
+        self._next += 1
+        if self._next == len(self._clocks.committed):
+            self._next = 0
+            self._built += 1
+            self._clocks.built(self._built)
+        self.go_on()
+
+
+class Clocks:
+    """The clocks of a run.
+
+    Invariant after `settle`: no virtual worker has committed more than D + 1 waves more than another.
+    """
+
+    __slots__ = (
+        "_allowed",
+        "_engine",
+        "_held",
+        "_num_built",
+        "_num_shards",
+        "_num_stages",
+        "_on_publish",
+        "_reports",
+        "_rules",
+        "committed",
+        "is_changed",
+        "max_distance",
+        "published",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        rules: Rules,
+        *,
+        num_stages: Sequence[int],
+        apply_ticks: Sequence[int],
+        on_publish: Callable[[int], None],
+    ) -> None:
+        """Begin at clock 0.
+
+        Args:
+            engine: tells the time.
+            rules: the gate.
+            num_stages: of each virtual worker.
+            apply_ticks: of each shard, what it takes to add one wave of one virtual worker.
+            on_publish: called with each published clock.
+        """
+        self._engine = engine
+        self._rules = rules
+        self._num_stages = num_stages
+        self._on_publish = on_publish
+        #: Waves committed, by virtual worker.
+        self.committed = [0] * len(num_stages)
+        self.published = 0
+        self.max_distance = 0
+        #: Whether something happened since the last `settle`.
+        self.is_changed = False
+        #: By virtual worker: uncommitted wave → stages that have staged it.
+        self._reports: list[dict[int, int]] = [{} for _ in num_stages]
+        #: Virtual workers whose next wave is staged: to be looked at, and held until more is published.
+        self._allowed: list[int] = []
+        self._held: list[int] = []
+        #: By virtual worker: shards that wait for its next commit.
+        self.waiting: list[list[_Shard]] = [[] for _ in num_stages]
+        #: Clock above the published one → shards where it is complete. A shard that adds nothing is never waited for.
+        self._num_built: dict[int, int] = {}
+        shards = [_Shard(engine, self, ticks) for ticks in apply_ticks if ticks]
+        self._num_shards = len(shards)
+
+    def staged(self, vw: int, wave: int) -> None:
+        """A stage of `vw` has its part of `wave` on every shard."""
+        reports = self._reports[vw]
+        reports[wave] = reports.get(wave, 0) + 1
+        if self._is_staged(vw) and wave == self.committed[vw]:
+            self._allowed.append(vw)
+            self.is_changed = True
+
+    def built(self, clock: int) -> None:
+        """A shard has added the last wave of `clock`."""
+        self._num_built[clock] = self._num_built.get(clock, 0) + 1
+        self.is_changed = True
+
+    def settle(self) -> None:
+        """Commit and publish what has become possible."""
+        self.is_changed = False
+        while True:
+            if self._allowed:
+                self._commit()
+            if not self._is_built(self.published + 1):
+                return
+            self.published += 1
+            self._num_built.pop(self.published, None)
+            self._on_publish(self.published)
+            self._allowed, self._held = self._held, self._allowed
+
+    def _is_built(self, clock: int) -> bool:
+        if self._num_shards:
+            return self._num_built.get(clock) == self._num_shards
+        return min(self.committed) >= clock
+
+    def _is_staged(self, vw: int) -> bool:
+        return self._reports[vw].get(self.committed[vw]) == self._num_stages[vw]
+
+    def _commit(self) -> None:
+        committed = self.committed
+        for vw in self._allowed:
+            while self._is_staged(vw):
+                wave = committed[vw]
+                if not self._rules.may_commit(wave, self.published):
+                    self._held.append(vw)
+                    break
+                del self._reports[vw][wave]
+                committed[vw] = wave + 1
+                waiting, self.waiting[vw] = self.waiting[vw], []
+                for shard in waiting:
+                    shard.go_on()
+        self._allowed.clear()
+        self.max_distance = max(self.max_distance, max(committed) - min(committed))

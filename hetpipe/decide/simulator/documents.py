@@ -1,0 +1,133 @@
+"""From a plan file, a profile and a cluster to what the simulator runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.options import schedule_for
+from hetpipe.decide.planner.placement import Piece
+from hetpipe.decide.planner.scaled_profile import scaled_profile
+from hetpipe.decide.planner.shard_bytes import PlacedParameters, parameters_of, shard_nodes
+from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.errors import PlanError
+from hetpipe.values.cluster import Cluster, node_of
+from hetpipe.values.plan_document import PlanDocument, PlannedStage, SliceRange
+from hetpipe.values.policies import WEIGHT_POLICIES, Schedule, WeightPolicy
+from hetpipe.values.profile import Profile
+from hetpipe.values.suggest import did_you_mean
+
+_POLICIES: dict[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
+
+
+def weight_policy(name: str) -> WeightPolicy:
+    """The weight policy that a plan file names.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    if name not in _POLICIES:
+        raise PlanError(f"there is no weight policy {name!r}; {did_you_mean(name, _POLICIES)}")
+    return _POLICIES[name]
+
+
+def schedule_in(document: PlanDocument) -> Schedule:
+    """The schedule of a plan file, with `auto` decided.
+
+    Raises:
+        PlanError: there is none of that name, or the file's weight policy cannot use it.
+    """
+    return schedule_for(weight_policy(document.weights), document.schedule)
+
+
+def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Costs:
+    """The profile on the cluster, for minibatches of the plan's size.
+
+    The allocation `parallel` chooses that size itself and scales the profile to it; so does this, in the same way.
+
+    Raises:
+        PlanError: another plan is for minibatches of another size than the profile.
+    """
+    batch_size = document.batch_size or profile.batch_size
+    if batch_size != profile.batch_size and document.allocation != "parallel":
+        raise PlanError(
+            f"the plan is for minibatches of {batch_size} samples, the profile for {profile.batch_size}; give the "
+            "profile that the plan was made with, or plan again with this one"
+        )
+    return Costs(scaled_profile(profile, batch_size), cluster)
+
+
+def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
+    """The plan in a plan file.
+
+    Args:
+        document: the file.
+        costs: the profile and the cluster that it was made for, with times for all types in use.
+
+    Raises:
+        PlanError: it does not fit them.
+    """
+    num_layers = document.virtual_workers[0].stages[-1].layers[1]
+    if num_layers != costs.num_layers:
+        raise PlanError(
+            f"the plan has {num_layers} layers, the profile {costs.num_layers}; plan again with this profile"
+        )
+    workers = tuple(tuple(_stage(stage, costs) for stage in worker.stages) for worker in document.virtual_workers)
+    return SimulatedPlan(
+        workers=workers,
+        minibatches_per_wave=document.minibatches_per_wave,
+        placed=placed_parameters(document.placement, _shards(document, costs.cluster, workers), costs.profile),
+    )
+
+
+def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence[SimulatedStage]]) -> tuple[str, ...]:
+    """The node of each shard; where the file does not say it, as the planner puts them: on the nodes that compute."""
+    if not document.has_shards:
+        return ()
+    nodes = [node.name for node in cluster.nodes]
+    for node in document.shards:
+        if node not in nodes:
+            raise PlanError(f"a shard of the plan is on {node!r}, no node of the cluster; {did_you_mean(node, nodes)}")
+    if document.shards:
+        return document.shards
+    computing = {node_of(stage.device) for stages in workers for stage in stages}
+    pieces = (((place,),) if isinstance(place, int) else place for place in document.placement.values())
+    highest = max((piece[0] for parts in pieces for piece in parts), default=0)
+    return shard_nodes([node for node in nodes if node in computing], max(len(computing), highest + 1))
+
+
+def placed_parameters(
+    placement: Mapping[str, int | tuple[SliceRange, ...]], shards: Sequence[str], profile: Profile
+) -> PlacedParameters:
+    """The placement of a plan file, prepared for sums.
+
+    Args:
+        placement: by parameter where the profile names them, else by layer.
+        shards: the node of each shard; none: nothing is placed.
+        profile: the layers.
+
+    Raises:
+        PlanError: a parameter is not placed, or not of this size.
+    """
+    pieces: list[Piece] = []
+    for parameter in parameters_of(profile) if shards else ():
+        place = placement.get(parameter.name, ())
+        slices = ((place, 0, parameter.num_bytes),) if isinstance(place, int) else place
+        if sum(stop - start for _, start, stop in slices) != parameter.num_bytes:
+            raise PlanError(
+                f"the plan does not place the {parameter.num_bytes} bytes of {parameter.name!r} once each; plan again "
+                "with this profile"
+            )
+        pieces += [Piece(parameter.name, parameter.layer, shard, start, stop) for shard, start, stop in slices]
+    return PlacedParameters(pieces, shards, len(profile.layers))
+
+
+def _stage(stage: PlannedStage, costs: Costs) -> SimulatedStage:
+    devices = costs.cluster.devices
+    kind = devices.get(stage.device)
+    if kind is None:
+        raise PlanError(f"the cluster has no device {stage.device}; {did_you_mean(stage.device, devices)}")
+    if stage.type != kind:
+        raise PlanError(f"{stage.device} is a {stage.type} in the plan and a {kind} in the cluster; plan again")
+    first, last = stage.layers
+    return SimulatedStage(stage.device, kind, first, last, recompute=stage.recompute)

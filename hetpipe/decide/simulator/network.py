@@ -1,0 +1,94 @@
+"""The links of a cluster as shared resources, and what a message occupies on its way.
+
+* Between nodes: the sending side of one node's network card and the receiving side of the other's. A card is as fast as
+  its node's fastest link; a message on a slower link does not fill it.
+* Between two devices of a node: its PCIe root, up and down.
+* Between a device and a shard of its own node: the root's way up for a push, down for a pull, at the speed of the link
+  within the node. The shard is in the host's memory, so nothing passes a network card.
+
+A message between nodes passes PCIe, too; that is faster than the network and not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import cached_property
+
+from hetpipe.decide.planner.costs import ticks
+from hetpipe.decide.simulator.engine import Engine
+from hetpipe.decide.simulator.resources import Flow, SharedResource
+from hetpipe.decide.simulator.traffic import FlowSpec, Traffic
+from hetpipe.values.cluster import Cluster, LinkSpec
+
+
+class _Side(Enum):
+    """One direction of a shared resource of a node."""
+
+    CARD_OUT = "card out"
+    CARD_IN = "card in"
+    ROOT_UP = "root up"
+    ROOT_DOWN = "root down"
+
+
+_WITHIN_NODE: dict[Traffic, tuple[_Side, ...]] = {
+    Traffic.ACTIVATIONS: (_Side.ROOT_UP, _Side.ROOT_DOWN),
+    Traffic.GRADIENTS: (_Side.ROOT_UP, _Side.ROOT_DOWN),
+    Traffic.PUSH: (_Side.ROOT_UP,),
+    Traffic.PULL: (_Side.ROOT_DOWN,),
+}
+
+
+class Network:
+    """Makes flows that share the resources of one cluster."""
+
+    def __init__(self, engine: Engine, cluster: Cluster, *, contention: bool) -> None:
+        """Begin with everything idle.
+
+        Args:
+            engine: tells the time.
+            cluster: the links.
+            contention: whether flows share anything.
+        """
+        self._engine = engine
+        self._cluster = cluster
+        self._contention = contention
+        self._resources: dict[tuple[str, _Side], SharedResource] = {}
+        self._links: dict[tuple[str, str], LinkSpec] = {}
+        self._num_flows = 0
+
+    def flow(self, spec: FlowSpec, deliver: Callable[[int], None], log: Callable[[int, int, int], None] | None) -> Flow:
+        """A flow as `spec` says; `deliver` and `log` as in `Flow`."""
+        link = self._link(spec.source, spec.target)
+        self._num_flows += 1
+        return Flow(
+            self._engine,
+            self._num_flows,
+            alone_ticks=ticks(link.transfer_ms(spec.num_bytes)),
+            latency_ticks=ticks(1000 * link.latency_seconds),
+            shares=self._shares(spec, link) if self._contention else (),
+            deliver=deliver,
+            log=log,
+        )
+
+    def _shares(self, spec: FlowSpec, link: LinkSpec) -> list[tuple[SharedResource, int]]:
+        if spec.source == spec.target:
+            work = ticks(1000 * spec.num_bytes / link.effective_bytes_per_second)
+            return [(self._resource(spec.source, side), work) for side in _WITHIN_NODE[spec.traffic]]
+        return [
+            (self._resource(node, side), ticks(1000 * spec.num_bytes / self._cards[node]))
+            for node, side in ((spec.source, _Side.CARD_OUT), (spec.target, _Side.CARD_IN))
+        ]
+
+    def _resource(self, node: str, side: _Side) -> SharedResource:
+        return self._resources.setdefault((node, side), SharedResource(self._engine))
+
+    @cached_property
+    def _cards(self) -> dict[str, float]:
+        return {node.name: self._cluster.network_card(node.name) for node in self._cluster.nodes}
+
+    def _link(self, source: str, target: str) -> LinkSpec:
+        found = self._links.get((source, target))
+        if found is None:
+            found = self._links[source, target] = self._cluster.link(source, target)
+        return found

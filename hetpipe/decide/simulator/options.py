@@ -1,0 +1,81 @@
+"""How a plan is run in simulation: the options, and what of them cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hetpipe.decide.planner.costs import APPLY_BYTES_PER_SECOND
+from hetpipe.decide.planner.options import ScheduleChoice, schedule_for
+from hetpipe.decide.simulator.plan import SimulatedPlan
+from hetpipe.errors import PlanError
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.policies import PullTiming, WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.suggest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions:
+    """How the plan is run."""
+
+    staleness: int | None
+    """D; None: ∞."""
+    minibatches: int
+    """Of each virtual worker."""
+    weights: WeightPolicy = "wave"
+    schedule: ScheduleChoice = "auto"
+    """`auto`: the policy's own."""
+    deterministic: bool = False
+    """W* is the required clock, instead of the newest published."""
+    pull: PullTiming = "every_wave"
+    """`required`: the clock in use stays until D forbids it, and weights are fetched only then."""
+    jitter_cv: float = 0.0
+    """Standard deviation over mean of the time of every computation; lognormal, the mean stays."""
+    seed: int = 0
+    """Of the jitter. A minibatch's draw at a stage does not depend on anything else that happens."""
+    stragglers: Mapping[DeviceId, float] = field(default_factory=dict)
+    """Device → how many times longer it computes."""
+    staggered: bool = False
+    """Whether virtual workers begin one after the other, spread evenly over the time that the slowest stage takes for a
+    minibatch. Started in step, virtual workers that are alike stay in step, and may keep a rhythm faster than any that
+    real ones, which never start at the same instant, fall into."""
+    contention: bool = True
+    """Whether transfers share network cards and PCIe roots; if not, each takes the time it takes alone."""
+    apply_bytes_per_second: float = APPLY_BYTES_PER_SECOND
+    """How fast a shard adds updates."""
+
+
+def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        PlanError: an option is out of range, names nothing, or the policy needs another schedule, N or D.
+    """
+    n = plan.minibatches_per_wave
+    deepest = max(len(stages) for stages in plan.workers)
+    least = least_minibatches_per_wave(options.weights, deepest)
+    schedule_for(options.weights, options.schedule)
+    _check_stragglers(plan, options)
+    if n < least:
+        raise PlanError(f"{options.weights} with {deepest} stages needs N of at least {least}, not {n}")
+    if options.minibatches < 1:
+        raise PlanError(f"minibatches must be at least 1, not {options.minibatches}")
+    if options.staleness is not None and options.staleness < 0:
+        raise PlanError(f"D must be at least 0, not {options.staleness}")
+    if options.staleness is None and options.deterministic:
+        raise PlanError("D = inf has no required clock to use; give a D, or drop `deterministic`")
+    if options.staleness is None and options.pull == "required":
+        raise PlanError("D = inf never requires a pull; give a D, or use `pull: every_wave`")
+    if options.jitter_cv < 0:
+        raise PlanError(f"the jitter must be at least 0, not {options.jitter_cv}")
+    if options.apply_bytes_per_second <= 0:
+        raise PlanError(f"a shard must add faster than {options.apply_bytes_per_second} bytes per second")
+
+
+def _check_stragglers(plan: SimulatedPlan, options: SimulationOptions) -> None:
+    used = {stage.device for stages in plan.workers for stage in stages}
+    for device, factor in options.stragglers.items():
+        if device not in used:
+            raise PlanError(f"the plan uses no device {device!r}; {did_you_mean(device, used)}")
+        if factor <= 0:
+            raise PlanError(f"{device} cannot take {factor} times as long; give a factor above 0")

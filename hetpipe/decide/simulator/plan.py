@@ -1,0 +1,34 @@
+"""What is simulated: the part of a plan that time depends on.
+
+A planner makes a `SimulatedPlan` before it has anything to predict; `documents` makes one from a plan file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.decide.planner.shard_bytes import PlacedParameters
+from hetpipe.values.ids import DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStage:
+    """Consecutive layers [first, last) on one device."""
+
+    device: DeviceId
+    kind: str
+    """The device's type."""
+    first: int
+    last: int
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPlan:
+    """Who computes what, and where the shards are."""
+
+    workers: tuple[tuple[SimulatedStage, ...], ...]
+    """The stages of each virtual worker, first stage first."""
+    minibatches_per_wave: int
+    placed: PlacedParameters
+    """Which parameters are on which shard; without shards nothing is pushed or pulled."""

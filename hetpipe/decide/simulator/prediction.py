@@ -1,0 +1,161 @@
+"""What a planned job will do, by simulation: the `predict` of `planner.choose`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from hetpipe.decide.planner import simulation_length
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.jobs import JobPlan
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.simulation_length import affordable_waves, steady_waves, work_per_wave
+from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.decide.simulator.result import SimulationResult
+from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.decide.sync.segment import SegmentLength
+from hetpipe.values.cluster import Links, LinkSpec
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import Predicted, RunForecast
+
+#: Segments of a run that are looked at; what comes after them is as fast.
+_MOST_SEGMENTS = 10_000
+
+#: No link at all, as far as time goes.
+_INSTANT = LinkSpec(bandwidth_bytes_per_second=1e15, latency_seconds=0.0)
+_INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Devices that are played in real time: their links do not contend, each flow takes the time it takes alone."""
+
+    stragglers: Mapping[DeviceId, float]
+    """Device → how many times longer it computes."""
+    with_links: bool
+    """Whether links are played, too; those that are not take no time."""
+
+
+def predicted(
+    plan: JobPlan, options: PlanOptions, *, played: Played | None = None, waves: int | None = None
+) -> Predicted:
+    """Speed and traffic of `plan` in the steady state.
+
+    Args:
+        plan: what the planner found.
+        options: what it was asked for.
+        played: how its devices are played; None: they are real.
+        waves: of each virtual worker; None: as many as reach the steady state.
+
+    Raises:
+        PlanError: the plan cannot be run so.
+    """
+    simulated, costs, stragglers = _as_played(_simulated(plan), plan.costs, played)
+    how = SimulationOptions(
+        staleness=options.staleness,
+        pull=options.pull,
+        minibatches=_steady_minibatches(simulated, options.staleness, waves),
+        weights=options.weights,
+        schedule=options.schedule,
+        stragglers=stragglers,
+        staggered=True,
+        contention=played is None,
+    )
+    result = simulate(simulated, costs, how)
+    return Predicted(
+        samples_per_second=result.samples_per_second,
+        cross_node_bytes_per_minibatch=result.cross_node_bytes_per_minibatch,
+    )
+
+
+def run_forecast(
+    plan: SimulatedPlan,
+    costs: Costs,
+    options: SimulationOptions,
+    segments: Iterable[SegmentLength],
+    *,
+    played: Played | None = None,
+) -> RunForecast:
+    """Speed of one run: every segment simulated from barrier to barrier, as long as it is.
+
+    The measured figure of a run has the same definition: its samples by the time from when all stages are ready to the
+    end of the last one. It also contains what is not simulated: the optimizer's steps, reading data, evaluation and
+    writing checkpoints.
+
+    Segments of equal length are simulated once. One longer than the steady state takes to show is simulated up to there
+    and continued at its steady rate; so is whatever is left of a run of very many segments, or of segments of very many
+    different lengths.
+
+    Args:
+        plan: who computes what.
+        costs: the profile and the cluster.
+        options: how it is run; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
+        segments: of the run, in order; at least one minibatch in all.
+        played: how its devices are played; None: they are real.
+
+    Raises:
+        PlanError: the plan cannot be run so.
+    """
+    plan, costs, stragglers = _as_played(plan, costs, played)
+    counts = Counter(islice(segments, _MOST_SEGMENTS))
+    most = _steady_minibatches(plan, options.staleness)
+    budget = simulation_length.MOST_COMPUTATIONS
+    simulated: dict[int, SimulationResult] = {}
+    # The longest one first: others can be derived from it.
+    for minibatches in sorted({min(length.minibatches, most) for length in counts}, reverse=True):
+        cost = 2 * minibatches * sum(len(stages) for stages in plan.workers)
+        if simulated and cost > budget:
+            continue
+        budget -= cost
+        how = replace(
+            options,
+            minibatches=minibatches,
+            stragglers=stragglers,
+            contention=played is None,
+            staggered=played is None,  # in step they would compete for links as real ones do not for long
+        )
+        simulated[minibatches] = simulate(plan, costs, how)
+    samples = sum(length.samples * times for length, times in counts.items())
+    samples_per_minibatch = len(plan.workers) * costs.profile.batch_size
+    seconds = 0.0
+    for length, times in counts.items():
+        nearest = min(simulated, key=lambda minibatches: abs(minibatches - length.minibatches))
+        result, beyond = simulated[nearest], length.minibatches - nearest
+        seconds += times * (result.seconds + beyond * samples_per_minibatch / result.samples_per_second)
+    return RunForecast(samples_per_second=samples / seconds, seconds=seconds)
+
+
+def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int | None = None) -> int:
+    """Of each virtual worker: of `waves`, or after which the steady state shows; no more than can be afforded."""
+    affordable = affordable_waves(work_per_wave(plan.workers, plan.minibatches_per_wave, plan.placed))
+    return plan.minibatches_per_wave * min(steady_waves(staleness) if waves is None else waves, affordable)
+
+
+def _as_played(
+    plan: SimulatedPlan, costs: Costs, played: Played | None
+) -> tuple[SimulatedPlan, Costs, dict[DeviceId, float]]:
+    """The plan, its costs with the links that are played, and the stragglers among its devices."""
+    if played is None:
+        return plan, costs, {}
+    used = {stage.device for stages in plan.workers for stage in stages}
+    stragglers = {device: factor for device, factor in played.stragglers.items() if device in used}
+    if not played.with_links:
+        costs = Costs(costs.profile, costs.cluster.model_copy(update={"links": _INSTANT_LINKS}))
+    return plan, costs, stragglers
+
+
+def _simulated(plan: JobPlan) -> SimulatedPlan:
+    return SimulatedPlan(
+        workers=tuple(
+            tuple(
+                SimulatedStage(stage.device, stage.kind, stage.first, stage.last, stage.recompute)
+                for stage in worker.stages
+            )
+            for worker in plan.workers
+        ),
+        minibatches_per_wave=plan.minibatches_per_wave,
+        placed=plan.placed,
+    )

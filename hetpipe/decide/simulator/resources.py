@@ -1,0 +1,159 @@
+"""What transfers share: network cards and PCIe roots, each direction by itself.
+
+A *flow* is one sender towards one receiver (a stage to its neighbour, a stage to a shard and back) and moves one
+message at a time, as the runtime's sender threads do. Messages of different flows share a resource *fairly*: of n
+messages at a network card each gets an n-th of it. That is what TCP streams and DMA engines come to, and why a large
+push slows the activations beside it but does not hold them up until it is through, as first come, first served would.
+
+A message that passes several resources is served by each at its own pace and has arrived when the slowest is done (and
+never before the time its link takes alone). Exact where one resource is the bottleneck; where two compete it is at most
+optimistic, as what one holds back is not given to others by the other.
+
+Progress is counted in whole ticks, rounded down each time a message joins.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+from hetpipe.decide.simulator.engine import Engine
+
+
+class SharedResource:
+    """One direction of a network card or PCIe root.
+
+    Invariant: while messages are there, exactly one scheduled event has the time `_due`.
+    """
+
+    __slots__ = ("_due", "_engine", "_messages", "_progress", "_updated")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        #: Ticks of work that each message present since the start would have got, and when that was so.
+        self._progress = 0
+        self._updated = 0
+        #: The progress at which each message is through, its flow's rank, its flow.
+        self._messages: list[tuple[int, int, Flow]] = []
+        self._due = -1
+
+    def admit(self, flow: Flow, work_ticks: int) -> None:
+        """Begin to serve the message of `flow`; `Flow.served` is called when it is through."""
+        messages = self._messages
+        now = self._engine.now
+        if messages:
+            self._progress += (now - self._updated) // len(messages)
+        self._updated = now
+        heappush(messages, (self._progress + work_ticks, flow.rank, flow))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        messages = self._messages
+        due = self._updated + (messages[0][0] - self._progress) * len(messages)
+        if due != self._due:
+            self._due = due
+            self._engine.at(due, self._depart, due)
+
+    def _depart(self, due: int) -> bool:
+        if due != self._due:
+            return False  # a message joined since, so the first one takes longer
+        messages = self._messages
+        self._progress = progress = messages[0][0]
+        self._updated = due
+        while messages and messages[0][0] == progress:
+            heappop(messages)[2].served()
+        if messages:
+            self._schedule()
+        else:
+            self._due = -1
+        return True
+
+
+class Flow:
+    """From one sender to one receiver, always messages of one size, in order."""
+
+    __slots__ = (
+        "_alone_ticks",
+        "_deliver",
+        "_engine",
+        "_is_busy",
+        "_latency_ticks",
+        "_log",
+        "_pending",
+        "_queue",
+        "_shares",
+        "_started",
+        "rank",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        rank: int,
+        *,
+        alone_ticks: int,
+        latency_ticks: int,
+        shares: Sequence[tuple[SharedResource, int]],
+        deliver: Callable[[int], None],
+        log: Callable[[int, int, int], None] | None,
+    ) -> None:
+        """Make an idle flow.
+
+        Args:
+            engine: tells the time.
+            rank: different for each flow.
+            alone_ticks: what a message takes when nothing else moves, latency included.
+            latency_ticks: the part of it in which the last byte is on its way and occupies nothing.
+            shares: what a message passes, with the ticks of work it is there; empty: flows do not meet.
+            deliver: called with the number of each message when it has arrived.
+            log: called with number, start and end of each.
+        """
+        self._engine = engine
+        self.rank = rank
+        self._alone_ticks = alone_ticks
+        self._latency_ticks = latency_ticks
+        self._shares = shares
+        self._deliver = deliver
+        self._log = log
+        self._queue: deque[int] = deque()
+        self._is_busy = False
+        self._started = 0
+        #: Resources that are not through with the message under way.
+        self._pending = 0
+
+    def send(self, number: int) -> None:
+        """Send message `number` once all before it have arrived."""
+        self._queue.append(number)
+        if not self._is_busy:
+            self._begin()
+
+    def served(self) -> None:
+        """A resource is through with the message under way."""
+        self._pending -= 1
+        if not self._pending:
+            engine = self._engine
+            end = max(engine.now + self._latency_ticks, self._started + self._alone_ticks)
+            engine.at(end, self._arrived, self._queue[0])
+
+    def _begin(self) -> None:
+        self._is_busy = True
+        self._started = now = self._engine.now
+        shares = self._shares
+        if not shares:
+            self._engine.at(now + self._alone_ticks, self._arrived, self._queue[0])
+            return
+        self._pending = len(shares)
+        for resource, work_ticks in shares:
+            resource.admit(self, work_ticks)
+
+    def _arrived(self, number: int) -> None:
+        queue = self._queue
+        queue.popleft()
+        if self._log is not None:
+            self._log(number, self._started, self._engine.now)
+        if queue:
+            self._begin()
+        else:
+            self._is_busy = False
+        self._deliver(number)

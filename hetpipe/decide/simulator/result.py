@@ -1,0 +1,68 @@
+"""What a simulation says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from hetpipe.values.ids import DeviceId
+
+
+class ActivityKind(Enum):
+    """What a stretch of simulated time was spent on."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    ACTIVATIONS = "activations"
+    """On their way to the next stage."""
+    GRADIENTS = "gradients"
+    """On their way to the previous stage."""
+    PUSH = "push"
+    PULL = "pull"
+    PUBLISH = "publish"
+    """Takes no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedActivity:
+    """One thing that went on."""
+
+    kind: ActivityKind
+    vw: int | None
+    """None for a publish."""
+    stage: int | None
+    """Of a transfer between stages, the sender."""
+    shard: int | None
+    """Of pushes and pulls."""
+    number: int
+    """The minibatch; of a push the wave, of a pull and a publish the clock."""
+    start_ticks: int
+    end_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """What a simulation says of a plan. Virtual workers in the order of the plan."""
+
+    samples_per_second: float
+    """In the steady state: of each virtual worker from the end of its middle wave to the end of its last but one, after
+    filling and before draining; summed over the virtual workers. Of a run of under 4 waves: on the whole."""
+    waiting_seconds: tuple[float, ...]
+    """Of each virtual worker's first stage: a clock that its next minibatch needs was not published yet."""
+    idle_seconds: tuple[float, ...]
+    """Mean over each virtual worker's stages: nothing at all to compute, up to the stage's last gradient."""
+    max_clock_distance: int
+    """Most waves that a virtual worker had committed more than another."""
+    clock_distance_histogram: Mapping[int, int]
+    """c_v − W* → minibatches that began with it: own waves committed minus the published clock in use."""
+    cross_node_bytes_per_minibatch: float
+    """Every byte that leaves a node, once; see `traffic`."""
+    utilisation: Mapping[DeviceId, float]
+    """Share of the whole run in which each device of the plan computed."""
+    seconds: float
+    """Simulated, from the first forward to the last publish."""
+    num_events: int
+    """Discrete events it took."""
+    activities: tuple[SimulatedActivity, ...] = ()
+    """In the order of their ends; only when asked for."""

@@ -1,0 +1,254 @@
+"""Simulate a whole plan: stages, links, shards and the gate, as they will run.
+
+The decisions are the runtime's own: `schedule` says what a stage computes next and how many minibatches it may hold,
+`sync.gate` when a minibatch may start and with which clock. This package is their second interpreter.
+
+What is simulated is what the runtime does, so transfers run beside computation. The closed form of the planner counts
+a stage's receiving transfers as its own time instead; it bounds and ranks plans, the simulation predicts them. Left
+out are control messages, the optimizer's steps and reading data.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, ticks
+from hetpipe.decide.planner.options import schedule_for
+from hetpipe.decide.schedule.catalogue import order_for
+from hetpipe.decide.schedule.in_flight import in_flight
+from hetpipe.decide.simulator.clocks import Clocks
+from hetpipe.decide.simulator.decisions import answers
+from hetpipe.decide.simulator.durations import Durations
+from hetpipe.decide.simulator.engine import Engine
+from hetpipe.decide.simulator.exchange import Exchange
+from hetpipe.decide.simulator.network import Network
+from hetpipe.decide.simulator.options import SimulationOptions, check_options
+from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.decide.simulator.resources import Flow
+from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity, SimulationResult
+from hetpipe.decide.simulator.rules import Rules
+from hetpipe.decide.simulator.stage import Stage, StagePlace, Worker
+from hetpipe.decide.simulator.traffic import FlowSpec, Traffic, cross_node_bytes_per_minibatch, flows_of
+from hetpipe.errors import PlanError
+
+_TICKS_PER_SECOND = 1000 * TICKS_PER_MS
+
+#: A run of fewer waves has no middle that is neither filling nor draining.
+_LEAST_WAVES = 4
+
+_MOVES = {
+    Traffic.ACTIVATIONS: ActivityKind.ACTIVATIONS,
+    Traffic.GRADIENTS: ActivityKind.GRADIENTS,
+    Traffic.PUSH: ActivityKind.PUSH,
+    Traffic.PULL: ActivityKind.PULL,
+}
+
+
+def simulate(
+    plan: SimulatedPlan, costs: Costs, options: SimulationOptions, *, with_activities: bool = False
+) -> SimulationResult:
+    """Run `plan` in simulated time.
+
+    The same arguments always give the same result.
+
+    Args:
+        plan: who computes what.
+        costs: the profile and the cluster.
+        options: how it is run.
+        with_activities: whether to say everything that went on; takes memory in proportion to it.
+
+    Raises:
+        PlanError: the options cannot be run, or nothing takes any time.
+    """
+    check_options(plan, options)
+    return _Simulation(plan, costs, options, with_activities=with_activities).run()
+
+
+class _Simulation:
+    """One run; built, run once, and read."""
+
+    def __init__(self, plan: SimulatedPlan, costs: Costs, options: SimulationOptions, *, with_activities: bool) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._options = options
+        self._log: list[SimulatedActivity] | None = [] if with_activities else None
+        self._engine = Engine()
+        self._looking: list[Stage] = []
+        self._rules = Rules(
+            weights=options.weights,
+            minibatches_per_wave=plan.minibatches_per_wave,
+            staleness=options.staleness,
+            deterministic=options.deterministic,
+            pull=options.pull,
+        )
+        self._clocks = Clocks(
+            self._engine,
+            self._rules,
+            num_stages=[len(stages) for stages in plan.workers],
+            # Every virtual worker pushes a whole model, so each of its waves takes a shard as long.
+            apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
+            on_publish=self._published,
+        )
+        self._stagger_ticks = self._slowest_ticks() if options.staggered else 0
+        self._workers = [Worker(index, options.minibatches) for index in range(len(plan.workers))]
+        self._stages = [
+            [self._stage(worker, index) for index in range(len(plan.workers[worker.index]))] for worker in self._workers
+        ]
+        self._connect()
+
+    def run(self) -> SimulationResult:
+        self._engine.run(self._settle)
+        makespan = self._engine.now
+        unfinished = [stage for stages in self._stages for stage in stages if not stage.is_done]
+        assert not unfinished, f"{len(unfinished)} stages wait for ever"
+        if not makespan:
+            raise PlanError("nothing in this plan takes any time; give the layers times above 0")
+        return SimulationResult(
+            samples_per_second=self._costs.profile.batch_size * sum(map(self._rate, self._workers)),
+            waiting_seconds=tuple(stages[0].waiting_ticks / _TICKS_PER_SECOND for stages in self._stages),
+            idle_seconds=tuple(
+                sum(stage.idle_ticks for stage in stages) / len(stages) / _TICKS_PER_SECOND for stages in self._stages
+            ),
+            max_clock_distance=self._clocks.max_distance,
+            clock_distance_histogram=self._histogram(),
+            cross_node_bytes_per_minibatch=cross_node_bytes_per_minibatch(
+                self._plan, self._costs, pulls_per_wave=self._pulls_per_wave()
+            ),
+            utilisation={
+                planned.device: stage.busy_ticks / makespan
+                for planned_stages, stages in zip(self._plan.workers, self._stages, strict=True)
+                for planned, stage in zip(planned_stages, stages, strict=True)
+            },
+            seconds=makespan / _TICKS_PER_SECOND,
+            num_events=self._engine.num_events,
+            activities=tuple(self._log or ()),
+        )
+
+    # -- while it runs -----------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Everything of this instant has ended: commit and publish, then let stages decide."""
+        if self._clocks.is_changed:
+            self._clocks.settle()
+        looking = self._looking
+        if looking:
+            for stage in looking:
+                stage.look()
+            looking.clear()
+
+    def _published(self, clock: int) -> None:
+        if self._log is not None:
+            now = self._engine.now
+            self._log.append(SimulatedActivity(ActivityKind.PUBLISH, None, None, None, clock, now, now))
+        for stages in self._stages:
+            for stage in stages:
+                stage.hear()
+
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    def _stage(self, worker: Worker, index: int) -> Stage:
+        options = self._options
+        stages = self._plan.workers[worker.index]
+        planned = stages[index]
+        prefix = self._costs.forward[planned.kind]
+        forward = prefix[planned.last] - prefix[planned.first]
+        both = self._compute_ticks(planned)
+        factor = self._slowdown(planned)
+        schedule = schedule_for(options.weights, options.schedule)
+        limit = in_flight(
+            stage=index,
+            num_stages=len(stages),
+            minibatches_per_wave=self._plan.minibatches_per_wave,
+            weights=options.weights,
+            schedule=schedule,
+        )
+        place = StagePlace(
+            index=index,
+            num_stages=len(stages),
+            limit=limit,
+            answers=answers(order_for(options.weights, schedule), limit),
+            durations=Durations(
+                round(forward * factor),
+                round((both - forward) * factor),
+                jitter_cv=options.jitter_cv,
+                seed=f"{options.seed}/{worker.index}/{index}",
+            ),
+            log=None if self._log is None else partial(self._computed, worker.index, index),
+            start_ticks=worker.index * self._stagger_ticks // len(self._workers),
+        )
+        return Stage(self._engine, self._clocks, self._rules, worker, place, self._looking)
+
+    def _compute_ticks(self, planned: SimulatedStage) -> int:
+        return self._costs.compute_ticks(planned.kind, planned.first, planned.last, recompute=planned.recompute)
+
+    def _slowdown(self, planned: SimulatedStage) -> float:
+        return self._options.stragglers.get(planned.device, 1.0)
+
+    def _slowest_ticks(self) -> int:
+        """The time that the slowest stage takes for a minibatch."""
+        stages = [planned for stages in self._plan.workers for planned in stages]
+        return max(round(self._compute_ticks(planned) * self._slowdown(planned)) for planned in stages)
+
+    def _connect(self) -> None:
+        network = Network(self._engine, self._costs.cluster, contention=self._options.contention)
+        between: dict[tuple[Traffic, int, int], Flow] = {}
+        pushes = [[Exchange(partial(self._staged, w.index)) for _ in self._stages[w.index]] for w in self._workers]
+        pulls = [[Exchange(stage.receive_weights) for stage in stages] for stages in self._stages]
+        for spec in flows_of(self._plan, self._costs):
+            log = None if self._log is None else partial(self._moved, spec)
+            stages = self._stages[spec.vw]
+            match spec.traffic:
+                case Traffic.ACTIVATIONS:
+                    flow = network.flow(spec, stages[spec.stage + 1].receive_activations, log)
+                    between[spec.traffic, spec.vw, spec.stage] = flow
+                case Traffic.GRADIENTS:
+                    flow = network.flow(spec, stages[spec.stage - 1].receive_gradients, log)
+                    between[spec.traffic, spec.vw, spec.stage] = flow
+                case Traffic.PUSH | Traffic.PULL:
+                    exchange = (pushes if spec.traffic is Traffic.PUSH else pulls)[spec.vw][spec.stage]
+                    exchange.add(network.flow(spec, exchange.arrived, log))
+        for vw, stages in enumerate(self._stages):
+            for index, stage in enumerate(stages):
+                stage.connect(
+                    downstream=between.get((Traffic.ACTIVATIONS, vw, index)),
+                    upstream=between.get((Traffic.GRADIENTS, vw, index)),
+                    push=pushes[vw][index],
+                    pull=pulls[vw][index],
+                )
+
+    def _staged(self, vw: int, wave: int) -> None:
+        self._clocks.staged(vw, wave)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _computed(self, vw: int, stage: int, kind: ActivityKind, p: int, start: int, end: int) -> None:
+        assert self._log is not None
+        self._log.append(SimulatedActivity(kind, vw, stage, None, p, start, end))
+
+    def _moved(self, spec: FlowSpec, number: int, start: int, end: int) -> None:
+        assert self._log is not None
+        kind = _MOVES[spec.traffic]
+        self._log.append(SimulatedActivity(kind, spec.vw, spec.stage, spec.shard, number, start, end))
+
+    def _rate(self, worker: Worker) -> float:
+        """Minibatches per second of a virtual worker in its steady state."""
+        n = self._plan.minibatches_per_wave
+        ends = worker.wave_ends
+        first, last = len(ends) // 2 - 1, len(ends) - 2
+        if len(ends) < _LEAST_WAVES or ends[last] == ends[first]:
+            return _TICKS_PER_SECOND * worker.num_minibatches / ends[-1]
+        return _TICKS_PER_SECOND * n * (last - first) / (ends[last] - ends[first])
+
+    def _pulls_per_wave(self) -> list[float] | None:
+        """Of each virtual worker, where that is not 1: how often a wave brings another clock."""
+        if self._options.pull == "every_wave":
+            return None
+        n = self._plan.minibatches_per_wave
+        return [len(set(worker.chosen) - {0}) / -(-worker.num_minibatches // n) for worker in self._workers]
+
+    def _histogram(self) -> dict[int, int]:
+        total: dict[int, int] = {}
+        for worker in self._workers:
+            for distance, count in worker.histogram.items():
+                total[distance] = total.get(distance, 0) + count
+        return dict(sorted(total.items()))

@@ -1,0 +1,64 @@
+"""What a stage knows of the decision log: clocks, the next barrier, the members, and who is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
+from hetpipe.decide.sync.segment import ends_run
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
+
+
+class LogView:
+    """A reader's state after some stretch of the log. Not thread-safe; feed it the records in order, each once.
+
+    It may begin anywhere before the first segment record that concerns it, or at one.
+    """
+
+    def __init__(self, start: Clock) -> None:
+        #: Newest published clock; start − 1 before the first one.
+        self.published = Clock(start - 1)
+        #: The next barrier; None while nothing is under way.
+        self.barrier: BarrierRecord | None = None
+        #: The segment under way: the latest barrier that is passed, and who shares what comes after it.
+        self.segment: SegmentRecord | None = None
+        #: The members, by index, but those that are evicted.
+        self.members: dict[VirtualWorkerIndex, Incarnation] = {}
+        #: Waves committed by each of them.
+        self.committed: dict[VirtualWorkerIndex, Clock] = {}
+        #: Who was drained, and the barrier at which it left: nobody waits for it to see that, so it may see it late.
+        self.left: dict[tuple[VirtualWorkerIndex, Incarnation], SegmentRecord] = {}
+
+    def follow(self, records: Sequence[Record]) -> None:
+        """Take the next records."""
+        for record in records:
+            match record:
+                case CommitRecord(_, vw, _, wave, _):
+                    self.committed[vw] = Clock(wave + 1)
+                case EvictRecord(_, vw, _, _):
+                    self.members.pop(vw, None)
+                    self.committed.pop(vw, None)
+                case BarrierRecord():
+                    self.barrier = record
+                case PublishRecord(_, clock, _):
+                    self.published = clock
+                case SegmentRecord():
+                    self._enter(record)
+                case _:
+                    pass
+
+    def _enter(self, record: SegmentRecord) -> None:
+        self.segment = record
+        self.published = record.start
+        self.members = {member.vw: member.incarnation for member in record.members}
+        self.committed = dict.fromkeys(self.members, record.start)
+        self.left |= {(member.vw, member.incarnation): record for member in record.left}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the barrier that ends the run is passed."""
+        return self.segment is not None and ends_run(self.segment.reasons)
+
+    def behind(self, clock: Clock) -> list[VirtualWorkerIndex]:
+        """The members that have committed fewer than `clock` waves: whoever waits for `clock` waits for them."""
+        return sorted(vw for vw, committed in self.committed.items() if committed < clock)

@@ -1,0 +1,199 @@
+"""What lies between two barriers: where a segment ends, why, and who computes what in it (`wsp.md` §5).
+
+A planned barrier is known before its waves start: it is the first of the next checkpoint, the end of the epoch and the
+end of the run. Everything here is a function of a `Progress`, which is the state of a run at a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from hetpipe.decide.sync.division import Block, deal, empty_bitmap, shuffled, unused, with_used
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.sync import DataSpec, Progress
+
+CHECKPOINT = "checkpoint"
+EPOCH = "epoch"
+END = "end"
+STOP = "stop"
+EVICT = "evict"
+JOIN = "join"
+DRAIN = "drain"
+
+#: Reasons at whose barrier a checkpoint is written, and those that end the run. Who is drained has a part in the
+#: checkpoint of the barrier at which it leaves, so that it can come back with its optimizer's state.
+CHECKPOINTS = frozenset({CHECKPOINT, EPOCH, END, STOP, DRAIN})
+ENDS = frozenset({END, STOP})
+
+
+def ends_run(reasons: Collection[str]) -> bool:
+    """Whether the run is over at a barrier with these reasons."""
+    return not ENDS.isdisjoint(reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The clocks [start, end) between two barriers, and why the second one is there."""
+
+    start: Clock
+    end: Clock
+    reasons: tuple[str, ...]
+    epoch: int
+
+    @property
+    def reason(self) -> str:
+        """The reasons as one word, for records and people: `checkpoint+epoch+end`."""
+        return "+".join(self.reasons)
+
+
+def first_progress(data: DataSpec) -> Progress:
+    """The progress of a run that has not begun."""
+    return Progress(clock=Clock(0), epoch=0, used=empty_bitmap(data.num_samples), minibatches=0, samples=0)
+
+
+def is_finished(progress: Progress, data: DataSpec) -> bool:
+    """Whether nothing is left to train."""
+    if data.total_minibatches is not None:
+        return progress.minibatches >= data.total_minibatches
+    return data.epochs is not None and progress.epoch >= data.epochs
+
+
+def _remaining(progress: Progress, data: DataSpec) -> int | None:
+    return None if data.total_minibatches is None else data.total_minibatches - progress.minibatches
+
+
+def _num_unused(progress: Progress, data: DataSpec) -> int:
+    return data.num_samples - int.from_bytes(progress.used, "little").bit_count()
+
+
+def plan_segment(
+    progress: Progress,
+    data: DataSpec,
+    *,
+    members: int,
+    minibatches_per_wave: int,
+    checkpoint_every_waves: int | None,
+) -> Segment:
+    """The segment that starts at `progress`, when `members` virtual workers share it.
+
+    >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
+    >>> plan_segment(first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=None)
+    Segment(start=0, end=3, reasons=('epoch', 'end'), epoch=0)
+    >>> plan_segment(first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=2)
+    Segment(start=0, end=2, reasons=('checkpoint',), epoch=0)
+    """
+    start = progress.clock
+    if is_finished(progress, data):
+        return Segment(start, start, (END,), progress.epoch)
+    blocks = -(-_num_unused(progress, data) // data.batch_size)
+    remaining = _remaining(progress, data)
+    dealt = blocks if remaining is None else min(blocks, remaining)
+    end = start + -(-(-(-dealt // members)) // minibatches_per_wave)
+    reasons: list[str] = []
+    if dealt == blocks:
+        reasons.append(EPOCH)
+    if (remaining is not None and dealt == remaining) or (data.epochs == progress.epoch + 1 and dealt == blocks):
+        reasons.append(END)
+    if checkpoint_every_waves is not None:
+        due = (start // checkpoint_every_waves + 1) * checkpoint_every_waves
+        if due < end:
+            return Segment(start, Clock(due), (CHECKPOINT,), progress.epoch)
+        if due == end:
+            reasons.insert(0, CHECKPOINT)
+    return Segment(start, Clock(end), tuple(reasons), progress.epoch)
+
+
+def divide(
+    progress: Progress, data: DataSpec, members: Sequence[VirtualWorkerIndex]
+) -> dict[VirtualWorkerIndex, tuple[Block, ...]]:
+    """The blocks of every member for the segment that starts at `progress`; block j is minibatch start·N + 1 + j."""
+    order = shuffled(
+        unused(progress.used, data.num_samples), seed=data.seed, epoch=progress.epoch, barrier=progress.clock
+    )
+    return deal(order, batch_size=data.batch_size, members=members, limit=_remaining(progress, data))
+
+
+def advance(progress: Progress, data: DataSpec, *, clock: Clock, samples: Sequence[int], minibatches: int) -> Progress:
+    """The progress at the barrier at `clock`, after `samples` of the epoch were used in `minibatches` minibatches."""
+    used, epoch = with_used(progress.used, samples), progress.epoch
+    after = Progress(clock, epoch, used, progress.minibatches + minibatches, progress.samples + len(samples))
+    if _num_unused(after, data) == 0:
+        return Progress(clock, epoch + 1, empty_bitmap(data.num_samples), after.minibatches, after.samples)
+    return after
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLength:
+    """How much is computed between two barriers."""
+
+    minibatches: int
+    """Of the virtual worker that has the most; nobody has more than one less."""
+    samples: int
+    """Over all virtual workers."""
+
+
+def planned_lengths(
+    progress: Progress, data: DataSpec, *, members: int, minibatches_per_wave: int, checkpoint_every_waves: int | None
+) -> Iterator[SegmentLength]:
+    """The lengths of `planned_segments`, without dealing any sample.
+
+    >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
+    >>> [(length.minibatches, length.samples) for length in planned_lengths(
+    ...     first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=2)]
+    [(4, 16), (1, 4)]
+    """
+    while not is_finished(progress, data):
+        segment = plan_segment(
+            progress,
+            data,
+            members=members,
+            minibatches_per_wave=minibatches_per_wave,
+            checkpoint_every_waves=checkpoint_every_waves,
+        )
+        unread, remaining = _num_unused(progress, data), _remaining(progress, data)
+        blocks = -(-unread // data.batch_size)
+        dealt = blocks if remaining is None else min(blocks, remaining)
+        # Blocks are dealt round-robin, so those of the segment's waves are the first ones.
+        computed = min(dealt, (segment.end - segment.start) * minibatches_per_wave * members)
+        samples = min(computed * data.batch_size, unread)
+        yield SegmentLength(-(-computed // members), samples)
+        is_over = samples == unread
+        num_used = 0 if is_over else data.num_samples - unread + samples
+        progress = Progress(
+            segment.end,
+            progress.epoch + is_over,
+            ((1 << num_used) - 1).to_bytes(len(progress.used), "little"),  # which ones does not matter
+            progress.minibatches + computed,
+            progress.samples + samples,
+        )
+
+
+def planned_segments(
+    progress: Progress,
+    data: DataSpec,
+    *,
+    members: Sequence[VirtualWorkerIndex],
+    minibatches_per_wave: int,
+    checkpoint_every_waves: int | None,
+) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
+    """Every segment of an undisturbed run from `progress` on, with its division."""
+    while not is_finished(progress, data):
+        segment = plan_segment(
+            progress,
+            data,
+            members=len(members),
+            minibatches_per_wave=minibatches_per_wave,
+            checkpoint_every_waves=checkpoint_every_waves,
+        )
+        capacity = (segment.end - segment.start) * minibatches_per_wave
+        blocks = {vw: dealt[:capacity] for vw, dealt in divide(progress, data, members).items()}
+        yield segment, blocks
+        computed = [block for dealt in blocks.values() for block in dealt]
+        progress = advance(
+            progress,
+            data,
+            clock=segment.end,
+            samples=[sample for block in computed for sample in block],
+            minibatches=len(computed),
+        )

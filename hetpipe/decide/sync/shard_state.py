@@ -1,0 +1,397 @@
+"""What one shard admits, applies and frees (`wsp.md` §4): a pure state machine that follows the decision log.
+
+`admit` judges a push before anything is allocated; `follow` turns a record into instructions for whoever holds the
+tensors (`ps.shard`). A committed wave is added in virtual-worker order, wave after wave, so every shard sums in the
+same order: w^(W+1) = ((w^(W) + ũ_0) + ũ_1) + … (`wsp.md` §3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from hetpipe.decide.sync.closed_state import ClosedState, CommittedWave, Worker
+from hetpipe.decide.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
+from hetpipe.decide.sync.records import (
+    BarrierRecord,
+    CommitRecord,
+    EvictRecord,
+    InitializeRecord,
+    PublishRecord,
+    Record,
+    SegmentRecord,
+    TermRecord,
+)
+from hetpipe.decide.sync.slice_index import SliceIndex
+from hetpipe.errors import (
+    ClockFreed,
+    ClockNotPublished,
+    SliceMismatch,
+    StaleIncarnation,
+    StaleTerm,
+    StateLost,
+    WaveOutOfOrder,
+)
+from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.plan import SlicePlan
+from hetpipe.values.requests import PushHeader, Requester
+
+#: How far a push may be ahead of the commits when D = ∞: all that bounds what is staged on a shard that falls behind.
+MAX_WAVES_AHEAD = 16
+
+
+class Admission(Enum):
+    """The verdict on a push that is in order."""
+
+    ACCEPT = "accept"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What is staged of one wave, by stage, as indices into the shard's slices."""
+
+    by_stage: dict[StageIndex, frozenset[int]] = field(default_factory=dict)
+
+
+class ShardState:
+    """One shard's view of one job.
+
+    Invariants: a slice is staged at most once per key; `built` counts the clocks complete here and never falls; only
+    published clocks in `retained` are served.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        term: Term,
+        slices: tuple[SlicePlan, ...],
+        founders: tuple[VirtualWorkerIndex, ...],
+        start: Clock,
+        staleness: int | None,
+    ) -> None:
+        self.job_id = job_id
+        self.term = term
+        self.slices = slices
+        self.slice_index = SliceIndex(slices)
+        self._staleness = staleness
+        #: Who may make the first weights.
+        self._founders = founders
+        #: The members; none before the first segment.
+        self._workers: dict[VirtualWorkerIndex, Worker] = {}
+        #: The newest life of every virtual worker that was ever a member.
+        self._lives: dict[VirtualWorkerIndex, Incarnation] = {}
+        #: What is staged and not applied yet.
+        self.staged: dict[StageKey, _Staged] = {}
+        #: Members whose waves the clock being built still lacks, in order.
+        self._order: list[VirtualWorkerIndex] = []
+        self._num_members = 0
+        self._barrier = start
+        #: Newest clock whose weights are complete here.
+        self.built = Clock(start - 1)
+        self.published = Clock(start - 1)
+        #: Clocks that are complete here and not freed.
+        self.alive: set[Clock] = set()
+        #: Waves committed but not yet added.
+        self._committed: dict[StageKey, bool] = {}
+        #: clock → the state when it was complete; of the clocks that are alive.
+        self._closed: dict[Clock, ClosedState] = {}
+        #: Records followed.
+        self.followed = 0
+
+    def check_request(self, requester: Requester) -> None:
+        """Refuse a request of another job's, term's or life's.
+
+        Raises:
+            StaleTerm, StaleIncarnation: as named.
+            ClockNotPublished: it may be a member of which this shard has yet to read; ask again.
+        """
+        self._check_term(requester)
+        self._check_life(requester)
+
+    def _check_term(self, requester: Requester) -> None:
+        if requester.job_id != self.job_id or requester.term != self.term:
+            raise StaleTerm(
+                f"request for job {requester.job_id} term {requester.term}; this shard serves job {self.job_id} "
+                f"term {self.term}"
+            )
+
+    def _check_life(self, requester: Requester) -> None:
+        worker = self._workers.get(requester.vw)
+        newest = self._lives.get(requester.vw, Incarnation(-1))
+        if requester.incarnation > newest:
+            raise ClockNotPublished(f"{requester} is no member here yet: this shard has yet to read that it joined")
+        if worker is None or worker.incarnation != requester.incarnation:
+            present = "no member any more" if worker is None else f"in incarnation {worker.incarnation}"
+            raise StaleIncarnation(f"request of {requester}, whose virtual worker is {present}")
+
+    def admit(self, header: PushHeader) -> tuple[Admission, tuple[int, ...]]:
+        """Judge a push before anything is allocated; returns the verdict and the slices' positions.
+
+        Raises:
+            StaleTerm, StaleIncarnation, SliceMismatch: as named.
+            WaveOutOfOrder: negative, or beyond D + 2 waves ahead.
+            ClockNotPublished: D = ∞, and this shard has yet to apply earlier waves; ask again.
+        """
+        requester = header.requester
+        self._check_term(requester)
+        if header.wave is None:
+            self._check_maker(requester)
+        else:
+            self._check_life(requester)
+        indices = self.slice_index.of(header.slices)
+        key = stage_key(header)
+        if self._already_counted(header):
+            return Admission.DUPLICATE, indices
+        if header.wave is not None:
+            self._check_wave(requester.vw, header.wave)
+        staged = self.staged.get(key)
+        if staged is not None:
+            if staged.by_stage.get(requester.stage) == frozenset(indices):
+                return Admission.DUPLICATE, indices
+            taken = set().union(*staged.by_stage.values()) & set(indices)
+            if taken:
+                name = self.slices[min(taken)].parameter.name
+                raise SliceMismatch(f"slice {name} of wave {header.wave} is staged already, by another push")
+        return Admission.ACCEPT, indices
+
+    def staged_by(self, header: PushHeader, indices: tuple[int, ...]) -> None:
+        """The bytes of an admitted push are all there, and finite."""
+        self.staged.setdefault(stage_key(header), _Staged()).by_stage[header.requester.stage] = frozenset(indices)
+
+    def check_pull(self, clock: Clock) -> None:
+        """Whether w^(clock) can be served.
+
+        Raises:
+            ClockNotPublished, ClockFreed: as named.
+        """
+        if clock > self.published:
+            raise ClockNotPublished(f"clock {clock} is not published; the newest is {self.published}")
+        if clock not in self.alive:
+            raise ClockFreed(f"clock {clock} was freed; this shard holds {sorted(self.alive)}")
+
+    def follow(self, record: Record) -> list[Instruction]:
+        """Take the next record of the decision log; returns what to do with the tensors, in order.
+
+        Raises:
+            StateLost: it commits what this shard had acknowledged and has no more.
+        """
+        assert record.index == self.followed, f"record {record.index} after {self.followed - 1}"
+        self.followed += 1
+        instructions: list[Instruction] = []
+        match record:
+            case InitializeRecord():
+                instructions = self._initialize(record.clock, (record.vw, record.incarnation, None))
+            case CommitRecord():
+                instructions = self._commit(record)
+            case EvictRecord():
+                instructions = self._evict(record)
+            case PublishRecord():
+                instructions = self._publish(record)
+            case BarrierRecord():
+                self._barrier = record.clock
+                # Only empty waves lie beyond it, and those are not pushed.
+                instructions = self._add_what_is_due()
+            case SegmentRecord():
+                self._enter(record)
+            case TermRecord():
+                pass
+        return instructions
+
+    # -- watermarks (`reliability.md` P2) ----------------------------------------------------------------------------
+
+    @property
+    def committed_clock(self) -> Clock:
+        """Every member's waves below it count."""
+        return min((worker.committed for worker in self._workers.values()), default=self.built)
+
+    @property
+    def staged_clock(self) -> Clock:
+        """Every member's waves below it are here whole, or count. Empty waves are here once they count."""
+        return min((self._staged_through(vw, worker) for vw, worker in self._workers.items()), default=self.built)
+
+    def clocks_of(self, vw: VirtualWorkerIndex) -> tuple[Clock, Clock]:
+        """The staged clock of one virtual worker, and its committed clock; of no member, the clock that is built."""
+        worker = self._workers.get(vw)
+        return (self.built, self.built) if worker is None else (self._staged_through(vw, worker), worker.committed)
+
+    def _staged_through(self, vw: VirtualWorkerIndex, worker: Worker) -> Clock:
+        clock = worker.committed
+        while (staged := self.staged.get((vw, worker.incarnation, Wave(clock)))) is not None and len(
+            set().union(*staged.by_stage.values())
+        ) == len(self.slices):
+            clock = Clock(clock + 1)
+        return clock
+
+    # -- after a restart ---------------------------------------------------------------------------------------------
+
+    def closed(self, clock: Clock) -> ClosedState:
+        """The state when the weights of `clock`, which is alive, were complete."""
+        return self._closed[clock]
+
+    def restore(self, closed: ClosedState) -> None:
+        """Go back to `closed`, in a state that is fresh. Then `restage` what was staged, and `resume`."""
+        self._workers = {vw: replace(worker) for vw, worker in closed.workers.items()}
+        self._lives = dict(closed.lives)
+        self._order = list(closed.order)
+        self._num_members = closed.num_members
+        self._barrier = closed.barrier
+        self.built = closed.built
+        self.published = closed.published
+        self.alive = {closed.built}
+        self._committed = {(wave.vw, wave.incarnation, wave.wave): wave.is_empty for wave in closed.committed}
+        self._closed = {closed.built: closed}
+        self.followed = closed.followed
+
+    def restage(self, header: PushHeader, indices: tuple[int, ...]) -> bool:
+        """A push that was staged before the restart; whether its bytes are still needed."""
+        key = stage_key(header)
+        vw, incarnation, wave = key
+        if key in self._committed:
+            return True
+        worker = self._workers.get(vw)
+        if incarnation > self._lives.get(vw, Incarnation(-1)):
+            wanted = wave is not None or not self.alive
+        elif worker is None or worker.incarnation != incarnation or wave is None:
+            wanted = False
+        else:
+            wanted = wave >= worker.committed
+        if wanted:
+            self.staged_by(header, indices)
+        return wanted
+
+    def resume(self) -> list[Instruction]:
+        """What is due at once after `restore` and `restage`."""
+        return self._add_what_is_due()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _already_counted(self, header: PushHeader) -> bool:
+        if header.wave is None:
+            return bool(self.alive)
+        worker = self._workers[header.requester.vw]
+        return worker.start <= header.wave < worker.committed
+
+    def _check_wave(self, vw: VirtualWorkerIndex, wave: Wave) -> None:
+        committed = self._workers[vw].committed
+        furthest = committed + (MAX_WAVES_AHEAD if self._staleness is None else self._staleness + 2)
+        if self._staleness is None and wave > furthest:
+            raise ClockNotPublished(
+                f"wave {wave} of virtual worker {vw} is far ahead of the {committed} committed here; push it later"
+            )
+        if not committed <= wave <= furthest:
+            raise WaveOutOfOrder(f"wave {wave} of virtual worker {vw}, which has committed {committed} waves here")
+
+    def _publish(self, record: PublishRecord) -> list[Instruction]:
+        self.published = record.clock
+        gone = sorted(c for c in self.alive if c <= record.clock and c not in record.retained)
+        self.alive.difference_update(gone)
+        for clock in gone:
+            del self._closed[clock]
+        return [Free(c) for c in gone]
+
+    def _check_maker(self, requester: Requester) -> None:
+        """First weights come from founders, and from one life of each at a time."""
+        if requester.vw not in self._founders:
+            raise StaleIncarnation(f"first weights of {requester}, whose virtual worker is none of this run")
+        lives = [key[1] for key in self.staged if key[0] == requester.vw]
+        newest = max(lives, default=self._lives.get(requester.vw, Incarnation(0)))
+        if requester.incarnation < newest:
+            raise StaleIncarnation(f"first weights of {requester}, whose virtual worker is in incarnation {newest}")
+
+    def _enter(self, record: SegmentRecord) -> None:
+        """A segment begins: its members are those that count."""
+        began = {vw: worker.start for vw, worker in self._workers.items()}
+        self._workers = {
+            m.vw: Worker(m.incarnation, record.start if m.joined else began[m.vw], record.start) for m in record.members
+        }
+        self._lives.update({m.vw: m.incarnation for m in record.members})
+        self._num_members = len(self._workers)
+        self._order = sorted(self._workers)
+
+    def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
+        staged = self.staged.pop(key, _Staged())
+        self._check_complete(staged, f"the first weights for clock {clock}")
+        self._complete(clock)
+        return [Initialize(clock, key), *self._drop([k for k in self.staged if k[2] is None])]
+
+    def _complete(self, clock: Clock) -> None:
+        self.built = clock
+        self.alive.add(clock)
+        self._closed[clock] = ClosedState(
+            built=clock,
+            followed=self.followed,
+            workers={vw: replace(worker) for vw, worker in self._workers.items()},
+            lives=dict(self._lives),
+            order=tuple(self._order),
+            num_members=self._num_members,
+            barrier=self._barrier,
+            published=self.published,
+            committed=tuple(
+                CommittedWave(vw, life, wave, empty)
+                for (vw, life, wave), empty in self._committed.items()
+                if wave is not None
+            ),
+        )
+
+    def _commit(self, record: CommitRecord) -> list[Instruction]:
+        key: StageKey = (record.vw, record.incarnation, record.wave)
+        staged = self.staged.pop(key, None)
+        if staged is not None or record.samples:
+            self._check_complete(staged or _Staged(), f"wave {record.wave} of virtual worker {record.vw}")
+        self._workers[record.vw].committed = Clock(record.wave + 1)
+        self._committed[key] = staged is None
+        return self._add_what_is_due()
+
+    def _check_complete(self, staged: _Staged, what: str) -> None:
+        """Nothing is committed that was not acknowledged, so what is missing was here, and died with a machine."""
+        missing = sorted(set(range(len(self.slices))).difference(*staged.by_stage.values()))
+        if missing:
+            names = ", ".join(self.slices[index].parameter.name for index in missing[:3])
+            raise StateLost(
+                f"{what} counts, but {len(missing)} slices of it that this shard had acknowledged are gone ({names}): "
+                "its machine or its disk has failed; the job must go back to a checkpoint"
+            )
+
+    def _add_what_is_due(self) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        while True:
+            while self._order and (key := self._committed_key(self._order[0])) is not None:
+                self._order.pop(0)
+                empty = self._committed.pop(key)
+                instructions.append(Apply(Clock(self.built + 1), key, empty, self._num_members))
+            if self._order or not self._goes_on():
+                return instructions
+            instructions.append(self._close())
+
+    def _goes_on(self) -> bool:
+        """Whether the clock being built is complete once nobody's wave is missing.
+
+        With no members, clocks are completed up to the barrier at which somebody may join.
+        """
+        return bool(self.alive) and (bool(self._workers) or self.built < self._barrier)
+
+    def _committed_key(self, vw: VirtualWorkerIndex) -> StageKey | None:
+        wave = Wave(self.built)
+        return next((key for key in self._committed if key[0] == vw and key[2] == wave), None)
+
+    def _close(self) -> Close:
+        clock = Clock(self.built + 1)
+        self._order = sorted({*self._workers, *(key[0] for key in self._committed if key[2] == Wave(clock))})
+        self._complete(clock)
+        return Close(clock)
+
+    def _evict(self, record: EvictRecord) -> list[Instruction]:
+        instructions = self._drop([k for k in self.staged if k[0] == record.vw and k[1] == record.incarnation])
+        self._workers.pop(record.vw, None)
+        if record.vw in self._order and self._committed_key(record.vw) is None:
+            self._order.remove(record.vw)
+        if not self._workers:
+            self._barrier = self.built  # the next record says how far to go
+        return instructions + self._add_what_is_due()
+
+    def _drop(self, keys: list[StageKey]) -> list[Instruction]:
+        for key in keys:
+            del self.staged[key]
+        return [Drop(key) for key in keys]

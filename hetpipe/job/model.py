@@ -1,0 +1,352 @@
+"""The job as a value: what a user writes in `job.yaml`, checked and frozen.
+
+Constructing a `Job`, from Python or from a file, reports every mistake at once as a `JobError`. A key without a value
+(`eval:` in YAML, None in Python) counts as not given. What a key means for training is defined in the design's
+`wsp.md`; words follow its glossary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from hetpipe.errors import JobError
+from hetpipe.job.patience import PatienceSection
+from hetpipe.job.rules import contradictions
+from hetpipe.job.sections import (
+    DEFAULT_MINIBATCHES_PER_WAVE,
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    EnvironmentSection,
+    EvaluateSection,
+    LayerCounts,
+    ParameterServersSection,
+    PositiveInt,
+    Reference,
+    Section,
+    SyncSection,
+    WorkersSection,
+)
+from hetpipe.job.survive import SurviveSection
+from hetpipe.job.training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
+from hetpipe.values.catalogue import CATALOGUE
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.policies import HistoryDetail, LinkKind, Schedule, WeightPolicy, schedule_of
+from hetpipe.values.problems import Path, Problem, problems_of, refusal, shown
+from hetpipe.values.run import DeviceConfig
+from hetpipe.values.sync import DataSpec, SyncSpec
+
+MAX_SEED = (1 << 63) - 1
+"""Seeds travel as signed 64-bit integers."""
+
+_FILE_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def _checked_job_name(name: str) -> str:
+    if not _FILE_SAFE_NAME.fullmatch(name):
+        raise ValueError(
+            "names the run's folder, so use 1 to 64 letters, digits, dots, dashes or underscores, beginning with a "
+            f"letter or digit, not {shown(name)}"
+        )
+    return name
+
+
+def _checked_metric_name(name: str) -> str:
+    if name == "loss" or not _METRIC_NAME.fullmatch(name):
+        raise ValueError("a metric's name is letters, digits and underscores, and not `loss`, which is always reported")
+    return name
+
+
+class Job(Section):
+    """Everything a user says about a run. Equal jobs on equal data are the same run.
+
+    `Job(model=…, sync={"D": 4}, …)` takes the sections as mappings, like the file.
+    """
+
+    name: Annotated[str, AfterValidator(_checked_job_name)] = Field(default="job", examples=["digits"])
+    """Begins the name of the run's folder."""
+    model: Reference = Field(examples=["model:build"])
+    """Returns the `nn.Module`: an `nn.Sequential`, or one with a method `layers()`."""
+    loss: Reference = Field(examples=["torch.nn.functional:cross_entropy"])
+    """Called with (output, target) of a minibatch; returns the mean over its samples as a scalar."""
+    metrics: dict[Annotated[str, AfterValidator(_checked_metric_name)], Reference] = Field(default_factory=dict)
+    """Name → callable like `loss`; computed at evaluation beside the loss."""
+    data: DataSection = Field(examples=["{train: model:train_data}"])
+    batch_size: PositiveInt = Field(default=32, examples=[32])
+    """Samples per minibatch, the unit that enters a pipeline."""
+    tokens_per_sample: PositiveInt | None = Field(default=None, examples=[1024])
+    """For tokens/s beside samples/s; None: the length of a sample whose first input is a tensor of integers (ids)."""
+    minibatches: PositiveInt | None = Field(default=None, examples=[1000])
+    """Length of the run in minibatches per virtual worker, instead of `epochs`."""
+    epochs: PositiveInt | None = Field(default=None, validate_default=True, examples=[3])
+    """Length of the run in passes over the training data, instead of `minibatches`."""
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    """Seeds initialisation, dropout and the order of the samples."""
+    optimizer: OptimizerSpec = Field(examples=["{name: SGD, lr: 0.1}"])
+    workers: WorkersSection = WorkersSection()
+    sync: SyncSection = SyncSection()
+    weights: WeightPolicy = "wave"
+    """Which weights a minibatch sees, and how many minibatches make an update."""
+    schedule: Literal["auto", Schedule] = "auto"
+    """In which order a stage computes; `auto` is the order that suits `weights`."""
+    gradients: GradientsSection = GradientsSection()
+    lr_schedule: LrScheduleSpec | None = Field(default=None, examples=["{name: CosineAnnealingLR, T_max: 1000}"])
+    """How the learning rate changes from update to update; None: it does not."""
+    prediction: PredictionSection = PredictionSection()
+    parameter_servers: ParameterServersSection = ParameterServersSection()
+    link: Literal["auto", LinkKind] = "auto"
+    """What carries activations and gradients between stages; `auto` is `grpc` between nodes with TLS on, else `gloo`,
+    which is not encrypted."""
+    cluster: ClusterSection = ClusterSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    history: HistoryDetail = "full"
+    """What the run writes down for `hetpipe check`: `full` every minibatch's passes, weights and updates; `summary` one
+    line per wave and stage, from which staleness bound, exactly-once application and samples are verified, but neither
+    each minibatch's weights nor the order of its work; `off` nothing, and nothing can be verified."""
+    evaluate: EvaluateSection = EvaluateSection()
+    survive: SurviveSection = SurviveSection()
+    patience: PatienceSection = PatienceSection()
+    checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
+
+    def __init__(self, **values: Any) -> None:
+        """Check `values`, the sections as mappings.
+
+        Raises:
+            JobError: with every mistake in it.
+        """
+        given = normalised(values)
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            problems = problems_of(error, type(self))
+            raise JobError([str(Problem(_as_written(p.path, given), p.message)) for p in problems]) from None
+        if self.is_planned and self.sync.minibatches_per_wave == "auto":
+            self.__dict__["sync"] = self.sync.model_copy(update={"minibatches_per_wave": DEFAULT_MINIBATCHES_PER_WAVE})
+
+    @classmethod
+    def model_validate(cls, obj: Any, **_: Any) -> Self:
+        """The job of a mapping, for example the result of `model_dump`.
+
+        Raises:
+            JobError: with every mistake in it.
+        """
+        if isinstance(obj, cls):
+            return obj
+        if not isinstance(obj, Mapping):
+            raise JobError(f"a job is a mapping of keys, not {shown(obj)}")
+        values = {str(key): value for key, value in obj.items()}
+        if "self" in values:
+            raise JobError("self: unknown key; remove it")  # Python's own name for the first argument
+        return cls(**values)
+
+    @field_validator("history", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, history: object) -> object:
+        """YAML reads `off` as false."""
+        return "off" if history is False else history
+
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _kind_from_shorthand(cls, sync: object) -> object:
+        return {"kind": sync} if isinstance(sync, str) else sync
+
+    @field_validator("cluster", mode="before")
+    @classmethod
+    def _devices_from_shorthand(cls, cluster: object) -> object:
+        if isinstance(cluster, tuple):
+            return {"devices": cluster}
+        if isinstance(cluster, Mapping) and cluster and not cluster.keys() & ClusterSection.model_fields.keys():
+            return {"devices": (cluster,)}
+        return cluster
+
+    @field_validator("epochs")
+    @classmethod
+    def _one_length(cls, epochs: int | None, info: ValidationInfo) -> int | None:
+        if "minibatches" not in info.data:
+            return epochs
+        minibatches = info.data["minibatches"]
+        if epochs is None and minibatches is None:
+            raise PydanticCustomError(
+                "absent", "neither epochs nor minibatches is given; add one, for example `epochs: 3`"
+            )
+        if epochs is not None and minibatches is not None:
+            raise ValueError(f"both epochs ({epochs}) and minibatches ({minibatches}) are given; remove one")
+        return epochs
+
+    @field_validator("checkpoint", mode="wrap")
+    @classmethod
+    def _keys_go_together(
+        cls, checkpoint: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> CheckpointSection:
+        """Checks between keys wait for the last key, where all that are right by themselves are at hand."""
+        problems = list(contradictions(info.data))
+        try:
+            checked: CheckpointSection = check(checkpoint)
+        except ValidationError as error:
+            own = problems_of(error, CheckpointSection)
+            problems += [Problem(("checkpoint", *problem.path), problem.message) for problem in own]
+            raise refusal(problems) from None
+        if problems:
+            raise refusal(problems)
+        return checked
+
+    @property
+    def is_planned(self) -> bool:
+        """The number of virtual workers and of their stages is known; `with_plan` gives a job for which it is."""
+        return self.workers.stages != "auto"
+
+    @property
+    def num_workers(self) -> int:
+        """V.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        if self.workers.count is None:
+            raise JobError(
+                "workers.stages: is `auto`, so the virtual workers are not known before the run is planned; use the "
+                "job.json in the folder of a run"
+            )
+        return self.workers.count
+
+    @property
+    def num_devices(self) -> int:
+        """Devices the whole run uses: one per stage of every virtual worker."""
+        return sum(self.num_stages(VirtualWorkerIndex(vw)) for vw in range(self.num_workers))
+
+    @property
+    def total_minibatches(self) -> int | None:
+        """Minibatches of the whole run over all virtual workers, or None when `epochs` bounds it."""
+        return None if self.minibatches is None else self.minibatches * self.num_workers
+
+    def layer_counts(self, vw: VirtualWorkerIndex) -> LayerCounts | None:
+        """Layers of each stage of `vw`, first to last, or None where the cut is left to hetpipe."""
+        stages = self.workers.stages
+        return stages[vw] if isinstance(stages, tuple) else None
+
+    def num_stages(self, vw: VirtualWorkerIndex) -> int:
+        """K of virtual worker `vw`."""
+        stages = self.workers.stages
+        return len(stages[vw]) if isinstance(stages, tuple) else int(stages)
+
+    @property
+    def minibatches_per_wave(self) -> int:
+        """N.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        if self.sync.minibatches_per_wave == "auto":
+            raise JobError("sync.minibatches_per_wave: is `auto`, so it is not known before the run is planned")
+        return self.sync.minibatches_per_wave
+
+    @property
+    def staleness(self) -> int | None:
+        """D; None: no bound.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        if self.sync.D == "auto":
+            raise JobError("sync.D: is `auto`, so it is not known before the run is planned")
+        return self.sync.D
+
+    def with_plan(self, layer_counts: Sequence[Sequence[int]], minibatches_per_wave: int, staleness: int | None) -> Job:
+        """This job with a plan in the place of `stages: auto`.
+
+        Args:
+            layer_counts: of each stage of each virtual worker.
+            minibatches_per_wave: N.
+            staleness: the D that was chosen, for a job that leaves it open.
+        """
+        values = self.model_dump()
+        if self.sync.D == "auto":
+            values["sync"] |= {"D": staleness, "max_D": None}
+        stages = tuple(tuple(counts) for counts in layer_counts)
+        values["workers"] = {"stages": stages}
+        values["sync"]["minibatches_per_wave"] = minibatches_per_wave
+        return Job(**values)
+
+    def sync_spec(self) -> SyncSpec:
+        """The synchronisation rule, as the shards and the stages take it."""
+        return SyncSpec(
+            minibatches_per_wave=self.minibatches_per_wave,
+            staleness=self.staleness,
+            combine=self.sync.combine or "sum",
+            deterministic=self.sync.deterministic and self.has_shards,
+            weights=self.weights,
+            pull=self.sync.pull,
+        )
+
+    @property
+    def order(self) -> Schedule:
+        """The schedule, with `auto` decided."""
+        return schedule_of(self.weights, self.schedule)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether parameter servers hold the weights; under `none` and `allreduce` only the stages do."""
+        return self.sync.has_shards
+
+    def data_spec(self, num_samples: int) -> DataSpec:
+        """What is dealt to the virtual workers when the training set has `num_samples` samples."""
+        return DataSpec(num_samples, self.batch_size, self.seed, self.epochs, self.total_minibatches)
+
+    def emulated_devices(self, num_more: int = 0) -> tuple[DeviceConfig, ...]:
+        """The emulated device of every stage of the run, in the order in which they are handed out.
+
+        Empty when the job emulates nothing. `num_more` stages that the job did not begin with come last; none of these
+        is faster than the fastest one that it began with.
+        """
+        entries = self.cluster.devices
+        if not entries:
+            return ()
+        used = [entries[index % len(entries)] for index in range(self.num_devices + num_more)]
+        peaks = [CATALOGUE[entry.emulate_as].fp32_flops_per_second if entry.emulate_as else None for entry in used]
+        fastest = max((peak for peak in peaks[: self.num_devices] if peak is not None), default=1.0)
+        return tuple(
+            DeviceConfig(
+                "cpu", slowdown=max(1.0, fastest / peak) if peak else entry.slowdown or 1.0, jitter=entry.jitter
+            )
+            for entry, peak in zip(used, peaks, strict=True)
+        )
+
+
+def normalised(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with text keys, without keys that have no value, and with tuples for lists."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): walk(entry) for key, entry in value.items() if entry is not None}
+        if isinstance(value, list | tuple):
+            return tuple(walk(entry) for entry in value)
+        return value
+
+    result: dict[str, Any] = walk(values)
+    return result
+
+
+def _as_written(path: Path, given: Mapping[str, Any]) -> Path:
+    """Undo the reading of short forms in a problem's path."""
+    if path[:1] == ("sync",) and isinstance(given.get("sync"), str):
+        return ("sync",)
+    cluster = given.get("cluster")
+    if path[:2] == ("cluster", "devices"):
+        if isinstance(cluster, tuple):
+            return ("cluster", *path[2:])
+        if isinstance(cluster, Mapping) and not cluster.keys() & ClusterSection.model_fields.keys():
+            return ("cluster", *path[3:])
+    return path

@@ -1,0 +1,227 @@
+"""What goes together in a job file: checks between its sections, each told where the later one stands.
+
+A rule is a function whose parameters are named like the keys of the job that it compares. It gets only values that are
+right by themselves, and is left out where one of its keys is wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hetpipe.job.sections import (
+    DEFAULT_MINIBATCHES_PER_WAVE,
+    ClusterSection,
+    DataSection,
+    EvaluateSection,
+    ParameterServersSection,
+    SyncSection,
+    WorkersSection,
+)
+from hetpipe.job.training import GradientsSection, OptimizerSpec, PredictionSection
+from hetpipe.values.policies import (
+    CLIPS_GLOBALLY,
+    ONE_UPDATE_PER_WAVE,
+    WeightPolicy,
+    least_minibatches_per_wave,
+    schedule_of,
+)
+from hetpipe.values.problems import Problem
+from hetpipe.values.suggest import join_names
+
+
+def contradictions(keys: Mapping[str, Any]) -> Iterator[Problem]:
+    """What does not go together.
+
+    Args:
+        keys: of the job, by name, as far as each is right by itself.
+    """
+    for rule in _RULES:
+        needed = inspect.signature(rule).parameters
+        if needed.keys() <= keys.keys():
+            yield from rule(**{name: keys[name] for name in needed})
+
+
+def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
+    """The planner makes one, unless it is told otherwise."""
+    said, count = ("count", workers.count) if workers.devices is None else ("devices", len(workers.devices))
+    if sync.kind == "none" and (count or 1) > 1:
+        yield _kind(
+            f"is none, which is for one virtual worker, but `workers.{said}` says {count}; use wsp or allreduce, or "
+            "one virtual worker"
+        )
+
+
+def _waves(sync: SyncSection) -> int:
+    return DEFAULT_MINIBATCHES_PER_WAVE if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave
+
+
+def _bound_is_planned(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
+    if sync.D == "auto" and workers.stages != "auto":
+        yield Problem(("sync", "D"), "is auto, which is for `workers.stages: auto`; give a number, for example 0")
+
+
+def _equal_replicas(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
+    if sync.kind != "allreduce":
+        return
+    if workers.stages == "auto":
+        yield _kind(
+            "is allreduce, which needs virtual workers that are cut alike, but `workers.stages: auto` plans each by "
+            "itself; say how many there are, for example `workers: {count: 2, stages: 2}`"
+        )
+    elif isinstance(workers.stages, tuple) and len(set(workers.stages)) > 1:
+        yield _kind(
+            "is allreduce, which needs virtual workers that are cut alike, but the lists in `workers.stages` differ; "
+            "give the same list for each, or use wsp"
+        )
+
+
+def _averages_under_allreduce(sync: SyncSection, weights: WeightPolicy) -> Iterator[Problem]:
+    if sync.kind == "allreduce" and weights not in ONE_UPDATE_PER_WAVE:
+        yield Problem(
+            ("weights",),
+            f"is {weights}, which makes an update per minibatch, but `allreduce` averages the gradients of whole "
+            f"waves; use {join_names(ONE_UPDATE_PER_WAVE)}, or another `sync.kind`",
+        )
+
+
+def _enough_minibatches(workers: WorkersSection, sync: SyncSection, weights: WeightPolicy) -> Iterator[Problem]:
+    stages = workers.stages
+    if stages == "auto":
+        return
+    num_stages = max(len(counts) for counts in stages) if isinstance(stages, tuple) else stages
+    least, given = least_minibatches_per_wave(weights, num_stages), _waves(sync)
+    if given < least:
+        by_default = " by default" if sync.minibatches_per_wave == "auto" else ""
+        yield Problem(
+            ("weights",),
+            f"is {weights}, which needs as many minibatches per wave as `workers.stages` has stages, {num_stages}, but "
+            f"`sync.minibatches_per_wave` is {given}{by_default}; set it to {least} or more",
+        )
+
+
+def _momentum_to_predict_with(optimizer: OptimizerSpec, weights: WeightPolicy) -> Iterator[Problem]:
+    if weights != "spectrain":
+        return
+    need = "is spectrain, which predicts with the momentum of SGD, but"
+    if optimizer.name != "SGD":
+        yield Problem(
+            ("weights",), f"{need} `optimizer.name` is {optimizer.name}; use SGD with momentum, or weights: predict"
+        )
+        return
+    momentum = optimizer.arguments.get("momentum", 0)
+    given = {"optimizer": momentum} | {
+        f"optimizer.groups[{index}]": group.arguments.get("momentum", momentum)
+        for index, group in enumerate(optimizer.groups)
+    }
+    for path, value in given.items():
+        if not value:
+            yield Problem(
+                ("weights",),
+                f"{need} `{path}.momentum` is 0; set it, for example `momentum: 0.9`, or use weights: predict",
+            )
+            return
+
+
+def _order_of_the_policy(weights: WeightPolicy, schedule: str) -> Iterator[Problem]:
+    try:
+        schedule_of(weights, schedule)
+    except ValueError as error:
+        yield Problem(("schedule",), str(error))
+
+
+#: Divisors that are proposed go up to this: a number of minibatches per wave may be one of 16 digits.
+_MAX_NAMED_DIVISOR = 64
+
+
+def _whole_accumulations(
+    workers: WorkersSection, sync: SyncSection, weights: WeightPolicy, gradients: GradientsSection
+) -> Iterator[Problem]:
+    accumulate, n = gradients.accumulate, _waves(sync)
+    is_open = workers.stages == "auto" and sync.minibatches_per_wave == "auto"
+    if accumulate == 1 or (is_open and weights not in ONE_UPDATE_PER_WAVE):
+        return
+    if weights in ONE_UPDATE_PER_WAVE:
+        yield Problem(
+            ("gradients", "accumulate"),
+            f"is {accumulate}, but {weights} makes one update per wave, so `sync.minibatches_per_wave`, {n}, is what "
+            "it accumulates; remove it, or use another policy",
+        )
+    elif n % accumulate:
+        divisors = [str(count) for count in range(1, min(n, _MAX_NAMED_DIVISOR) + 1) if n % count == 0]
+        yield Problem(
+            ("gradients", "accumulate"),
+            f"is {accumulate}, which does not divide `sync.minibatches_per_wave`, {n}, and updates travel in whole "
+            f"waves; use {join_names(divisors)}, or other waves",
+        )
+
+
+def _norm_in_time(weights: WeightPolicy, gradients: GradientsSection) -> Iterator[Problem]:
+    if gradients.max_norm is not None and gradients.clip == "global" and weights not in CLIPS_GLOBALLY:
+        yield Problem(
+            ("gradients", "clip"),
+            f"is global, but under {weights} every step would wait for the norms of all stages, one minibatch at a "
+            f"time; use clip: stage, or weights: {join_names(CLIPS_GLOBALLY)}",
+        )
+
+
+def _something_predicted(weights: WeightPolicy, prediction: PredictionSection) -> Iterator[Problem]:
+    if weights != "predict" and prediction != PredictionSection():
+        yield Problem(("prediction",), f"is about weights: predict, but `weights` is {weights}; remove it")
+
+
+def _something_on_the_shards(sync: SyncSection, parameter_servers: ParameterServersSection) -> Iterator[Problem]:
+    for name, field in ParameterServersSection.model_fields.items():
+        value = getattr(parameter_servers, name)
+        if not sync.has_shards and value != field.default:
+            yield Problem(
+                ("parameter_servers", name),
+                f"is {value}, but under `{sync.kind}` the stages alone hold the weights, and one process keeps the "
+                "clock; remove it",
+            )
+
+
+def _no_unknown_speeds(workers: WorkersSection, cluster: ClusterSection) -> Iterator[Problem]:
+    if cluster.devices and workers.stages == "auto":
+        yield Problem(
+            ("cluster",),
+            "slows devices down, which no plan knows of; say how many `workers.stages` there are, or use "
+            "`emulate: true` with a `file`",
+        )
+
+
+def _something_to_evaluate(data: DataSection, evaluate: EvaluateSection) -> Iterator[Problem]:
+    if evaluate.every_waves is not None and data.eval is None:
+        yield Problem(
+            ("evaluate", "every_waves"),
+            f"is {evaluate.every_waves}, but there is nothing to evaluate on; add `data.eval`, for example "
+            "`eval: model:eval_data`, or remove it",
+        )
+    if evaluate.max_batches is not None and evaluate.every_waves is None:
+        yield Problem(
+            ("evaluate", "max_batches"),
+            f"is {evaluate.max_batches}, which bounds evaluations within epochs, but there are none; add "
+            "`every_waves`, for example 50, or remove it",
+        )
+
+
+def _kind(message: str) -> Problem:
+    return Problem(("sync", "kind"), message)
+
+
+_RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
+    _one_virtual_worker,
+    _bound_is_planned,
+    _equal_replicas,
+    _averages_under_allreduce,
+    _enough_minibatches,
+    _momentum_to_predict_with,
+    _order_of_the_policy,
+    _whole_accumulations,
+    _norm_in_time,
+    _something_predicted,
+    _something_on_the_shards,
+    _no_unknown_speeds,
+    _something_to_evaluate,
+)

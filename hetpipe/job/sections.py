@@ -1,0 +1,414 @@
+"""The sections of a job file, one frozen model each; those about updates are in `job_training`, the job in `job_model`.
+
+Every key has its contract as a docstring below it. Checks between keys of a section are validators of the later key,
+never of the whole section: pydantic runs those even when another key is wrong, so one reading of a file finds all
+mistakes. Checks between sections are in `job_rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from hetpipe.values.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
+from hetpipe.values.catalogue import CATALOGUE, catalogue_hint
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.policies import PlacementName, PullTiming
+from hetpipe.values.problems import shown
+from hetpipe.values.profile import Profile
+from hetpipe.values.suggest import did_you_mean
+
+SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
+Combine = Literal["sum", "mean"]
+Placement = Literal["auto", PlacementName]
+Allocation = Literal["auto", "NP", "ED", "HD"]
+
+T = TypeVar("T")
+
+#: Kinds under which only the stages hold weights, and why no updates are combined there.
+WITHOUT_SHARDS: Mapping[str, str] = {
+    "none": "under `none` there are no other virtual workers to combine with",
+    "allreduce": "`allreduce` averages gradients over all samples",
+}
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def _checked_reference(text: str) -> str:
+    if not _REFERENCE.fullmatch(text):
+        path_like = "; name the module, not its file" if ".py" in text or "/" in text else ""
+        raise ValueError(f"must be `module:callable`, for example `model:build`, not {shown(text)}{path_like}")
+    return text
+
+
+def _checked_device_type(name: str) -> str:
+    if name not in CATALOGUE:
+        raise ValueError(f"{shown(name)} is not in the catalogue of device types; {catalogue_hint(name)}")
+    return name
+
+
+def _checked_not_empty(entries: tuple[T, ...]) -> tuple[T, ...]:
+    if not entries:
+        raise ValueError("is an empty list; give at least one entry, for example `stages: [[2, 2]]`")
+    return entries
+
+
+Reference = Annotated[str, AfterValidator(_checked_reference)]
+"""`module:callable`, imported from the current folder first."""
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT - 1)]
+StageCount = Annotated[int, Field(ge=1, le=MAX_STAGES)]
+"""Of virtual workers, and of stages of each."""
+LayerCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(_checked_not_empty)]
+"""Layers of each stage of one virtual worker."""
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, no guessing of types."""
+
+    # Strict: `batch_size: "32"` and `seed: true` are mistakes, not numbers.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class DataSection(Section):
+    """Where the samples come from. Each callable takes no arguments and returns a map-style dataset."""
+
+    train: Reference = Field(examples=["model:train_data"])
+    """What is trained on: `len()` samples, each an (input, target) pair."""
+    eval: Reference | None = Field(default=None, examples=["model:eval_data"])
+    """What is evaluated on at the end of each epoch, and within epochs if `evaluate` says so; None: no evaluation."""
+
+
+class EvaluateSection(Section):
+    """Evaluations within epochs, beside those at the end of each epoch and of the run."""
+
+    every_waves: PositiveInt | None = Field(default=None, examples=[50])
+    """The weights of every so many waves are evaluated by the virtual worker of the lowest index, while the others
+    train on; None: evaluations at the ends of epochs only."""
+    max_batches: PositiveInt | None = Field(default=None, examples=[20])
+    """So many minibatches of `data.eval`, the first ones, for an evaluation within an epoch; None: all of them."""
+
+
+def _stages_branch(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return "<lists>"
+    return "<word>" if value == "auto" else "<number>"
+
+
+class WorkersSection(Section):
+    """The virtual workers: how many, and how deep their pipelines are."""
+
+    stages: Annotated[
+        Annotated[StageCount, Tag("<number>")]
+        | Annotated[Literal["auto"], Tag("<word>")]
+        | Annotated[Annotated[tuple[LayerCounts, ...], AfterValidator(_checked_not_empty)], Tag("<lists>")],
+        Discriminator(_stages_branch),
+    ] = Field(default="auto", examples=[2])
+    """Stages per virtual worker, cut at equal cost; or one list per virtual worker with the number of layers of each
+    of its stages, for example `[[2, 2], [3, 1]]`; or `auto`: planned for the devices that are there. 1 if only `count`
+    is given."""
+    count: StageCount | None = Field(default=None, validate_default=True, examples=[2])
+    """Number of virtual workers V; by default 1, or the number of lists in `stages`. Planned if `stages` is `auto`."""
+    allocation: Allocation = Field(default="auto", validate_default=True)
+    """With `stages: auto`, how devices are grouped: `NP` one node per virtual worker, `ED` the same mix for each, `HD`
+    mixes of similar strength, `auto` whichever is fastest."""
+    devices: tuple[tuple[str, ...], ...] | None = Field(default=None, examples=["[[n0/0, n1/0], [n0/1, n1/1]]"])
+    """With `stages: auto`, the devices of each virtual worker by name, in place of `allocation`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_from_count(cls, given: object) -> object:
+        """Whoever gives the number of virtual workers, and says nothing else of them, has no wish to be planned for."""
+        if not isinstance(given, Mapping) or "stages" in given or given.get("count") is None:
+            return given
+        asks_the_planner = given.get("devices") is not None or given.get("allocation", "auto") != "auto"
+        return given if asks_the_planner else {**given, "stages": 1}
+
+    @field_validator("count", mode="before")
+    @classmethod
+    def _count_from_stages(cls, count: object, info: ValidationInfo) -> object:
+        stages = info.data.get("stages")
+        if stages == "auto" and count is None:
+            return None
+        return (len(stages) if isinstance(stages, tuple) else 1) if count is None else count
+
+    @field_validator("count")
+    @classmethod
+    def _one_list_each(cls, count: int | None, info: ValidationInfo) -> int | None:
+        stages = info.data.get("stages")
+        if stages == "auto" and count is not None:
+            raise ValueError(f"is {count}, but `stages: auto` plans the number, too; remove one of the two")
+        if isinstance(stages, tuple) and len(stages) != count:
+            raise ValueError(
+                f"is {count}, but `stages` lists {len(stages)} virtual worker{'s' if len(stages) > 1 else ''}; give "
+                "one list per virtual worker, or a single number of stages for all"
+            )
+        return count
+
+    @field_validator("allocation")
+    @classmethod
+    def _only_planned(cls, allocation: Allocation, info: ValidationInfo) -> Allocation:
+        if allocation != "auto" and info.data.get("stages", "auto") != "auto":
+            raise ValueError(f"is {allocation}, but `stages` says who does what already; remove one of the two")
+        return allocation
+
+    @field_validator("devices")
+    @classmethod
+    def _alone(cls, devices: tuple[tuple[str, ...], ...] | None, info: ValidationInfo) -> object:
+        if devices is not None and info.data.get("stages", "auto") != "auto":
+            raise ValueError("is given, but `stages` says who does what already; use `stages: auto`")
+        if devices is not None and info.data.get("allocation", "auto") != "auto":
+            raise ValueError("is given beside `allocation`; keep one of the two")
+        return devices
+
+
+def _number_branch(value: object) -> str:
+    return "<word>" if isinstance(value, str) else "<number>"
+
+
+#: N of a job whose cut is given and that does not say it.
+DEFAULT_MINIBATCHES_PER_WAVE = 4
+
+
+class SyncSection(Section):
+    """How far virtual workers may drift apart (`wsp.md` §2, §3)."""
+
+    kind: SyncKind = "wsp"
+    """`wsp`: bounded by D · `bsp`: D = 0 · `asp`: D = ∞, no bound · `none`: one virtual worker, no shards ·
+    `allreduce`: equal virtual workers average their gradients, no shards. `sync: none` is short for
+    `sync: {kind: none}`, and so on."""
+    max_D: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[8])  # noqa: N815 - as the paper has it
+    """With `D: auto`, the largest D that may be chosen."""
+    D: (
+        Annotated[
+            Annotated[Annotated[int, Field(ge=0)], Tag("<number>")] | Annotated[Literal["auto"], Tag("<word>")],
+            Discriminator(_number_branch),
+        ]
+        | None
+    ) = Field(default=None, validate_default=True, examples=[1])
+    """Staleness bound in waves, by default 0: no virtual worker gets more than D + 1 waves ahead. None under `asp`,
+    `none` and `allreduce`. With `stages: auto` also `auto`: the smallest up to `max_D` that is within 2 % of the
+    fastest."""
+    minibatches_per_wave: Annotated[
+        Annotated[PositiveInt, Tag("<number>")] | Annotated[Literal["auto"], Tag("<word>")],
+        Discriminator(_number_branch),
+    ] = Field(default="auto", examples=[4])
+    """N: minibatches whose updates travel together; also the most that are in a pipeline at once. `auto` with `stages:
+    auto`: the smallest within 2 % of the fastest; otherwise 4."""
+    combine: Combine | None = Field(default=None, validate_default=True)
+    """`sum`, the default, adds every virtual worker's updates as they are, `mean` divides them by V first. None under
+    `none` and `allreduce`."""
+    deterministic: bool = Field(default=False, validate_default=True)
+    """Use exactly the required clock, never a newer one, so that the same seed gives the same bits. With
+    `pull: required` exactly the newest clock that may be used, once every D + 1 waves."""
+    pull: PullTiming = Field(default="every_wave", validate_default=True)
+    """When a virtual worker fetches weights: `every_wave`, or only when `required`, where D forbids those that it has.
+    Between two pulls it adds its own updates to what it has, so a larger D saves traffic; updates of the others come
+    later."""
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether parameter servers hold the weights; under `none` and `allreduce` only the stages do."""
+        return self.kind not in WITHOUT_SHARDS
+
+    @field_validator("D")
+    @classmethod
+    def _bound_fits_kind(
+        cls, staleness: int | Literal["auto"] | None, info: ValidationInfo
+    ) -> int | Literal["auto"] | None:
+        kind = info.data.get("kind")
+        if (staleness == "auto") != (info.data.get("max_D") is not None):
+            raise ValueError("`D: auto` and `max_D` belong together; give for example `D: auto, max_D: 8`")
+        unbounded = kind in ("asp", *WITHOUT_SHARDS)
+        if unbounded and staleness is not None:
+            raise ValueError(f"is {staleness}, but `{kind}` has no staleness bound; remove D or use kind: wsp")
+        if kind == "bsp" and staleness:
+            raise ValueError(f"is {staleness}, but `bsp` means D = 0; remove D or use kind: wsp")
+        return 0 if not unbounded and staleness is None else staleness
+
+    @field_validator("combine")
+    @classmethod
+    def _something_to_combine(cls, combine: Combine | None, info: ValidationInfo) -> Combine | None:
+        why_not = WITHOUT_SHARDS.get(info.data.get("kind", ""))
+        if why_not is not None and combine is not None:
+            raise ValueError(f"is {combine}, but {why_not}; remove it")
+        return "sum" if why_not is None and combine is None else combine
+
+    @field_validator("pull")
+    @classmethod
+    def _bound_requires_pulls(cls, pull: PullTiming, info: ValidationInfo) -> PullTiming:
+        kind = info.data.get("kind", "wsp")
+        if pull == "required" and kind in WITHOUT_SHARDS:
+            raise ValueError(f"is required, but under `{kind}` the stages alone hold the weights, and none are pulled")
+        if pull == "required" and kind == "asp":
+            raise ValueError(
+                "is required, but `asp` has no staleness bound that ever requires a pull; use kind: wsp with a D, or "
+                "pull: every_wave"
+            )
+        return pull
+
+    @field_validator("deterministic")
+    @classmethod
+    def _bounded_if_deterministic(cls, deterministic: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
+        if deterministic and info.data.get("kind") == "asp":
+            raise ValueError(
+                "`asp` has no required clock to be deterministic about; use kind: wsp with a D, or deterministic: false"
+            )
+        return deterministic
+
+
+class ParameterServersSection(Section):
+    """The shards that hold the global weights."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
+    """Number of shards, one process each."""
+    placement: Placement = "auto"
+    """`auto`: the fastest with `stages: auto`, else `balanced` · `balanced` puts equally many bytes on every shard and
+    cuts large parameters where that needs it; `round_robin` deals whole layers in turn, as the paper does; `ed_local`
+    puts each layer on the node that computes it, for `stages: auto` where virtual workers agree on that node."""
+
+
+class DeviceEmulation(Section):
+    """One local CPU device that plays a slower one."""
+
+    emulate_as: Annotated[str, AfterValidator(_checked_device_type)] | None = Field(default=None, examples=["RTX_2060"])
+    """A type of the catalogue. The fastest type among the devices in use runs at full speed, the others slower in
+    proportion to their peak FLOP/s."""
+    slowdown: float | None = Field(default=None, ge=1, allow_inf_nan=False, examples=[2.0])
+    """A computation of t seconds takes slowdown·t; None: 1, or what `emulate_as` says."""
+    jitter: float = Field(default=0.0, ge=0, allow_inf_nan=False, examples=[0.1])
+    """Each computation is stretched further by a random factor from [1, 1 + jitter]."""
+
+    @field_validator("slowdown")
+    @classmethod
+    def _one_speed(cls, slowdown: float | None, info: ValidationInfo) -> float | None:
+        if slowdown is not None and info.data.get("emulate_as") is not None:
+            raise ValueError("given beside `emulate_as`, which sets the speed too; keep one of the two")
+        return slowdown
+
+
+class ClusterSection(Section):
+    """The cluster that is planned for, and emulated devices on this machine.
+
+    Without an emulation the devices that the agents find are used as they are.
+    """
+
+    devices: tuple[DeviceEmulation, ...] = ()
+    """Handed out in order, virtual worker by virtual worker, stage by stage; when there are more stages than entries,
+    the list starts again; virtual workers that join later go on in it. `cluster: {slowdown: 2.0}` is short for a list
+    with this one entry: every device is alike."""
+    file: Cluster | None = Field(default=None, examples=["cluster.yaml"])
+    """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content. None: the devices
+    that the agents offer, with links as measured, else assumed."""
+    profile: Profile | None = Field(default=None, examples=["profile.json"])
+    """What each layer costs on each device type: the path of a profile, or its content. None: measured when the run
+    needs it, and estimated for types that are not there."""
+    emulate: bool = Field(default=False, validate_default=True)
+    """CPU devices of this machine play the devices of `file`: a stage takes the time that the profile says, and must
+    fit into that type's memory by the planner's accounting."""
+    emulate_links: bool = Field(default=False, validate_default=True)
+    """With `emulate`: what stages send each other and the shards takes the time of its link in `file`, each flow by
+    itself."""
+    stragglers: dict[str, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """With `emulate`: device → factor by which it is slower than its profile, to emulate a straggler."""
+
+    @field_validator("emulate")
+    @classmethod
+    def _has_what_it_plays(cls, emulate: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
+        if not emulate:
+            return emulate
+        if info.data.get("devices"):
+            raise ValueError("and `devices` exclude each other; keep one of the two emulations")
+        if info.data.get("file", "mentioned elsewhere") is None:
+            raise ValueError("needs `cluster.file`, which says what to play; give its path")
+        return emulate
+
+    @field_validator("emulate_links")
+    @classmethod
+    def _of_emulated_devices(cls, links: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
+        if links and info.data.get("emulate") is False:
+            raise ValueError("needs `emulate: true`, which gives the links their ends")
+        return links
+
+    @field_validator("stragglers")
+    @classmethod
+    def _of_known_devices(cls, stragglers: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if stragglers and info.data.get("emulate") is False:
+            raise ValueError("need `emulate: true`")
+        cluster: Cluster | None = info.data.get("file")
+        known = list(cluster.devices) if cluster is not None else list(stragglers)
+        for device in stragglers:
+            if device not in known:
+                raise ValueError(f"name {shown(device)}; {did_you_mean(device, known)}")
+        return stragglers
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE_PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*", re.ASCII)
+
+#: Variables that a job cannot set, by the reason.
+_NOT_SETTABLE: Mapping[str, tuple[str, ...]] = {
+    "hetpipe sets it itself": ("HETPIPE_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    "it decides which programs and libraries run, which is the operator's to say": (
+        *("PATH", "HOME", "SHELL", "IFS", "ENV", "BASH_ENV", "LD_*", "PYTHON*", "GCONV_PATH", "GLIBC_TUNABLES"),
+        *("MALLOC_*", "VIRTUAL_ENV", "CONDA_PREFIX", "NVIDIA_*", "GRPC_*", "SSL_CERT_*"),
+    ),
+}
+
+
+class EnvironmentSection(Section):
+    """Environment variables of the processes that run your code, beside those that every program needs."""
+
+    inherit: tuple[str, ...] | None = Field(default=None, examples=["[HF_HOME, 'WANDB_*']"])
+    """Names or patterns (`*`, `?`) of variables that each agent passes on from its own environment; their values are
+    written nowhere. None: all of them, and none where the agent serves other machines. There the operator's
+    `--allow-environment` must name what is inherited or set."""
+    set: dict[str, str] = Field(default_factory=dict, examples=["{WANDB_MODE: offline}"])
+    """Name → value. They are part of the job, in its files and at the coordinator: no place for secrets."""
+
+    @field_validator("inherit")
+    @classmethod
+    def _names(cls, inherit: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in inherit or ():
+            if not _VARIABLE_PATTERN.fullmatch(name):
+                raise ValueError(
+                    f"{shown(name)} is no name of a variable and no pattern of names; write for example HF_HOME"
+                )
+            if name.startswith("HETPIPE_"):
+                raise ValueError(f"{name} cannot be inherited: hetpipe sets it itself; remove it")
+        return inherit
+
+    @field_validator("set")
+    @classmethod
+    def _may_be_set(cls, given: dict[str, str]) -> dict[str, str]:
+        for name, value in given.items():
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"{shown(name)} is no name of a variable; write for example HF_HOME")
+            for why, patterns in _NOT_SETTABLE.items():
+                if any(fnmatchcase(name, pattern) for pattern in patterns):
+                    raise ValueError(f"{name} cannot be set by a job: {why}; remove it")
+            if "\0" in value:
+                raise ValueError(f"{name} has a NUL character, which no variable can hold; remove it")
+        return given
+
+
+class CheckpointSection(Section):
+    """When the run is written to disk, beyond the end of each epoch and of the run."""
+
+    every_waves: PositiveInt | None = Field(default=None, examples=[50])
+    """A barrier with a checkpoint every so many waves; None: only where a barrier is due anyway."""
+    keep: PositiveInt = 3
+    """Newest checkpoints kept; older ones are deleted, but for what a virtual worker begins from that is away."""

@@ -1,1 +1,0 @@
-"""Parameter-server shards: tensors, the clock shard, and the stage's client."""

@@ -1,0 +1,1 @@
+"""Text, pages and pictures for people."""

@@ -1,0 +1,281 @@
+"""Why this plan and no other: what holds it back, what alternatives lose, what another N or cut would change. Pure.
+
+Everything follows from the plan by the planner's own formulas, changing one thing and keeping the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
+from hetpipe.decide.planner.job_rate import JobRate, bytes_leaving, job_rate
+from hetpipe.decide.planner.round_trip import round_trip
+from hetpipe.decide.simulator.plan import SimulatedStage
+from hetpipe.report.plan_view import SAME, PlanFacts
+from hetpipe.report.quantities import bytes_text, time_text
+from hetpipe.report.text import count, rate
+from hetpipe.values.cluster import LinkSpec, node_of
+from hetpipe.values.plan_document import Alternative
+from hetpipe.values.policies import least_minibatches_per_wave
+
+#: A closed form and a simulation that differ by less agree.
+_CLOSE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why a plan is as it is, in sentences."""
+
+    bound: str
+    """What holds the job back."""
+    rejected: tuple[Alternative, ...]
+    """Fastest first; what is not possible last. Each says what it loses, and why."""
+    waves: tuple[str, ...]
+    """Why this N."""
+    cuts: tuple[str, ...]
+    """Why these cuts."""
+
+
+def reasons_of(facts: PlanFacts) -> Reasons:
+    """Why this plan."""
+    forecast = _forecast(facts, facts.plan.minibatches_per_wave)
+    others = sorted(facts.plan.alternatives, key=lambda one: -(one.samples_per_second or -1.0))
+    predicted = facts.plan.predicted.samples_per_second
+    return Reasons(
+        bound=f"{_bound(facts, forecast)} {_simulated(forecast, predicted)}",
+        rejected=tuple(others),
+        waves=tuple(_why_waves(facts, forecast)),
+        cuts=tuple(_why_cuts(facts, forecast)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """The closed form for the plan's cuts under some N."""
+
+    memory: MemoryModel
+    slowest: int
+    """The virtual worker that holds the others back."""
+    stages: tuple[int, ...]
+    """Its stage times in ticks."""
+    rate: JobRate
+
+    @property
+    def network_binds(self) -> bool:
+        return self.rate.network_binds
+
+    @property
+    def longest(self) -> int:
+        """The bottleneck stage."""
+        return max(range(len(self.stages)), key=self.stages.__getitem__)
+
+    @property
+    def waits_for_flight(self) -> bool:
+        """The limit of minibatches in flight binds, not the longest stage."""
+        return minibatches_per_tick(self.stages, self.memory) * max(self.stages) < 1 - SAME
+
+
+def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
+    costs, memory = facts.costs, facts.memory(minibatches_per_wave)
+    times = [tuple(ticks(stage.time_ms) for stage in worker.stages) for worker in facts.plan.virtual_workers]
+    rates = [minibatches_per_tick(stage_ticks, memory) for stage_ticks in times]
+    slowest = min(range(len(rates)), key=rates.__getitem__)
+    leaving = [
+        bytes_leaving(stages, costs=costs, placed=facts.simulated.placed, minibatches_per_wave=minibatches_per_wave)
+        for stages in facts.simulated.workers
+    ]
+    cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
+    trip = round_trip(
+        facts.simulated.workers,
+        costs=costs,
+        placed=facts.simulated.placed,
+        memory=memory,
+        staleness=facts.plan.staleness,
+        network_cards=cards,
+        pull=facts.plan.pull,
+    )
+    whole = job_rate(
+        rates[slowest], leaving, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards, trip=trip
+    )
+    return _Forecast(memory, slowest, times[slowest], whole)
+
+
+def _bound(facts: PlanFacts, forecast: _Forecast) -> str:
+    if forecast.network_binds:
+        return (
+            f"The network card of {forecast.rate.busiest_node} binds: it lets "
+            f"{rate(forecast.rate.network_samples_per_second)} samples/s through, where the stages alone would do "
+            f"{rate(forecast.rate.compute_samples_per_second)}."
+        )
+    if forecast.rate.round_trip_binds:
+        bound = facts.plan.staleness
+        return (
+            f"The round trip of weights binds (push, sum, publish, pull), with D = {bound} and N = "
+            f"{facts.plan.minibatches_per_wave}: it lets {rate(forecast.rate.round_trip_samples_per_second)} samples/s "
+            f"through, where the stages alone would do {rate(forecast.rate.compute_samples_per_second)}; "
+            "a larger D or N lets more."
+        )
+    if forecast.waits_for_flight:
+        return _flight_binds(forecast)
+    index = forecast.longest
+    stage = facts.plan.virtual_workers[forecast.slowest].stages[index]
+    compute_ms = stage.time_ms - stage.receive_ms
+    share = f", {time_text(compute_ms)} compute and {time_text(stage.receive_ms)} transfers" if stage.receive_ms else ""
+    what = "its compute" if compute_ms >= stage.receive_ms else "its links"
+    return (
+        f"Stage {index} of virtual worker {forecast.slowest} on {stage.device} ({stage.type}) binds, by {what}: "
+        f"{time_text(stage.time_ms)} per minibatch{share}."
+    )
+
+
+def _simulated(forecast: _Forecast, predicted: float) -> str:
+    closed_form = forecast.rate.samples_per_second
+    if abs(predicted / closed_form - 1) < _CLOSE:
+        return f"That allows {rate(closed_form)} samples/s, and the simulation agrees."
+    return (
+        f"That allows {rate(closed_form)} samples/s; the simulation, in which stages send while they compute, share "
+        f"links and wait for weights, gives {rate(predicted)}."
+    )
+
+
+def _flight_binds(forecast: _Forecast) -> str:
+    n, whole_ms = forecast.memory.minibatches_per_wave, milliseconds(sum(forecast.stages))
+    longest = time_text(milliseconds(max(forecast.stages)))
+    if forecast.memory.weights == "flush":
+        return (
+            f"Draining binds: virtual worker {forecast.slowest} empties its pipeline of {time_text(whole_ms)} after "
+            f"every wave of {n}; without that its longest stage, {longest}, would."
+        )
+    k = len(forecast.stages)
+    behind, held = min(
+        ((sum(forecast.stages[index:]), forecast.memory.in_flight(index, k)) for index in range(k)),
+        key=lambda entry: entry[1] / entry[0] if entry[0] else float("inf"),
+    )
+    return (
+        f"The minibatches in flight bind: virtual worker {forecast.slowest} holds at most {held} on a way of "
+        f"{time_text(milliseconds(behind))}; its longest stage alone, {longest}, would let more through."
+    )
+
+
+# -- why this N ------------------------------------------------------------------------------------------------------
+
+
+def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
+    plan = facts.plan
+    n = plan.minibatches_per_wave
+    if plan.allocation == "parallel":
+        v, b = len(plan.virtual_workers), facts.costs.profile.batch_size
+        return [f"N = {n} makes up the global batch: {count(v, 'virtual worker')} × {n} × {b} samples = {v * n * b}."]
+    if facts.options.minibatches_per_wave is not None:
+        sentences = [f"N = {n} was asked for."]
+    else:
+        sentences = [f"N = {n} is the smallest within 2 % of the fastest; larger waves keep weights back for longer."]
+    most_stages = max(len(worker.stages) for worker in plan.virtual_workers)
+    step = facts.options.accumulate
+    if n - step >= least_minibatches_per_wave(forecast.memory.weights, most_stages):
+        sentences.append(_with_waves_of(facts, forecast, n - step))
+    sentences.append(_with_waves_of(facts, forecast, n + step))
+    return sentences
+
+
+def _with_waves_of(facts: PlanFacts, forecast: _Forecast, minibatches_per_wave: int) -> str:
+    start = f"With these cuts N = {minibatches_per_wave}"
+    shortage = _largest_shortage(facts, minibatches_per_wave)
+    if shortage is not None:
+        return f"{start} does not fit: {shortage}."
+    there = _forecast(facts, minibatches_per_wave).rate.samples_per_second
+    change = there / forecast.rate.samples_per_second - 1
+    by = "by the closed form"
+    if abs(change) < SAME:
+        return f"{start} is as fast {by}, {rate(there)} samples/s."
+    gain = f"{rate(there)} samples/s {by}, {100 * abs(change):.1f} % {'more' if change > 0 else 'less'}"
+    most = facts.plan.searched_minibatches_per_wave
+    beyond = f"; the search stopped at {most}" if change > 0 and most and minibatches_per_wave > most else ""
+    return f"{start} gives {gain}{beyond}."
+
+
+def _largest_shortage(facts: PlanFacts, minibatches_per_wave: int) -> str | None:
+    """The stage of the plan that misses most memory under another N."""
+    costs, memory = facts.costs, facts.memory(minibatches_per_wave)
+    worst, sentence = 0, None
+    for vw, stages in enumerate(facts.simulated.workers):
+        for index, stage in enumerate(stages):
+            missing = _bytes_of(stage, index, len(stages), costs, memory) - costs.memory_bytes[stage.kind]
+            if missing > worst:
+                worst = missing
+                sentence = f"stage {index} of virtual worker {vw} would miss {bytes_text(missing)} on {stage.device}"
+    return sentence
+
+
+def _bytes_of(stage: SimulatedStage, index: int, num_stages: int, costs: Costs, memory: MemoryModel) -> int:
+    return costs.stage_bytes(
+        stage.first, stage.last, stage=index, num_stages=num_stages, memory=memory, recompute=stage.recompute
+    )
+
+
+# -- why these cuts --------------------------------------------------------------------------------------------------
+
+
+def _why_cuts(facts: PlanFacts, forecast: _Forecast) -> list[str]:
+    stages = facts.simulated.workers[forecast.slowest]
+    index = forecast.longest
+    stage = stages[index]
+    longest = time_text(milliseconds(forecast.stages[index]))
+    where = f"stage {index} on {stage.device}"
+    num_layers = count(stage.last - stage.first, "layer")
+    sentences = [f"The longest stage of virtual worker {forecast.slowest} is {where}, {longest} for {num_layers}."]
+    if len(stages) == 1:
+        return [*sentences, "It is the only one, so there is no cut to move."]
+    if stage.last - stage.first == 1:
+        return [*sentences, "A single layer cannot be cut further."]
+    if index:
+        sentences.append(_moved(facts, forecast, stages, _Move(index, index - 1, stage.first)))
+    if index + 1 < len(stages):
+        sentences.append(_moved(facts, forecast, stages, _Move(index, index + 1, stage.last - 1)))
+    return sentences
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A layer at the edge of a stage goes to the neighbour."""
+
+    source: int
+    target: int
+    layer: int
+
+
+def _moved(facts: PlanFacts, forecast: _Forecast, stages: Sequence[SimulatedStage], move: _Move) -> str:
+    changed = list(stages)
+    source, target = stages[move.source], stages[move.target]
+    if move.target < move.source:
+        changed[move.source] = replace(source, first=move.layer + 1)
+        changed[move.target] = replace(target, last=move.layer + 1)
+    else:
+        changed[move.source] = replace(source, last=move.layer)
+        changed[move.target] = replace(target, first=move.layer)
+    name = facts.costs.profile.layers[move.layer].name
+    start = (
+        f"With its {'first' if move.target < move.source else 'last'} layer, {name}, on stage {move.target} instead,"
+    )
+    needed = _bytes_of(changed[move.target], move.target, len(stages), facts.costs, forecast.memory)
+    missing = needed - facts.costs.memory_bytes[target.kind]
+    if missing > 0:
+        return f"{start} {target.device} would miss {bytes_text(missing)}."
+    times = _stage_ticks(changed, facts.costs)
+    slowest = max(range(len(times)), key=times.__getitem__)
+    now = f"the longest would be stage {slowest} with {time_text(milliseconds(times[slowest]))}"
+    better = ", but the job no faster" if times[slowest] < max(forecast.stages) else ""
+    return f"{start} {now}{better}."
+
+
+def _stage_ticks(stages: Sequence[SimulatedStage], costs: Costs) -> list[int]:
+    links: list[LinkSpec | None] = [
+        costs.cluster.link(node_of(here.device), node_of(behind.device)) for here, behind in pairwise(stages)
+    ]
+    return [
+        costs.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute)
+        + costs.receive_ticks(stage.first, stage.last, before, behind)
+        for stage, before, behind in zip(stages, [None, *links], [*links, None], strict=True)
+    ]

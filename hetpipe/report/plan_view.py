@@ -1,0 +1,358 @@
+"""A plan as it is shown, on a terminal or as a page: values that both draw, with their words. Pure.
+
+Virtual workers whose pipelines cost the same on the same types are shown once: an ED plan is one picture, however many
+virtual workers it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.waves import MOST_MINIBATCHES
+from hetpipe.decide.simulator.documents import schedule_in, simulated_plan
+from hetpipe.decide.simulator.plan import SimulatedPlan
+from hetpipe.decide.simulator.traffic import Traffic, flows_of
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import count, percent, rate
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
+
+ALL_REDUCE = "allreduce"
+SINGLE = "single:"
+
+#: Rates that differ by less are shown as equal.
+SAME = 5e-4
+
+#: More names than this are not read but counted.
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """A plan with what it was made from. Everything shown follows from it."""
+
+    plan: PlanDocument
+    costs: Costs
+    options: PlanOptions
+
+    def memory(self, minibatches_per_wave: int) -> MemoryModel:
+        """What stages keep with another N."""
+        return self.options.memory(minibatches_per_wave)
+
+    @cached_property
+    def simulated(self) -> SimulatedPlan:
+        """The plan as the simulator takes it."""
+        return simulated_plan(self.plan, self.costs)
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One stage; times and bytes per minibatch."""
+
+    device: DeviceId
+    kind: str
+    layers: str
+    """`0–12`, the last one included."""
+    names: str
+    """`stem … head`."""
+    forward_ms: float
+    backward_ms: float
+    """With the forward again, where the stage recomputes."""
+    receive_ms: float
+    parameter_bytes: int
+    """Of all copies and the optimizer's tensors."""
+    activation_bytes: int
+    """Of all minibatches in flight."""
+    reserve_bytes: int
+    device_bytes: int
+    in_flight: int
+    is_recomputed: bool
+    is_bottleneck: bool
+    is_estimated: bool
+    utilisation: float | None = None
+    """MFU; None where it is not known."""
+
+    @property
+    def time_ms(self) -> float:
+        """Stage time."""
+        return self.forward_ms + self.backward_ms + self.receive_ms
+
+    @property
+    def memory_bytes(self) -> int:
+        """All that the stage keeps."""
+        return self.parameter_bytes + self.activation_bytes + self.reserve_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineView:
+    """Virtual workers that are alike."""
+
+    workers: tuple[int, ...]
+    stages: tuple[StageView, ...]
+    """Of the first of them."""
+    devices: tuple[tuple[DeviceId, ...], ...]
+    """Of each of them, stage by stage."""
+    samples_per_second: float
+    """Of each, by itself."""
+    bottleneck_ms: float
+    is_slowest: bool
+
+    @property
+    def heading(self) -> str:
+        """`virtual workers 0–3, alike`."""
+        if len(self.workers) == 1:
+            return f"virtual worker {self.workers[0]}"
+        return f"virtual workers {_ranges(self.workers)}, alike"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedView:
+    """One way to train, and how fast it is."""
+
+    name: str
+    samples_per_second: float | None
+    """None: it cannot be done."""
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """Everything on the screen and the page, but the reasons."""
+
+    title: str
+    subtitle: str
+    speeds: tuple[SpeedView, ...]
+    """This plan first, then all-reduce, then the best single device."""
+    pipelines: tuple[PipelineView, ...]
+    facts: tuple[tuple[str, str], ...]
+    """Label and sentence."""
+    estimated: tuple[str, ...]
+    """Types in use whose times were not measured."""
+    remarks: tuple[str, ...]
+    """What the user should know before training by this plan."""
+
+    @property
+    def longest_ms(self) -> float:
+        """The largest stage time: the full length of a time bar."""
+        return max(stage.time_ms for pipeline in self.pipelines for stage in pipeline.stages)
+
+
+def view_of(facts: PlanFacts) -> PlanView:
+    """What is shown of a plan."""
+    plan = facts.plan
+    num_used = sum(len(worker.stages) for worker in plan.virtual_workers)
+    num_devices = num_used + len(plan.idle_devices)
+    used = {stage.type for worker in plan.virtual_workers for stage in worker.stages}
+    return PlanView(
+        title=f"{plan.model}: {count(len(plan.virtual_workers), 'virtual worker')} on {num_used} of "
+        f"{count(num_devices, 'device')}",
+        subtitle=f"allocation {plan.allocation} · {count(facts.costs.profile.batch_size, 'sample')} per minibatch · "
+        f"{count(facts.costs.num_layers, 'layer')} · weights {plan.weights} · schedule {schedule_in(plan)}",
+        speeds=_speeds(plan),
+        pipelines=_pipelines(facts),
+        facts=tuple(_facts(facts)),
+        estimated=tuple(kind for kind in facts.costs.profile.estimated if kind in used),
+        remarks=tuple(_remarks(plan)),
+    )
+
+
+def best_single(alternatives: Sequence[Alternative]) -> Alternative | None:
+    """The fastest device by itself; None if none holds the model."""
+    able = [one for one in alternatives if one.name.startswith(SINGLE) and one.samples_per_second is not None]
+    return max(able, key=_rate_of, default=None)
+
+
+def _speeds(plan: PlanDocument) -> tuple[SpeedView, ...]:
+    predicted = plan.predicted.samples_per_second
+    speeds = [SpeedView("this plan", predicted, "simulated")]
+    others = [one for one in plan.alternatives if one.name == ALL_REDUCE]
+    names = ["all-reduce"] * len(others)
+    single = best_single(plan.alternatives)
+    if single is not None:
+        others.append(single)
+        names.append(f"one {single.name.removeprefix(SINGLE)}")
+    for name, other in zip(names, others, strict=True):
+        speeds.append(SpeedView(name, other.samples_per_second, other.reason))
+    if single is None and any(one.name.startswith(SINGLE) for one in plan.alternatives):
+        speeds.append(SpeedView("one device", None, "none holds the whole model"))
+    return tuple(speeds)
+
+
+def _remarks(plan: PlanDocument) -> Iterator[str]:
+    """Whatever the simulation finds faster than the plan."""
+    least = plan.predicted.samples_per_second * (1 + SAME)
+    faster = [one for one in plan.alternatives if _rate_of(one) > least]
+    baselines = [one for one in faster if one.name == ALL_REDUCE or one.name.startswith(SINGLE)]
+    allocations = [one for one in faster if one not in baselines]
+    if allocations:
+        best = max(allocations, key=_rate_of)
+        yield (
+            f"By the simulation {best.name} would be faster, {rate(_rate_of(best))} samples/s: plan it with "
+            f"--allocation {best.name}."
+        )
+    for one in baselines[:1]:
+        if one.name == ALL_REDUCE:
+            yield (
+                f"All-reduce would be faster, {rate(_rate_of(one))} samples/s {one.reason.rpartition('; ')[2]}: set "
+                "`sync: {kind: allreduce, minibatches_per_wave: 1}`, `weights: flush` and `workers: {count: …, stages: "
+                "1}` with as many virtual workers as these devices."
+            )
+        else:
+            yield (
+                f"One {one.name.removeprefix(SINGLE)} is faster than this plan: where the whole model fits on a "
+                "device, that is the better way."
+            )
+
+
+def _rate_of(alternative: Alternative) -> float:
+    return alternative.samples_per_second or 0.0
+
+
+def _pipelines(facts: PlanFacts) -> tuple[PipelineView, ...]:
+    workers = facts.plan.virtual_workers
+    slowest = min(worker.samples_per_second for worker in workers)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, worker in enumerate(workers):
+        alike.setdefault(tuple(_cost_of(stage) for stage in worker.stages), []).append(index)
+    return tuple(
+        PipelineView(
+            workers=tuple(indices),
+            stages=tuple(_stages(facts, workers[indices[0]])),
+            devices=tuple(tuple(stage.device for stage in workers[index].stages) for index in indices),
+            samples_per_second=workers[indices[0]].samples_per_second,
+            bottleneck_ms=workers[indices[0]].bottleneck_ms,
+            is_slowest=workers[indices[0]].samples_per_second == slowest,
+        )
+        for indices in alike.values()
+    )
+
+
+def _cost_of(stage: PlannedStage) -> tuple[object, ...]:
+    """All of a stage but its device's name."""
+    return tuple(value for key, value in stage if key != "device")
+
+
+def _stages(facts: PlanFacts, worker: PlannedWorker) -> list[StageView]:
+    costs, plan = facts.costs, facts.plan
+    memory = facts.memory(plan.minibatches_per_wave)
+    bottleneck = max(range(len(worker.stages)), key=lambda index: worker.stages[index].time_ms)
+    found = []
+    for index, stage in enumerate(worker.stages):
+        first, last = stage.layers
+        forward = milliseconds(costs.forward[stage.type][last] - costs.forward[stage.type][first])
+        copies = memory.copies(index, len(worker.stages))
+        parameter_bytes = copies * (costs.parameter_bytes[last] - costs.parameter_bytes[first])
+        found.append(
+            StageView(
+                device=stage.device,
+                kind=stage.type,
+                layers=f"{first}–{last - 1}" if last - first > 1 else str(first),
+                names=_names(facts, first, last),
+                forward_ms=forward,
+                backward_ms=stage.time_ms - stage.receive_ms - forward,
+                receive_ms=stage.receive_ms,
+                parameter_bytes=parameter_bytes,
+                activation_bytes=stage.memory_bytes - parameter_bytes - memory.reserve_bytes,
+                reserve_bytes=memory.reserve_bytes,
+                device_bytes=costs.memory_bytes[stage.type],
+                in_flight=memory.in_flight(index, len(worker.stages)),
+                is_recomputed=stage.recompute,
+                is_bottleneck=index == bottleneck,
+                is_estimated=stage.type in costs.profile.estimated,
+                utilisation=stage.model_flops_utilisation,
+            )
+        )
+    return found
+
+
+def _names(facts: PlanFacts, first: int, last: int) -> str:
+    layers = facts.costs.profile.layers
+    ends = (layers[first].name, layers[last - 1].name)
+    return ends[0] if last - first == 1 else " … ".join(ends)
+
+
+def _facts(facts: PlanFacts) -> list[tuple[str, str]]:
+    plan = facts.plan
+    return [
+        ("in a wave", f"N = {plan.minibatches_per_wave} minibatches; {_most_minibatches(plan)}"),
+        *_synchronisation(facts),
+        ("over the network", _crossing(facts)),
+        *_model_speed(plan.predicted),
+        ("idle", _listed([f"{name} ({facts.costs.cluster.devices[name]})" for name in plan.idle_devices]) or "nothing"),
+    ]
+
+
+def _model_speed(predicted: Predicted) -> list[tuple[str, str]]:
+    """Tokens and operations, at the speed of the plan."""
+    told = []
+    if predicted.tokens_per_second is not None:
+        told.append(("tokens", f"{rate(predicted.tokens_per_second)} tokens/s"))
+    if predicted.model_flops_utilisation is not None:
+        share = percent(predicted.model_flops_utilisation)
+        told.append(("MFU", f"{share} of the peak of the devices in use"))
+    elif predicted.model_flops_utilisation_reason is not None:
+        told.append(("MFU", f"not given: {predicted.model_flops_utilisation_reason}"))
+    return told
+
+
+def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:
+    plan = facts.plan
+    if not plan.has_shards:
+        return [("shards", "none; the stages alone hold the weights")]
+    return [
+        ("staleness", "D = ∞, no bound" if plan.staleness is None else f"D = {plan.staleness}"),
+        (
+            "shards",
+            f"{len(plan.shards)} on {_listed(list(dict.fromkeys(plan.shards)))}, {plan.placement_policy or 'by hand'}",
+        ),
+    ]
+
+
+def _most_minibatches(plan: PlanDocument) -> str:
+    most, searched = plan.max_minibatches_per_wave, plan.searched_minibatches_per_wave
+    tried = "" if searched is None else f"up to {searched} were tried, "
+    if min(most) >= MOST_MINIBATCHES:
+        return f"{tried}memory allows {MOST_MINIBATCHES} and more"
+    if len(set(most)) == 1:
+        return f"{tried}memory allows {most[0]}"
+    return f"{tried}memory allows {_listed([str(one) for one in most])} (virtual workers in order)"
+
+
+def _crossing(facts: PlanFacts) -> str:
+    total = facts.plan.predicted.cross_node_bytes_per_minibatch
+    if not total:
+        return "nothing leaves its node"
+    num_minibatches = len(facts.plan.virtual_workers) * facts.plan.minibatches_per_wave
+    per_wave = sum(
+        flow.num_bytes
+        for flow in flows_of(facts.simulated, facts.costs)
+        if flow.traffic in (Traffic.PUSH, Traffic.PULL) and flow.source != flow.target
+    )
+    weights = per_wave / num_minibatches
+    if not weights:
+        parts = "all of it activations and gradients"
+    elif weights == total:
+        parts = "all of it pushes and pulls"
+    else:
+        parts = f"{bytes_text(total - weights)} activations and gradients, {bytes_text(weights)} pushes and pulls"
+    return f"{bytes_text(total)} leave a node per minibatch: {parts}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, neighbours joined: `0–2, 5`."""
+    ends: list[list[int]] = []
+    for number in numbers:
+        if ends and number == ends[-1][1] + 1:
+            ends[-1][1] = number
+        else:
+            ends.append([number, number])
+    return _listed([str(first) if first == last else f"{first}–{last}" for first, last in ends])

@@ -1,0 +1,239 @@
+"""What of a run's progress is shown, as text: the model behind the live table and the piped lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hetpipe.report.text import count, duration, loss_first, measure, pairs, percent, rate
+from hetpipe.values.events import (
+    Evaluated,
+    JobState,
+    ProgressTable,
+    ReplanJudged,
+    Rewound,
+    StageRow,
+    Straggling,
+    VirtualWorkerRow,
+    WorkerLeft,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+    WorkerReplanned,
+)
+from hetpipe.values.life_state import WORKING, LifeState
+
+#: What a state means, for people.
+STATE_TEXTS: dict[JobState, str] = {
+    JobState.SUBMITTED: "handed in",
+    JobState.PENDING: "waiting in the queue for devices and parameter servers",
+    JobState.INSPECTING: "inspecting the model",
+    JobState.PLANNING: "planning who does what",
+    JobState.STARTING: "starting the stages",
+    JobState.RUNNING: "running",
+    JobState.STOPPING: "stopping",
+    JobState.FINISHED: "finished",
+    JobState.STOPPED: "stopped",
+    JobState.FAILED: "failed",
+}
+
+
+def headings(table: ProgressTable) -> list[str]:
+    """Headings of the live table; the bound on the distance stands with its column."""
+    bound = "no bound" if table.staleness is None else f"D = {table.staleness}"
+    return ["worker", "stages: layers on device", "clock", f"ahead ({bound})", "samples/s", "loss", "waiting", "ETA"]
+
+
+def cells(table: ProgressTable) -> list[list[str]]:
+    """The live table's rows, one per virtual worker."""
+    return [
+        [
+            str(row.vw),
+            stages_text(row.stages),
+            str(row.clock),
+            distance_text(row, table.staleness),
+            rate(row.samples_per_second),
+            measure(row.loss),
+            percent(row.waiting_share),
+            # All end at one barrier.
+            duration(table.eta_seconds),
+        ]
+        for row in table.rows
+    ]
+
+
+def stages_text(stages: Sequence[StageRow]) -> str:
+    """Which layers are where, first stage first.
+
+    >>> from hetpipe.values.ids import DeviceId, LayerIndex
+    >>> rows = [(0, 1, "n0/0"), (1, 4, "n0/1")]
+    >>> stages_text([StageRow(LayerIndex(first), LayerIndex(last), DeviceId(on)) for first, last, on in rows])
+    '0 on n0/0, 1-3 on n0/1'
+    """
+    return ", ".join(f"{_layers(stage)} on {stage.device}" for stage in stages)
+
+
+def _layers(stage: StageRow) -> str:
+    last = stage.last_layer - 1
+    return str(stage.first_layer) if last == stage.first_layer else f"{stage.first_layer}-{last}"
+
+
+def distance_text(row: VirtualWorkerRow, staleness: int | None) -> str:
+    """Waves ahead of the slowest, of how many are allowed; where one stands that does not compute, or goes."""
+    if row.state not in WORKING:
+        return row.state
+    ahead = str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
+    return f"{ahead}, {row.state}" if row.state is LifeState.LEAVING else ahead
+
+
+def totals_text(table: ProgressTable) -> str:
+    """The run as a whole: `epoch 3, 3972 of 28840 samples (13.8 %), 4151 samples/s, ETA 6.0 s`."""
+    share = percent(table.samples / table.total_samples) if table.total_samples else "-"
+    return (
+        f"epoch {table.epoch}, {table.samples} of {count(table.total_samples, 'sample')} ({share}), "
+        f"{rate(table.samples_per_second)} samples/s, "
+        f"{speeds_text(table.tokens_per_second, table.model_flops_utilisation)}ETA {duration(table.eta_seconds)}"
+    )
+
+
+def speeds_text(tokens_per_second: float | None, model_flops_utilisation: float | None) -> str:
+    """Tokens and operations, where they are known, each with a comma behind: `9120 tokens/s, 41.0 % MFU, `."""
+    tokens = "" if tokens_per_second is None else f"{rate(tokens_per_second)} tokens/s, "
+    return tokens if model_flops_utilisation is None else f"{tokens}{percent(model_flops_utilisation)} MFU, "
+
+
+def no_utilisation_text(reason: str) -> str:
+    """Why MFU is not among the figures."""
+    return f"no MFU: {reason}"
+
+
+def slow_text(slow: Straggling) -> str:
+    """Who takes longer than planned: `stage 1 of virtual worker 0 takes 9.5 times as long as planned`."""
+    return f"stage {slow.stage} of virtual worker {slow.vw} takes {slow.factor:.1f} times as long as planned"
+
+
+def evaluation_text(evaluated: Evaluated) -> str:
+    """The latest evaluation: `evaluation after epoch 2: loss 0.1312, accuracy 0.9634 (355 samples)`."""
+    values = ", ".join(f"{name} {measure(value)}" for name, value in _loss_first(evaluated.values).items())
+    samples = count(evaluated.samples, "sample")
+    return f"evaluation {place_of(evaluated)}: {values} ({samples})"
+
+
+class _Placed(Protocol):
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def clock(self) -> int: ...
+    @property
+    def within_epoch(self) -> bool: ...
+
+
+def place_of(evaluated: _Placed) -> str:
+    """`after epoch 2, clock 12`, or `in epoch 3, clock 15`."""
+    return f"{'in' if evaluated.within_epoch else 'after'} epoch {evaluated.epoch}, clock {evaluated.clock}"
+
+
+def _loss_first(values: dict[str, float]) -> dict[str, float]:
+    return {name: values[name] for name in loss_first(values)}
+
+
+def _other_speeds(table: ProgressTable) -> dict[str, object]:
+    values = {"tokens_per_second": table.tokens_per_second, "model_flops_utilisation": table.model_flops_utilisation}
+    return {name: round(value, 4) for name, value in values.items() if value is not None}
+
+
+def table_line(table: ProgressTable) -> str:
+    """The whole table as one `key=value` line."""
+    values: dict[str, object] = {
+        "state": JobState.RUNNING,
+        "epoch": table.epoch,
+        "samples": f"{table.samples}/{table.total_samples}",
+        "samples_per_second": round(table.samples_per_second, 1),
+        **_other_speeds(table),
+        "eta_seconds": None if table.eta_seconds is None else round(table.eta_seconds, 1),
+        "global_clock": table.global_clock,
+        "D": "none" if table.staleness is None else table.staleness,
+    }
+    for row in table.rows:
+        name = f"vw{row.vw}"
+        values[f"{name}.state"] = None if row.state is LifeState.READY else row.state
+        values[f"{name}.clock"] = row.clock
+        values[f"{name}.ahead"] = row.distance if row.state in WORKING else None
+        values[f"{name}.samples_per_second"] = round(row.samples_per_second, 1)
+        values[f"{name}.loss"] = row.loss
+        values[f"{name}.waiting_percent"] = round(100 * row.waiting_share, 1)
+    for slow in table.slow:
+        values[f"vw{slow.vw}.stage{slow.stage}.slower_than_planned"] = round(slow.factor, 1)
+    return pairs(values)
+
+
+def evaluation_line(evaluated: Evaluated) -> str:
+    """An evaluation as one `key=value` line."""
+    place: dict[str, object] = {"event": "evaluation", "epoch": evaluated.epoch, "clock": evaluated.clock}
+    if not evaluated.whole:
+        place["whole"] = "false"
+    return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})
+
+
+WorkerEvent = WorkerLost | WorkerRejoined | WorkerLeft | WorkerQuarantined | WorkerReplanned | ReplanJudged
+
+
+def life_text(event: WorkerEvent) -> str:
+    """What happened to a virtual worker: `virtual worker 1 is lost (life 1): …`. People count lives from 1."""
+    match event:
+        case WorkerLost():
+            return f"virtual worker {event.vw} is lost (life {event.incarnation + 1}): {event.sentence}"
+        case WorkerRejoined():
+            return f"virtual worker {event.vw} is ready (life {event.incarnation + 1}); it joins at the next barrier"
+        case WorkerLeft(returns=True):
+            return f"virtual worker {event.vw} has left (life {event.incarnation + 1}); it comes back as soon as it can"
+        case WorkerLeft():
+            back = f"`hetpipe workers add {event.vw}` brings it back"
+            return f"virtual worker {event.vw} has left (life {event.incarnation + 1}); {back}"
+        case WorkerReplanned():
+            moved = f"layers {_counts(event.before)} become {_counts(event.after)}"
+            gain = "" if event.foreseen is None else f"; the job is to be {percent(event.foreseen)} faster"
+            return f"virtual worker {event.vw} has a new plan: {moved}{gain}"
+        case WorkerQuarantined() | ReplanJudged():
+            return event.sentence
+
+
+def _counts(layers: Sequence[int]) -> str:
+    """Layers of each stage.
+
+    >>> _counts((3, 5))
+    '3-5'
+    """
+    return "-".join(map(str, layers))
+
+
+def rewind_text(event: Rewound) -> str:
+    """That the whole job went back: what is lost, and why."""
+    lost = f"what was committed from clock {event.to_clock} to {event.from_clock} is lost and is trained again"
+    return f"THE JOB WENT BACK TO CLOCK {event.to_clock}: {lost}, in {event.folder}; {event.sentence}"
+
+
+def rewind_line(event: Rewound) -> str:
+    """The same as one `key=value` line."""
+    clocks: dict[str, object] = {"from_clock": event.from_clock, "to_clock": event.to_clock}
+    return pairs({"event": event.kind, **clocks, "folder": event.folder, "sentence": event.sentence})
+
+
+def life_line(event: WorkerEvent) -> str:
+    """The same as one `key=value` line."""
+    told: dict[str, object]
+    match event:
+        case WorkerLost(incarnation=life, sentence=sentence):
+            told = {"life": life + 1, "sentence": sentence}
+        case WorkerRejoined(incarnation=life):
+            told = {"life": life + 1}
+        case WorkerLeft(incarnation=life, returns=returns):
+            told = {"life": life + 1, "returns": returns}
+        case WorkerReplanned(incarnation=life):
+            told = {"life": life + 1, "before": _counts(event.before), "after": _counts(event.after)}
+            told["foreseen_percent"] = None if event.foreseen is None else round(100 * event.foreseen, 1)
+        case WorkerQuarantined(sentence=sentence):
+            told = {"sentence": sentence}
+        case ReplanJudged(gained=gained, sentence=sentence):
+            told = {"gained_percent": None if gained is None else round(100 * gained, 1), "sentence": sentence}
+    return pairs({"event": event.kind, "vw": event.vw, **told})

@@ -1,0 +1,181 @@
+"""How a run is shown while it goes on. The question; siblings and `live` are the answers.
+
+`LineView` writes one structured line every few seconds, for pipes and logs; `live.LiveView` keeps a table on a
+terminal; `CallbackView` hands events to a function; `SilentView` shows nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+from hetpipe.clock import Clock
+from hetpipe.report.conditions import condition_line
+from hetpipe.report.progress import WorkerEvent, evaluation_line, life_line, rewind_line, table_line
+from hetpipe.report.text import pairs
+from hetpipe.values.events import (
+    ConditionCleared,
+    ConditionRaised,
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    ProgressTable,
+    Rewound,
+    StateChanged,
+    Waiting,
+)
+
+#: Seconds between two lines about the progress, and between two evaluations.
+LINE_SECONDS = 5.0
+EVALUATION_SECONDS = 1.0
+
+#: Until the same wait is told a second time; the next times take twice as long each, up to the last.
+WAIT_SECONDS = 10.0
+MAX_WAIT_SECONDS = 300.0
+
+
+class View(Protocol):
+    """Shows one run. Belongs to one thread. Never raises because nobody can read it any more: the run goes on."""
+
+    def show(self, event: JobEvent) -> None:
+        """Show an event of the job."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """Show a remark that is no event."""
+        ...
+
+    def close(self) -> None:
+        """Show what is held back and leave the terminal as it was. Idempotent; remarks may still follow."""
+        ...
+
+
+class SilentView(View):
+    """Shows nothing."""
+
+    def show(self, event: JobEvent) -> None:
+        """Forget it."""
+
+    def say(self, sentence: str) -> None:
+        """Forget it."""
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class CallbackView(SilentView):
+    """Hands every event to a function; what that raises ends the run."""
+
+    def __init__(self, callback: Callable[[JobEvent], None]) -> None:
+        self._callback = callback
+
+    def show(self, event: JobEvent) -> None:
+        """See `View.show`."""
+        self._callback(event)
+
+
+class LineView(View):
+    """One `key=value` line per event. Progress and evaluations come often, so each kind keeps to a pace."""
+
+    def __init__(self, stream: TextIO, clock: Clock) -> None:
+        self._stream: TextIO | None = stream
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._progress = _Pace(LINE_SECONDS)
+        self._evaluations = _Pace(EVALUATION_SECONDS)
+        self._waits = _Waits()
+
+    def show(self, event: JobEvent) -> None:
+        """See `View.show`."""
+        match event:
+            case StateChanged(state=state, remark=remark):
+                if state.is_terminal:
+                    self._write_held_back()
+                self._write(pairs({"state": state} | ({"sentence": remark} if remark else {})))
+            case Waiting(sentence=sentence, seconds=seconds):
+                line = pairs({"event": "waiting", "seconds": round(seconds, 1), "sentence": sentence})
+                self._write(self._waits.admit(event, line, now=self._clock.monotonic()))
+            case Evaluated():
+                self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
+            case ProgressTable():
+                self._write(self._progress.admit(table_line(event), now=self._clock.monotonic()))
+            case _ if isinstance(event, WorkerEvent):
+                self._write(life_line(event))
+            case Rewound():
+                self._write(rewind_line(event))
+            case ConditionRaised() | ConditionCleared():
+                self._write(condition_line(event))
+            case JobEnded():
+                """The state has told it."""
+
+    def say(self, sentence: str) -> None:
+        """See `View.say`."""
+        self._write(pairs({"event": "note", "sentence": sentence}))
+
+    def close(self) -> None:
+        """See `View.close`."""
+        self._write_held_back()
+
+    def _write_held_back(self) -> None:
+        for pace in (self._progress, self._evaluations):
+            self._write(pace.release())
+
+    def _write(self, line: str | None) -> None:
+        if self._stream is None or line is None:
+            return
+        try:
+            self._stream.write(f"t={self._clock.monotonic() - self._began:.1f} {line}\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Its reader is gone, or the stream is closed.
+            self._stream = None
+
+
+def same_wait(one: Waiting, other: Waiting) -> bool:
+    """Whether both tell of one wait: they differ in numbers only, as in how long it lasts and how far somebody is."""
+    return _NUMBERS.sub("0", one.sentence) == _NUMBERS.sub("0", other.sentence) and other.seconds >= one.seconds
+
+
+_NUMBERS = re.compile(r"\d+(\.\d+)?")
+
+
+class _Waits:
+    """Lets a new wait through at once, and the same one again more and more rarely."""
+
+    def __init__(self) -> None:
+        self._newest: Waiting | None = None
+        self._pause = WAIT_SECONDS
+        self._next = 0.0
+
+    def admit(self, event: Waiting, line: str, *, now: float) -> str | None:
+        """The line if its time has come."""
+        is_same = self._newest is not None and same_wait(self._newest, event)
+        self._newest = event
+        if is_same and now < self._next:
+            return None
+        self._pause = min(2 * self._pause, MAX_WAIT_SECONDS) if is_same else WAIT_SECONDS
+        self._next = now + self._pause
+        return line
+
+
+class _Pace:
+    """Lets one line through every so many seconds, and the first at once; keeps the newest of those between."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._admitted_at: float | None = None
+        self._held_back: str | None = None
+
+    def admit(self, line: str, *, now: float) -> str | None:
+        """The line if its time has come."""
+        if self._admitted_at is not None and now - self._admitted_at < self._seconds:
+            self._held_back = line
+            return None
+        self._admitted_at, self._held_back = now, None
+        return line
+
+    def release(self) -> str | None:
+        """The line that was kept, once."""
+        line, self._held_back = self._held_back, None
+        return line

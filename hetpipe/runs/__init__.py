@@ -1,0 +1,1 @@
+"""A run from job to result: folder, services, following, verdict."""

@@ -1,0 +1,131 @@
+"""A process of this command that reports: it imports the user's code or measures, and answers one question."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.phases import PHASE
+from hetpipe.runs.outcome import error_of
+from hetpipe.server.agent.child import Child, ChildSpec, Listener
+from hetpipe.values.commands import exit_sentence
+
+#: Longest wait for the next message, which is how late a deadline may be noticed.
+_POLL_SECONDS = 0.25
+
+#: How long a process that has answered may take to write down the rest of what it prints.
+_LEAVING_SECONDS = 1.0
+
+
+class ReportingChild:
+    """The messages of a process that reports."""
+
+    def __init__(self, spec: ChildSpec, title: str) -> None:
+        """Start the process.
+
+        Raises:
+            JobFailed: it could not be started.
+        """
+        self._title = title
+        #: Messages, and a sentence when the process has ended.
+        self._messages: queue.SimpleQueue[dict[str, Any] | str] = queue.SimpleQueue()
+        listener = Listener(on_line=lambda line: self._messages.put(json.loads(line)), on_exit=self._on_exit)
+        try:
+            self._child = Child(spec, listener)
+        except OSError as error:
+            raise JobFailed(f"{title} could not be started: {error}") from error
+
+    def next_message(self, *, timeout_seconds: float) -> dict[str, Any] | None:
+        """The next message, which is no error; None: there was none in `timeout_seconds`.
+
+        Raises:
+            HetpipeError: the error that the process reported; `JobFailed` where it has another name.
+            JobFailed: the process ended.
+        """
+        try:
+            message = self._messages.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+        if isinstance(message, str):
+            raise JobFailed(message)
+        if "ok" in message or "error" in message:
+            self._child.exited.wait(_LEAVING_SECONDS)
+        if "error" in message:
+            raise error_of(str(message["error"]), [str(problem) for problem in message.get("problems", ())])
+        return message
+
+    def kill(self) -> None:
+        """End the process, and wait until it has ended."""
+        self._child.send_signal(signal.SIGKILL)
+        self._child.exited.wait()
+
+    def _on_exit(self, exit_code: int, last_words: str) -> None:
+        words = f"; its last words: {last_words}" if last_words else ""
+        self._messages.put(f"{self._title} {exit_sentence(exit_code)} before it was done{words}")
+
+
+@contextmanager
+def reporting_child(spec: ChildSpec, title: str) -> Iterator[ReportingChild]:
+    """A process that carries out an order; it ends with the block.
+
+    Args:
+        spec: what to start.
+        title: of the process, for error messages: `the process that measures the model`.
+
+    Raises:
+        JobFailed: it could not be started.
+    """
+    child = ReportingChild(spec, title)
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+def ask_child(
+    spec: ChildSpec,
+    title: str,
+    on_message: Callable[[dict[str, Any]], None],
+    *,
+    patience_seconds: float | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Any:
+    """Start a process and wait for what it answers (`hetpipe.server.agent.child_main.answer_once`).
+
+    Args:
+        spec: what to start.
+        title: of the process, for error messages: `the process that measures the model`.
+        on_message: receives every message before the answer; called in this thread.
+        patience_seconds: how long the process may be silent; None: any time.
+        clock: measures that.
+
+    Returns:
+        The answer, as plain JSON values.
+
+    Raises:
+        HetpipeError: the error that the process reported; `JobFailed` where it has another name.
+        JobFailed: the process could not be started, or ended before it answered.
+        DeadlineExceeded: it was silent for too long.
+    """
+    phase, heard = "", clock.monotonic()
+    with reporting_child(spec, title) as child:
+        while True:
+            message = child.next_message(timeout_seconds=_POLL_SECONDS)
+            if message is None:
+                silent_seconds = clock.monotonic() - heard
+                if patience_seconds is not None and silent_seconds >= patience_seconds:
+                    last = f"; the last was that it is {phase}" if phase else ""
+                    raise DeadlineExceeded(f"gave up after {silent_seconds:.0f} s without a word of {title}{last}")
+                continue
+            if "ok" in message:
+                return message["ok"]
+            if message.get("kind") == PHASE:
+                phase = str(message["phase"])
+            on_message(message)
+            heard = clock.monotonic()

@@ -1,0 +1,381 @@
+"""Following a run: one inbox for everything that can happen to it, one place that decides what it means.
+
+Events come from the coordinator's stream, deaths from the supervisor, interrupts from signal handlers; each is a
+message in one queue, and `Follower.handle` takes them one by one. The first interrupt asks for a barrier with a
+checkpoint, the second one ends everything. A service that died and is not started again is the cause of whatever else
+is heard later, so it is told at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hetpipe.clock import Clock
+from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, Unavailable, UnknownJob
+from hetpipe.report.conditions import HeardConditions
+from hetpipe.report.view import View
+from hetpipe.runs.mending import Mending
+from hetpipe.runs.service import ServiceDeath
+from hetpipe.runs.shell import CoordinatorPort
+from hetpipe.runs.supervisor import ServiceRestart
+from hetpipe.values.conditions import Condition, consequence
+from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission
+from hetpipe.values.ids import JobId
+
+#: Longest wait for the next message, which is how late a deadline may be noticed.
+_POLL_SECONDS = 0.25
+
+#: Between two notices of services that are coming up.
+_NOTICE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An event of the job."""
+
+    event: JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something to know about the connection to the coordinator."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The stream of events broke and could not be mended."""
+
+    error: str
+    """Class name in `hetpipe.errors`."""
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Somebody wants the run to stop: Ctrl-C, or SIGTERM where the run ends with this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """Whoever runs this process wants it to end, and not the run: SIGTERM where the run is a cluster's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRefused:
+    """The coordinator did not take the wish to stop."""
+
+    error: HetpipeError
+
+
+Message = Heard | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | Detached | StopRefused
+Inbox = queue.SimpleQueue[Message]
+
+
+class JobPort(Protocol):
+    """The job that is followed."""
+
+    def ask_stop(self, mode: StopMode) -> None:
+        """Ask it to stop; returns at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a followed run ended."""
+
+    state: JobState
+    error: str = ""
+    """Class name in `hetpipe.errors`, or of the Python exception; empty unless it failed."""
+    sentences: tuple[str, ...] = ()
+    """Why, unless it finished."""
+    result: dict[str, Any] | None = None
+    detached: bool = False
+    """It did not: it is not followed any more, and stood there."""
+    lost_contact: bool = False
+    """Nobody tells any more how it goes; where a cluster has the run, it may go on."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run, by the time at which it began."""
+
+
+class RunningJob:
+    """A job on a coordinator: its events go to the inbox from a thread. Thread-safe."""
+
+    def __init__(
+        self, client: CoordinatorPort, submission: Submission, inbox: Inbox, *, clock: Clock, when_lost: str = ""
+    ) -> None:
+        """Prepare; nothing is called.
+
+        Args:
+            client: of the coordinator.
+            submission: the job.
+            inbox: where events go.
+            clock: measures how long a broken connection is mended.
+            when_lost: what the user can do when the coordinator is lost; the end of a sentence.
+        """
+        self._client = client
+        self._submission = submission
+        self._job_id: JobId | None = None
+        self._inbox = inbox
+        self._when_lost = when_lost
+        #: Number of the last event heard.
+        self._last = 0
+        #: It has begun to train. From then on whoever is given it again lets it go on from its newest checkpoint.
+        self._has_begun = False
+        #: Somebody wants it to stop, so it is not given to anybody again once it has begun.
+        self._is_to_stop = False
+        self._clock = clock
+        self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
+
+    def hand_in(self) -> JobId:
+        """Let the coordinator take the job. Once, before everything else.
+
+        Raises:
+            HetpipeError: it did not.
+        """
+        self._job_id = self._client.submit_job(self._submission)
+        return self._job_id
+
+    def know(self, job_id: JobId) -> None:
+        """The job was handed in before, and may have begun. In the place of `hand_in`."""
+        self._job_id = job_id
+        self._has_begun = True
+
+    def watch(self) -> None:
+        """Begin to put events into the inbox. Once."""
+        threading.Thread(target=self._watch, name="job-events", daemon=True).start()
+
+    def ask_stop(self, mode: StopMode) -> None:
+        """See `JobPort.ask_stop`."""
+        self._is_to_stop = True
+        threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
+
+    def _watch(self) -> None:
+        self._mending.whole()  # it has just taken the job
+        try:
+            while not self._heard_all():
+                """The stream was broken; now it may be whole again."""
+        except HetpipeError as error:
+            hint = f"; {self._when_lost}" if self._when_lost else ""
+            self._inbox.put(CoordinatorLost(type(error).__name__, f"{error}{hint}"))
+
+    def _heard_all(self) -> bool:
+        """Listen until the job has ended or the stream breaks; False when it broke and may be mended.
+
+        Raises:
+            HetpipeError: it broke for good.
+        """
+        try:
+            for numbered in self._client.watch_job(self._job_id, after=self._last):
+                self._last = max(self._last, numbered.sequence)
+                self._mending.whole()
+                self._has_begun = self._has_begun or _has_begun(numbered.event)
+                self._is_to_stop = self._is_to_stop or _is_to_stop(numbered.event)
+                self._inbox.put(Heard(numbered.event))
+        except Unavailable as error:
+            self._mending.broke(error)
+            return False
+        except UnknownJob as error:
+            self._mending.broke(error)
+            self._hand_in_again()
+            return False
+        return True
+
+    def _hand_in_again(self) -> None:
+        """The coordinator is a new one, and its store is empty. The same request means the same job."""
+        if self._has_begun and self._is_to_stop:
+            return
+        try:
+            self._client.submit_job(replace(self._submission, has_begun=self._has_begun))
+        except Unavailable as error:
+            self._mending.broke(error)
+
+    def _stop(self, mode: StopMode) -> None:
+        """Ask until the coordinator has heard it, or is lost."""
+        mending = Mending(self._clock, say=lambda _: None)
+        mending.whole()
+        has_told = False
+        while True:
+            try:
+                self._client.stop_job(self._job_id, mode=mode)
+            except HetpipeError as error:
+                if not has_told:
+                    self._inbox.put(StopRefused(error))
+                    has_told = True
+                if not isinstance(error, Unavailable | UnknownJob) or not _mends(mending, error):
+                    return
+            else:
+                return
+
+
+def _has_begun(event: JobEvent) -> bool:
+    return isinstance(event, StateChanged) and event.state in {JobState.STARTING, JobState.RUNNING}
+
+
+def _is_to_stop(event: JobEvent) -> bool:
+    return isinstance(event, StateChanged) and event.state is JobState.STOPPING
+
+
+def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
+    """Rest; whether it is worth another attempt."""
+    try:
+        mending.broke(error)
+    except HetpipeError:
+        return False
+    return True
+
+
+class OwnServices(Protocol):
+    """The services of a run that were started for it alone."""
+
+    @property
+    def awaited(self) -> str:
+        """Which of them are not ready yet, and what they are doing; empty when all are."""
+        ...
+
+    def given_up(self, *, is_queued: bool) -> str:
+        """Why there is nothing left to wait for, as a sentence; empty while there is."""
+        ...
+
+
+class Follower:
+    """Decides what each message means for one run. Not thread-safe."""
+
+    def __init__(
+        self,
+        job: JobPort,
+        view: View,
+        *,
+        inbox: Inbox,
+        clock: Clock,
+        stop_now_seconds: float,
+        services: OwnServices | None = None,
+        on_training: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follow `job`.
+
+        Args:
+            job: what is followed.
+            view: shows what happens.
+            inbox: where messages come from.
+            clock: measures the wait after a second interrupt.
+            stop_now_seconds: how long after a second interrupt the end of the job is waited for; 0 where its processes
+                are ended from here anyway.
+            services: those that were started for the run; None: those of a cluster.
+            on_training: called whenever it is heard that the job trains.
+        """
+        self._job = job
+        self._view = view
+        self._inbox = inbox
+        self._clock = clock
+        self._stop_now_seconds = stop_now_seconds
+        self._services = services
+        self._on_training = on_training
+        #: When it was last told which services are coming up.
+        self._noticed = clock.monotonic()
+        #: When to stop waiting after the second interrupt, in monotonic seconds.
+        self._give_up_at: float | None = None
+        self._num_interrupts = 0
+        #: It trains, so a stop has a barrier to come to.
+        self._is_training = False
+        #: Where it stood when that was last heard.
+        self._state = JobState.SUBMITTED
+        self._conditions = HeardConditions()
+        #: How it ended; None before.
+        self.ending: Ending | None = None
+
+    def run(self) -> Ending:
+        """Follow the job to its end."""
+        while self.ending is None:
+            try:
+                message = self._inbox.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                self._pass_time()
+                self._look_after_services()
+            else:
+                self.handle(message)
+        return self.ending
+
+    def handle(self, message: Message) -> None:  # noqa: C901 - one case per kind of message
+        """Take one message in."""
+        match message:
+            case Heard(event=JobEnded() as ended):
+                self._view.show(ended)
+                self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by somebody else")
+            case Heard(event=event):
+                self._conditions.hear(event)
+                if isinstance(event, StateChanged):
+                    self._state = event.state
+                    self._is_training = event.state is JobState.RUNNING
+                    if self._is_training:
+                        self._on_training()
+                self._view.show(event)
+            case Remark(sentence=sentence):
+                self._view.say(sentence)
+            case ServiceRestart():
+                self._view.say(str(message))
+            case ServiceDeath():
+                self.ending = self._failed(JobFailed.__name__, str(message))
+            case CoordinatorLost(error=error, sentence=sentence):
+                self.ending = replace(self._failed(error, sentence), lost_contact=True)
+            case StopRefused(error=error):
+                told = f"the coordinator did not take the wish to stop ({error})"
+                again = " and is asked again" if isinstance(error, Unavailable | UnknownJob) else ""
+                self._view.say(f"{told}{again}; Ctrl-C again stops now")
+            case Detached():
+                self.ending = Ending(state=self._state, detached=True)
+            case Interrupted():
+                self._interrupted()
+
+    def _failed(self, error: str, sentence: str) -> Ending:
+        """It failed, and its coordinator has not told so."""
+        conditions = self._conditions.all
+        told = consequence(sentence, error, conditions)
+        return Ending(state=JobState.FAILED, error=error, sentences=(told,), conditions=conditions)
+
+    def _interrupted(self) -> None:
+        self._num_interrupts += 1
+        if self._num_interrupts == 1:
+            how = "at the next barrier, with a checkpoint" if self._is_training else "before training begins"
+            self._view.say(f"stopping {how}; press Ctrl-C again to stop now")
+            self._job.ask_stop(StopMode.CHECKPOINT)
+        elif self._give_up_at is None:
+            self._view.say("stopping now")
+            self._job.ask_stop(StopMode.NOW)
+            self._give_up_at = self._clock.monotonic() + self._stop_now_seconds
+            self._pass_time()
+        else:
+            self.ending = _STOPPED_NOW
+
+    def _look_after_services(self) -> None:
+        """Say which services of this run are coming up, and give up those that are silent."""
+        if self._services is None or not self._state.is_queued or self.ending is not None:
+            return
+        sentence = self._services.given_up(is_queued=True)
+        if sentence:
+            self.ending = Ending(state=JobState.FAILED, error=DeadlineExceeded.__name__, sentences=(sentence,))
+            return
+        now, awaited = self._clock.monotonic(), self._services.awaited
+        if awaited and now - self._noticed >= _NOTICE_SECONDS:
+            self._noticed = now
+            self._view.say(f"waiting for {awaited}")
+
+    def _pass_time(self) -> None:
+        if self._give_up_at is not None and self._clock.monotonic() >= self._give_up_at:
+            self.ending = _STOPPED_NOW
+
+
+_STOPPED_NOW = Ending(state=JobState.STOPPED, sentences=("the run was stopped at once, before a barrier",))
+
+
+def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
+    if ended.state is JobState.FAILED:
+        sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
+        return Ending(state=ended.state, error=ended.error, sentences=sentences, conditions=ended.conditions)
+    sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end",)
+    return Ending(state=ended.state, sentences=sentences, result=ended.result, conditions=ended.conditions)

@@ -1,0 +1,73 @@
+"""The inspection of a job that runs on this machine: before any service is started, in a process of its own.
+
+It finds every mistake that can be found without training: optimizer, schedule, imports, loss, metrics, data, model, one
+minibatch, and a model whose layers compute something else. The job is then handed in with the report, so no agent
+inspects the model again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hetpipe.deploy.topology import SERVICE_ENVIRONMENT
+from hetpipe.job.file import Job
+from hetpipe.phases import PHASE
+from hetpipe.profiler.cache import cache_folder
+from hetpipe.runs.child_answer import ask_child
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.child import ChildSpec
+from hetpipe.server.agent.children import SINGLE_THREADED
+from hetpipe.server.agent.environment import child_environment
+from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
+from hetpipe.values import wire
+from hetpipe.values.plan import ModelReport
+
+
+def inspect_locally(
+    job: Job, import_path: Path, *, logs: Path, shell: Shell, on_phase: Callable[[str, float], None]
+) -> ModelReport:
+    """Inspect the job's code and its model, as an agent on this machine would.
+
+    Args:
+        job: the job.
+        import_path: folder that user code is imported from first.
+        logs: the folder for what the process prints.
+        shell: the world around.
+        on_phase: receives what the process is doing, and for how many seconds, every second; called in this thread.
+
+    Raises:
+        CallableError, JobError: the job cannot be trained, by its path in the job.
+        JobFailed: the process ended before it was done.
+        DeadlineExceeded: it was silent for longer than the job's `patience.inspection`.
+    """
+    # That of an agent which was started here.
+    own = {**shell.environment, **SERVICE_ENVIRONMENT}
+    environment = {**child_environment(own, job.environment, None), **SINGLE_THREADED}
+    order = InspectionOrder(
+        job=job.model_dump(mode="json"),
+        import_path=str(import_path.absolute()),
+        with_model=True,
+        measure=(),
+        cache_folder=str(cache_folder(environment)),
+    )
+    spec = ChildSpec(
+        name="inspection",
+        command=shell.inspection,
+        first_line=wire.to_json(InspectionOrder, order),
+        environment=environment,
+        log_path=logs / "inspection.out",
+    )
+
+    def on_message(message: dict[str, Any]) -> None:
+        if message.get("kind") == PHASE:
+            on_phase(str(message["phase"]), float(message["seconds"]))
+
+    patience_seconds = job.patience.inspection.total_seconds()
+    found = ask_child(
+        spec, "the inspection of the model", on_message, patience_seconds=patience_seconds, clock=shell.clock
+    )
+    answer: InspectionAnswer = wire.revive(InspectionAnswer, found)
+    assert answer.model is not None, "it was asked for"
+    return answer.model

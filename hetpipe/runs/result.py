@@ -1,0 +1,145 @@
+"""The result of a run as a value: what `hetpipe.train` returns and `hetpipe train --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetpipe.values.conditions import Condition
+from hetpipe.values.plan import ProofReport
+from hetpipe.values.wire import plain, revive
+
+
+@dataclass(frozen=True, slots=True)
+class LossRange:
+    """Mean loss of the first and of the last wave that was not empty; None where there was none, or no finite one."""
+
+    first: float | None
+    last: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How far the virtual workers drifted apart, in waves."""
+
+    bound_clock_distance: int | None
+    """D + 1; None for `asp`."""
+    max_clock_distance: int
+    """The largest distance seen."""
+    violations: int | None
+    """What the checker of the history found; None when it could not judge, for example without the history's files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes between the stages and the shards, over all stages."""
+
+    pushed: int
+    pulled: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What one stage held at most at once, and where its optimizer ended."""
+
+    vw: int
+    stage: int
+    weight_bytes: int
+    """Weight buffers on the stage's device."""
+    activation_bytes: int
+    """What forwards keep for their backwards."""
+    gradient_norm: float | None
+    """Of the last gradient that was stepped, before it was clipped; None without clipping."""
+    learning_rate: float | None
+    """Of the update that would come next; None on a stage without parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """One evaluation, as `evaluations.jsonl` has it."""
+
+    epoch: int
+    clock: int
+    minibatches: int
+    """In those weights since the start of the training, over all virtual workers."""
+    samples: int
+    rewinds: int
+    """How often the whole job had gone back to a checkpoint by then."""
+    values: dict[str, float | None]
+    """`loss` and the job's metrics; None for what is not finite."""
+    within_epoch: bool = False
+    """Made while the epoch was under way, by one virtual worker; else at its end, by all."""
+    whole: bool = True
+    """Over all of the evaluation data."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResults:
+    """The evaluations of the run, without those that a rewind has undone."""
+
+    number: int = 0
+    best: EvaluationResult | None = None
+    """The first one with the least loss of those over all of the evaluation data; None without any."""
+    listed: tuple[EvaluationResult, ...] = ()
+    """In order; of more than a hundred that many, evenly spaced, among them the first, the best and the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A run that reached its end, or was stopped at a barrier. Counts are of this run alone, clocks of the training."""
+
+    run_dir: Path
+    waves: int
+    """Committed, over all virtual workers."""
+    minibatches: int
+    samples: int
+    wall_seconds: float
+    """From the moment all stages were ready; start-up does not count."""
+    samples_per_second: float
+    loss: LossRange
+    eval: dict[str, int | float | None]
+    """The last evaluation over all of the evaluation data: `epoch`, `clock`, `samples`, `loss` and the job's metrics;
+    empty without any."""
+    staleness: Staleness
+    clocks: dict[int, int]
+    """Local clock per virtual worker."""
+    global_clock: int
+    bytes: Traffic
+    waiting_seconds: dict[int, float]
+    """Per virtual worker: a wanted clock was not published yet."""
+    idle_seconds: dict[int, float]
+    """Per virtual worker: nothing to compute at all."""
+    evaluations: EvaluationResults = field(default_factory=EvaluationResults)
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Per virtual worker: its lives that ended before the run; it was started anew, or the others went on."""
+    rewinds: int = 0
+    """How often the whole job went back to a checkpoint; everything else is of what came after the last one, but for
+    the evaluations, which are those that led to the weights."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run, by the time at which it began; what is not `cleared` held to the end."""
+    proof: ProofReport | None = None
+    """What was proven of the model before training; None if nobody knows."""
+    tokens_per_second: float | None = None
+    """None where samples are no sequences of tokens."""
+    model_flops_utilisation: float | None = None
+    """MFU: operations of the model per second, as a share of the devices' peak; None where either is not known."""
+    model_flops_utilisation_reason: str | None = None
+    """Why there is no MFU; None where there is one."""
+    stages: tuple[StageResult, ...] = ()
+    """By virtual worker and place; those that reported."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TrainResult:
+        """The inverse of `to_json`.
+
+        Raises:
+            ProtocolViolation: it is no such object.
+        """
+        return revive(cls, dict(values))
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `train --json`."""
+        values: dict[str, Any] = plain(TrainResult, self)
+        return values

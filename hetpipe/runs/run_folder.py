@@ -1,0 +1,330 @@
+"""The folder of a run: how it is named and found, and the files that the command line writes into it.
+
+    run.json     who runs it, written at the start
+    job.json     the job
+    submission.json  the job as it is handed in to a cluster, so that whoever comes again means the same one
+    result.json  how it ended; not there while it runs, or when the program that followed it was killed
+    trace.json   the picture of the pipeline, made of trace/*.jsonl at the end
+    rewind-N/    where the run went on after its N-th rewind, laid out like this folder
+
+`plan.json`, `facts.json`, `forecast.json`, `profile.json` and `cluster.yaml` are the coordinator's; histories,
+checkpoints and logs each process's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hetpipe.clock import Clock
+from hetpipe.errors import HetpipeError, ProtocolViolation, UserError
+from hetpipe.job.file import Job
+from hetpipe.observe.timeline import merge_timelines
+from hetpipe.values.conditions import Condition
+from hetpipe.values.document import read_document
+from hetpipe.values.events import Submission
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.rewinds import run_folders
+from hetpipe.values.wire import from_json, plain, revive
+
+#: Where runs go by default, in the current folder.
+RUNS = Path("runs")
+
+#: Names the newest run in `RUNS` that came to train; a symbolic link.
+LATEST = "latest"
+
+_RECORD, _JOB, _RESULT, _FORECAST, _FACTS = "run.json", "job.json", "result.json", "forecast.json", "facts.json"
+_SUBMISSION = "submission.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """The content of `run.json`."""
+
+    run_dir: str
+    name: str
+    """The job's."""
+    host: str
+    """Machine of the program that follows the run."""
+    started_wall: float
+    """Seconds since 1970."""
+    job_id: str = ""
+    """Empty until the job is handed in."""
+    coordinator: str = ""
+    """`HOST:PORT`; empty until it is known."""
+    local: bool = True
+    """The services of the run were started for it alone, on `host`."""
+    pids: dict[str, int] = field(default_factory=dict)
+    """Process ids on `host`: `hetpipe`, and of a local run `coordinator`, `parameter-server-0`, …, `agent`."""
+    restored_from: str | None = None
+    """The checkpoint it began with."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The content of `result.json`."""
+
+    state: str
+    errors: tuple[str, ...]
+    values: dict[str, Any]
+    """The whole object; of a run with a result, that of `train --json` and `state`."""
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What endangered the run, as far as that was written down."""
+        try:
+            return revive(tuple[Condition, ...], self.values.get("conditions", ()))
+        except ProtocolViolation:
+            return ()
+
+
+class RunFolder:
+    """One run's folder. All writes replace a file at once, when the new one is complete."""
+
+    def __init__(self, path: Path, *, runs_dir: Path = RUNS) -> None:
+        """Name the folder; nothing is written.
+
+        Args:
+            path: the folder.
+            runs_dir: whose `latest` is to name it once it trains.
+        """
+        #: Absolute.
+        self.path = path.absolute()
+        self._runs_dir = runs_dir.absolute()
+
+    @classmethod
+    def create(cls, run_dir: Path | None, *, name: str, clock: Clock, runs_dir: Path = RUNS) -> RunFolder:
+        """Make the folder of a new run: `run_dir`, or one in `runs_dir` named after the job and the time.
+
+        Raises:
+            UserError: `run_dir` holds a run already, or cannot be made.
+        """
+        try:
+            if run_dir is None:
+                folder = cls(fresh_folder(runs_dir, name, clock), runs_dir=runs_dir)
+            else:
+                run_dir.mkdir(parents=True, exist_ok=True)
+                folder = cls(run_dir, runs_dir=runs_dir)
+                if any((folder.path / name).exists() for name in (_RECORD, _JOB, _SUBMISSION)):
+                    raise UserError(f"--run-dir {run_dir}: there is a run in it already; name a new folder")
+            (folder.path / "logs").mkdir(exist_ok=True)
+        except OSError as error:
+            where = run_dir or runs_dir
+            raise UserError(
+                f"cannot make the run's folder {where}: {error.strerror}; name another with --run-dir"
+            ) from error
+        return folder
+
+    @property
+    def logs(self) -> Path:
+        """Where each process logs."""
+        return self.path / "logs"
+
+    @property
+    def state(self) -> Path:
+        """Where the parameter servers of a run on this machine keep what they have acknowledged."""
+        return self.path / "state"
+
+    def write_job(self, job: Job) -> None:
+        """Write `job.json`."""
+        self._write(_JOB, job.model_dump(mode="json"))
+
+    def read_job(self) -> Job:
+        """The job of the run.
+
+        Raises:
+            UserError: the folder is no run.
+            JobError: the file was changed and is no job any more.
+        """
+        path = self.path / _JOB
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is no run: it has no {_JOB}; runs are in {RUNS}/ by default") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+        return Job.model_validate(values)
+
+    @property
+    def has_job(self) -> bool:
+        """Whether the job was written."""
+        return (self.path / _JOB).exists()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the job was planned, so that there may be something in this folder that it has trained."""
+        return (self.path / _FACTS).exists()
+
+    def write_submission(self, submission: Submission) -> None:
+        """Write `submission.json`: before the job is handed in, so that nobody hands it in twice."""
+        self._write(_SUBMISSION, plain(Submission, submission))
+
+    def read_submission(self) -> Submission | None:
+        """What was, or was to be handed in to a cluster; None where nothing was.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        path = self.path / _SUBMISSION
+        try:
+            submission: Submission = from_json(Submission, path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ProtocolViolation) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+        return submission
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write `run.json`."""
+        self._write(_RECORD, plain(RunRecord, record))
+
+    def read_record(self) -> RunRecord:
+        """The content of `run.json`.
+
+        Raises:
+            UserError: the folder is no run.
+        """
+        path = self.path / _RECORD
+        try:
+            record: RunRecord = from_json(RunRecord, path.read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is no run: it has no {_RECORD}; runs are in {RUNS}/ by default") from None
+        except (OSError, ProtocolViolation) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+        return record
+
+    def write_result(self, state: str, values: Mapping[str, Any]) -> None:
+        """Write `result.json`: the state and `values`."""
+        self._write(_RESULT, {"state": state, **values})
+
+    def read_result(self) -> RunResult | None:
+        """The content of `result.json`, or None while there is none.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        path = self.path / _RESULT
+        try:
+            values = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path} holds no JSON object")
+        return RunResult(str(values.get("state", "")), tuple(map(str, values.get("errors", ()))), values)
+
+    def read_num_samples(self) -> int:
+        """How many samples the run's training set has.
+
+        Raises:
+            UserError: the run did not come so far as to know.
+        """
+        path = self.path / _FACTS
+        try:
+            return int(json.loads(path.read_bytes())["num_samples"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} cannot be read, so the size of the training set is not known: {error}") from error
+
+    def read_forecast(self) -> PlanDocument | None:
+        """What the planner foresaw, or None for a run that was not planned.
+
+        Raises:
+            DocumentError: it cannot be read.
+        """
+        path = self.path / _FORECAST
+        return read_document(PlanDocument, path) if path.exists() else None
+
+    def merge_trace(self) -> None:
+        """Make `trace.json` of the processes' fragments, if there are any; so for each rewind.
+
+        Raises:
+            OSError: they cannot be read, or it cannot be written.
+        """
+        for where in run_folders(self.path):
+            fragments = list((where / "trace").glob("*.jsonl"))
+            if fragments:
+                merge_timelines(fragments, where / "trace.json")
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        unfinished = self.path / f".{name}.{os.getpid()}"
+        try:
+            unfinished.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            unfinished.replace(self.path / name)
+        except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise UserError(f"cannot write {self.path / name}: {error.strerror}") from error
+
+    def point_latest(self) -> None:
+        """Let `latest` name this run, which trains, or is a coordinator's to train.
+
+        An attempt that never came so far leaves `latest` at the run before it, which is the one to look at or to
+        resume. Only a help, so a place that cannot be written to is no error.
+        """
+        link = self._runs_dir / LATEST
+        unfinished = link.with_name(f".{LATEST}.{os.getpid()}")
+        inside = self.path.parent == link.parent
+        try:
+            self._runs_dir.mkdir(parents=True, exist_ok=True)
+            if link.exists() and not link.is_symlink():
+                return
+            unfinished.unlink(missing_ok=True)
+            unfinished.symlink_to(self.path.name if inside else self.path)
+            unfinished.replace(link)
+        except OSError:
+            return
+
+
+def fresh_folder(runs_dir: Path, name: str, clock: Clock) -> Path:
+    """A new folder in `runs_dir`, named after `name` and the time, with -2, -3 … behind it when there is one already.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.fromtimestamp(clock.wall()).astimezone().strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        path = runs_dir / (f"{name}-{stamp}" if number == 1 else f"{name}-{stamp}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def find_run(run_dir: Path | None, *, runs_dir: Path = RUNS) -> RunFolder:
+    """The run in `run_dir`, or the one in `runs_dir` that was started last.
+
+    Raises:
+        UserError: there is none.
+    """
+    if run_dir is not None:
+        folder = RunFolder(run_dir.resolve())
+        if not folder.path.is_dir():
+            raise UserError(f"{run_dir}: there is no such folder; name the folder of a run")
+        return folder
+    newest = max(_started(runs_dir), key=lambda found: found[0], default=None)
+    if newest is None:
+        raise UserError(
+            f"there is no run in {runs_dir}/; start one with `hetpipe train job.yaml`, or name the folder of a run"
+        )
+    return newest[1]
+
+
+def _started(runs_dir: Path) -> Iterator[tuple[float, RunFolder]]:
+    """The runs in `runs_dir` with the time of their start; what is no run is passed over."""
+    for path in sorted({entry.resolve() for entry in runs_dir.glob("*")}):
+        folder = RunFolder(path)
+        try:
+            yield folder.read_record().started_wall, folder
+        except HetpipeError:
+            continue

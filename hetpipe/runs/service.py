@@ -1,0 +1,259 @@
+"""One service process: started, waited for until it is ready, watched, ended.
+
+A service leads a session of its own, so that Ctrl-C at the terminal does not reach it. It holds the read end of a pipe
+whose write end is ours: if this process dies, however it dies, the service ends too (`--exit-with-parent`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.phases import PHASE
+from hetpipe.values.commands import exit_sentence, last_words
+
+#: Between two looks at one that is coming up.
+_LOOK_SECONDS = 0.2
+
+#: How much of a service's output is looked at for its last words, in bytes.
+_TAIL_BYTES = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """What to start."""
+
+    key: str
+    """Names its files and its entry in run.json: `parameter-server-1`."""
+    title: str
+    """Names it in a sentence: `parameter server 1`."""
+    command: Sequence[str]
+    logs: Path
+    """The folder for its log (`KEY.log`) and its bare output (`KEY.out`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDeath:
+    """A service has ended although nobody asked it to."""
+
+    title: str
+    pid: int
+    exit_code: int
+    """Exit status, or minus the number of the signal that ended it."""
+    last_words: str
+    """The last line of its output; empty without any."""
+    verdict: str = ""
+    """What follows from it, as the end of the sentence; empty where it goes without saying."""
+
+    def __str__(self) -> str:
+        """One sentence."""
+        words = f": {self.last_words}" if self.last_words else ""
+        verdict = f"; {self.verdict}" if self.verdict else ""
+        return f"{self.title} (pid {self.pid}) {exit_sentence(self.exit_code)}{words}{verdict}"
+
+
+class Service:
+    """A running service. Thread-safe.
+
+    Start it from a thread that lives as long as the run: the kernel tells a child of its parent's death when the
+    *thread* that started it ends.
+    """
+
+    def __init__(
+        self,
+        spec: ServiceSpec,
+        *,
+        environment: Mapping[str, str],
+        on_death: Callable[[ServiceDeath], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Start the process.
+
+        Args:
+            spec: what to start.
+            environment: the whole environment of the process.
+            on_death: called once, from a thread, when it ends unasked.
+            clock: measures its silence.
+
+        Raises:
+            JobFailed: it could not be started.
+        """
+        self.spec = spec
+        self._on_death = on_death
+        self._output = spec.logs / f"{spec.key}.out"
+        #: Set when it is ready or gone.
+        self._settled = threading.Event()
+        self._exited = threading.Event()
+        self._asked_to_end = False
+        self._address = ""
+        self._clock = clock
+        #: What it is doing before it is ready, if it says so; and when it has last said anything.
+        self._phase = ""
+        self._heard = clock.monotonic()
+        command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
+        try:
+            with self._output.open("ab") as output:
+                #: Where the output of this process begins: another one may have had the file before.
+                self._output_start = output.tell()
+                self._process = subprocess.Popen(  # noqa: S603 - our own program
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,
+                    env=dict(environment),
+                )
+        except OSError as error:
+            raise JobFailed(f"{spec.title} could not be started: {error}") from error
+        for target, name in ((self._read, "ready"), (self._wait, "wait")):
+            threading.Thread(target=target, name=f"{name}-{spec.key}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """What it serves; empty before it is ready."""
+        return self._address
+
+    def wait_ready(self, *, patience_seconds: float) -> str:
+        """Wait for its ready line, for as long as it lives and is not silent for too long; the address it serves.
+
+        Raises:
+            JobFailed: it ended before.
+            DeadlineExceeded: it has said nothing for `patience_seconds`.
+        """
+        while not self._settled.wait(_LOOK_SECONDS):
+            if self.silent_seconds >= patience_seconds:
+                raise DeadlineExceeded(self.silence)
+        if not self._address:
+            self._exited.wait(_KILLED_SECONDS)
+            raise JobFailed(str(self._death()))
+        return self._address
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it has said nothing though it is not ready; 0 once it is, or is gone."""
+        return 0.0 if self._settled.is_set() else self._clock.monotonic() - self._heard
+
+    @property
+    def silence(self) -> str:
+        """What is wrong with one that is silent, as a sentence."""
+        last = f"; the last was that it is {self._phase}" if self._phase else ""
+        return (
+            f"{self.spec.title} (pid {self.pid}) is not ready, and has said nothing for {self.silent_seconds:.0f} s"
+            f"{last}; its log is {self.spec.logs / self.spec.key}.log"
+        )
+
+    @property
+    def awaited(self) -> str:
+        """What it does before it is ready, for a list; empty once it is, or is gone."""
+        if self._settled.is_set():
+            return ""
+        return f"{self.spec.title} ({self._phase})" if self._phase else self.spec.title
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM; from now on its end is no death."""
+        self._asked_to_end = True
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait_ended(self, *, timeout_seconds: float) -> bool:
+        """Whether it ends within that time."""
+        return self._exited.wait(timeout_seconds)
+
+    def kill(self) -> None:
+        """Send SIGKILL; nothing happens when it is gone."""
+        self._asked_to_end = True
+        self._process.kill()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._heard = self._clock.monotonic()
+                self._phase = _phase_in(line) or self._phase
+                address = _address_in(line)
+                if address and not self._address:
+                    self._address = address
+                    self._settled.set()
+        # It closed its output, which it does by ending; `_wait` tells how.
+
+    def _wait(self) -> None:
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        death = self._death()
+        if not death.last_words and not self._output_start:
+            self._output.unlink(missing_ok=True)
+        self._exited.set()
+        self._settled.set()
+        if not self._asked_to_end:
+            self._on_death(death)
+
+    def _death(self) -> ServiceDeath:
+        return ServiceDeath(self.spec.title, self.pid, self._process.returncode, self._last_words())
+
+    def _last_words(self) -> str:
+        try:
+            with self._output.open("rb") as output:
+                output.seek(max(self._output_start, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = output.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return last_words(lines)
+
+
+def _address_in(line: bytes) -> str:
+    """The address of a ready line; empty for any other line."""
+    return str(_object_in(line).get("address", ""))
+
+
+def _phase_in(line: bytes) -> str:
+    """What a process is doing, and for how long, by a line of `hetpipe.phases`; empty for any other line."""
+    told = _object_in(line)
+    if told.get("kind") != PHASE or not isinstance(told.get("seconds"), int | float):
+        return ""
+    return f"{told.get('phase', '')}, {told['seconds']:.0f} s"
+
+
+def _object_in(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line; empty if there is none."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def end_services(services: Sequence[Service], *, grace_seconds: float) -> None:
+    """SIGTERM to all, SIGKILL to those that stay beyond the grace; returns when all are gone."""
+    for service in services:
+        service.ask_to_end()
+    timer = threading.Timer(grace_seconds, _kill_all, (services,))
+    timer.daemon = True
+    timer.start()
+    try:
+        for service in services:
+            service.wait_ended(timeout_seconds=grace_seconds + _KILLED_SECONDS)
+    finally:
+        timer.cancel()
+
+
+#: How long the kernel may take to end a killed process.
+_KILLED_SECONDS = 5.0
+
+
+def _kill_all(services: Sequence[Service]) -> None:
+    for service in services:
+        service.kill()

@@ -1,0 +1,125 @@
+"""What commands need of the world around them, as a value: the machine's own by default, others in tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.deploy.docker_port import DockerPort
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.tls import TLS_VARIABLE, Tls
+from hetpipe.runs.supervisor import Programs
+from hetpipe.server.agent.children import Programs as ChildPrograms
+from hetpipe.values.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
+from hetpipe.values.ids import JobId, VirtualWorkerIndex
+from hetpipe.values.link_measurement import LinksProgress
+from hetpipe.values.members import Member
+from hetpipe.values.run import ClockSnapshot
+
+
+class CoordinatorPort(Protocol):
+    """The calls of `CoordinatorClient` that commands make; contracts and errors are described there."""
+
+    def submit_job(self, submission: Submission) -> JobId:
+        """Hand a job in."""
+        ...
+
+    def stop_job(self, job_id: JobId | None = None, *, mode: StopMode) -> JobState:
+        """Ask a job to stop."""
+        ...
+
+    def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
+        """Ask a virtual worker to leave."""
+        ...
+
+    def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
+        """Ask virtual workers back."""
+        ...
+
+    def status(self, job_id: JobId | None = None) -> JobStatus:
+        """A job's status."""
+        ...
+
+    def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
+        """Its events, to the last."""
+        ...
+
+    def measure_links(self, request_id: str, *, fresh: bool = False) -> LinksProgress:
+        """Have links measured, or tell how far that is."""
+        ...
+
+    def members(self) -> tuple[Member, ...]:
+        """The live members."""
+        ...
+
+    def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
+        """Its clocks."""
+        ...
+
+    def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
+        """Its clocks, after every change."""
+        ...
+
+    def close(self) -> None:
+        """End all calls."""
+        ...
+
+
+def _environment() -> Mapping[str, str]:
+    return dict(os.environ)
+
+
+def _open_docker(environment: Mapping[str, str]) -> DockerPort:
+    from hetpipe.deploy.engine import open_client  # most commands do without the docker SDK
+
+    return open_client(environment)
+
+
+def _tls_folder() -> Path | None:
+    folder = os.environ.get(TLS_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def _open_coordinator(address: str, tls: Tls | None) -> CoordinatorPort:
+    return CoordinatorClient(address, tls=tls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """The world around a command."""
+
+    clock: Clock = SYSTEM_CLOCK
+    environment: Mapping[str, str] = field(default_factory=_environment)
+    current: Path = field(default_factory=Path.cwd)
+    """The folder that user code is imported from, and that paths are shown from."""
+    tls: Path | None = field(default_factory=_tls_folder)
+    """Folder with the certificates that this command proves itself with; None: plaintext."""
+    open_coordinator: Callable[[str, Tls | None], CoordinatorPort] = _open_coordinator
+    """The coordinator at `HOST:PORT`."""
+    programs: Programs = field(default_factory=Programs)
+    """What the services of a local run are."""
+    inspection: Sequence[str] = ChildPrograms().inspection
+    """What inspects the job of a local run; `--report-fd N` is added."""
+    open_docker: Callable[[Mapping[str, str]], DockerPort] = _open_docker
+    """The Docker engine that an environment names."""
+
+    def is_screen(self, stream: TextIO) -> bool:
+        """Whether `stream` is a terminal that can be drawn on, again and again."""
+        return stream.isatty() and self.environment.get("TERM") != "dumb"
+
+    def connect(self, address: str) -> CoordinatorPort:
+        """The coordinator at `HOST:PORT`; it is connected to with the first call.
+
+        Raises:
+            UserError: the address or the folder of certificates is unusable.
+        """
+        return self.open_coordinator(address, None if self.tls is None else Tls(self.tls))
+
+    def alone(self) -> Shell:
+        """The same world for a run on this machine alone, whose services listen on loopback without TLS."""
+        environment = {name: value for name, value in self.environment.items() if name != TLS_VARIABLE}
+        return replace(self, tls=None, environment=environment)

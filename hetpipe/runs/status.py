@@ -1,0 +1,409 @@
+"""How a run is doing, asked of whoever knows: its coordinator while there is one, else the files it left."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from hetpipe.checkpoint.manifest import has_checkpoint
+from hetpipe.errors import Unavailable, UnknownJob
+from hetpipe.report.conditions import condition_lines
+from hetpipe.report.progress import no_utilisation_text, place_of, slow_text
+from hetpipe.report.text import columns, count, loss_first, measure, percent, rate, shown_path
+from hetpipe.runs.result import EvaluationResult, EvaluationResults
+from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import resume_command
+from hetpipe.values.conditions import Condition
+from hetpipe.values.events import (
+    JobState,
+    JobStatus,
+    ProcessStatus,
+    ProgressTable,
+    QueuePlace,
+    Straggling,
+    WorkerStatus,
+)
+from hetpipe.values.ids import JobId
+from hetpipe.values.life_state import LifeState
+from hetpipe.values.plan import ProofReport
+from hetpipe.values.rewinds import run_folders
+from hetpipe.values.utilisation import ModelSpeed
+from hetpipe.values.wire import plain, revive
+
+#: States of a run beyond those of its job.
+STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown", "no job"
+
+#: States of a virtual worker that goes or is gone without having been lost.
+_AWAY = frozenset(LifeState) - {LifeState.STARTING, LifeState.READY, LifeState.DONE}
+
+
+#: How such a virtual worker comes back.
+_WAYS_ON = {
+    LifeState.AWAITING: "it comes back after a pause, once its agents and all parameter servers are there",
+    LifeState.OUT: "`hetpipe workers add {vw}` brings it back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationsSoFar:
+    """The evaluations of a run, without those that a rewind has undone."""
+
+    number: int
+    best: EvaluationResult | None
+    """None where none was over all of the evaluation data."""
+    last: EvaluationResult
+
+    def __str__(self) -> str:
+        """`evaluation: loss 0.0850 after epoch 9, clock 90 (9 so far); least loss 0.0831 after epoch 8, clock 80`."""
+        values = ", ".join(f"{name} {measure(self.last.values[name])}" for name in loss_first(self.last.values))
+        least = ""
+        if self.best is not None and self.best != self.last:
+            least = f"; least loss {measure(self.best.values.get('loss'))} {place_of(self.best)}"
+        part = "" if self.last.whole else f" on {count(self.last.samples, 'sample')}"
+        return f"evaluation: {values}{part} {place_of(self.last)} ({self.number} so far){least}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpeed:
+    """How fast a run trains now, or did as a whole."""
+
+    samples_per_second: float
+    model: ModelSpeed
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `status --json`."""
+        return {"samples_per_second": self.samples_per_second, **plain(ModelSpeed, self.model)}
+
+    def __str__(self) -> str:
+        """`speed: 123 samples/s, 15744 tokens/s, 41.0 % MFU`, or why there is no MFU."""
+        model, told = self.model, f"speed: {rate(self.samples_per_second)} samples/s"
+        if model.tokens_per_second is not None:
+            told += f", {rate(model.tokens_per_second)} tokens/s"
+        if model.model_flops_utilisation is not None:
+            return f"{told}, {percent(model.model_flops_utilisation)} MFU"
+        reason = model.model_flops_utilisation_reason
+        return f"{told}; {no_utilisation_text(reason)}" if reason else told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run at one moment."""
+
+    run_dir: str
+    name: str
+    state: str
+    """Of its job; or `ending` (its services have ended, its history is being checked), `died` (its processes are gone
+    and it has no result), `unknown` (its coordinator does not answer), `no job` (the coordinator has none)."""
+    processes: tuple[ProcessStatus, ...] = ()
+    clocks: dict[int, int] = field(default_factory=dict)
+    global_clock: int | None = None
+    remark: str = ""
+    """Why it failed, or what to do."""
+    workers: tuple[WorkerStatus, ...] = ()
+    straggler: int | None = None
+    """The virtual worker for which the others mostly wait."""
+    slow: tuple[Straggling, ...] = ()
+    """The stages that take longer than planned."""
+    rewinds: int = 0
+    """How often the whole job went back to a checkpoint."""
+    queue: QueuePlace | None = None
+    """Of a job that is pending."""
+    job_id: str | None = None
+    """Of the coordinator; None where that is not known."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangers the run, or has."""
+    proof: ProofReport | None = None
+    """What was proven of the model before training; None before that, and where nobody knows."""
+    evaluations: EvaluationsSoFar | None = None
+    """None before the first one, and where nobody knows."""
+    speed: RunSpeed | None = None
+    """None before training, and where nobody knows."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `status --json`."""
+        return {
+            "run_dir": self.run_dir,
+            "state": self.state,
+            "job_id": self.job_id,
+            "queue": None if self.queue is None else plain(QueuePlace, self.queue),
+            "processes": [plain(ProcessStatus, process) for process in self.processes],
+            "clocks": {str(vw): clock for vw, clock in self.clocks.items()},
+            "global_clock": self.global_clock,
+            "workers": [worker_json(worker) for worker in self.workers],
+            "straggler": self.straggler,
+            "slow": [plain(Straggling, one) for one in self.slow],
+            "rewinds": self.rewinds,
+            "conditions": [plain(Condition, one) for one in self.conditions],
+            "proof": None if self.proof is None else plain(ProofReport, self.proof),
+            "evaluations": None if self.evaluations is None else plain(EvaluationsSoFar, self.evaluations),
+            "speed": None if self.speed is None else self.speed.to_json(),
+        }
+
+    def lines(self, current: Path) -> list[str]:
+        """The status for people; paths as seen from the folder `current`."""
+        where = f" ({shown_path(Path(self.run_dir), current)})" if self.run_dir else ""
+        lines = [f"{self.name or 'run'}: {self.state}{where}"]
+        if self.queue is not None:
+            lines.append(str(self.queue))
+        if self.remark:
+            lines.append(self.remark)
+        if self.clocks:
+            local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
+            lines.append(f"clocks: global {self.global_clock}; {local}")
+        if self.speed is not None:
+            lines.append(str(self.speed))
+        if self.evaluations is not None:
+            lines.append(str(self.evaluations))
+        if self.proof is not None:
+            lines.append(f"proof: {self.proof.scope}")
+        lines += self.troubles()
+        if self.processes:
+            heading = ["role", "index", "vw", "host", "pid", "state"]
+            lines += ["", *columns([heading, *map(_row, self.processes)])]
+        return lines
+
+    def troubles(self) -> Iterator[str]:
+        """What is not as it should be, or was not: lost safety, rewinds, virtual workers that were lost, the slow."""
+        yield from condition_lines(self.conditions)
+        if self.rewinds:
+            yield f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}"
+        for worker in self.workers:
+            if worker.deaths or worker.state in _AWAY:
+                yield _life_text(worker, is_over=self.state != JobState.RUNNING)
+        if self.straggler is not None:
+            yield f"the others mostly wait for virtual worker {self.straggler}, which is the slowest"
+        yield from map(slow_text, self.slow)
+
+
+def worker_json(worker: WorkerStatus) -> dict[str, Any]:
+    """One virtual worker; without devices, unless it has just been given some."""
+    value: dict[str, Any] = plain(WorkerStatus, worker)
+    return value if worker.devices else {key: entry for key, entry in value.items() if key != "devices"}
+
+
+def _life_text(worker: WorkerStatus, *, is_over: bool) -> str:
+    """People count lives from 1; only a virtual worker that is not in the midst of its life has a state to tell."""
+    lost = f", lost {count(worker.deaths, 'time')}" if worker.deaths else ""
+    state = "" if worker.state is LifeState.READY else f", {worker.state}"
+    way = "" if is_over or worker.state not in _WAYS_ON else f": {_WAYS_ON[worker.state].format(vw=worker.vw)}"
+    return f"virtual worker {worker.vw}: life {worker.incarnation + 1}{lost}{state}{way}"
+
+
+def _row(process: ProcessStatus) -> list[str]:
+    vw = "-" if process.vw is None else str(process.vw)
+    pid = str(process.pid) if process.pid else "-"
+    return [process.role, str(process.index), vw, process.host, pid, process.state]
+
+
+def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
+    """The status of the run in `folder`.
+
+    Raises:
+        UserError: it is no run.
+    """
+    record, result = folder.read_record(), folder.read_result()
+    if result is not None and record.local:
+        return _ended(folder, record, result)
+    if record.coordinator and record.job_id:
+        try:
+            there = shell.alone() if record.local else shell
+            return status_of_job(_ask(record.coordinator, JobId(record.job_id), there), result)
+        except (Unavailable, UnknownJob):
+            pass
+    if result is not None:
+        return _ended(folder, record, result)
+    return _without_coordinator(folder, record, shell)
+
+
+def status_of_coordinator(address: str, shell: Shell) -> RunStatus:
+    """The status of the newest job of the coordinator at `address`.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
+    return status_of_job(_ask(address, None, shell))
+
+
+@contextmanager
+def pointing_at_status(folder: RunFolder, shell: Shell) -> Iterator[None]:
+    """Whoever asks the coordinator of the run in `folder` is told who else knows when it does not answer."""
+    try:
+        yield
+    except Unavailable as error:
+        where = shown_path(folder.path, shell.current)
+        raise type(error)(f"{error}; what has become of the run says: hetpipe status {where}") from error
+
+
+def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
+    client = shell.connect(address)
+    try:
+        return client.status(job_id)
+    finally:
+        client.close()
+
+
+def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStatus:
+    """What a coordinator tells of a job; from its `result` what only that has."""
+    # The last picture of what came before a rewind, or before the end, says nothing of now.
+    progress = status.progress if status.state is JobState.RUNNING else None
+    clocks = {int(vw): int(clock) for vw, clock in status.clocks.local.items()} if status.clocks else {}
+    global_clock = int(status.clocks.global_clock) if status.clocks else None
+    if not clocks and result is not None:
+        clocks, global_clock = clocks_of(result)
+    return RunStatus(
+        run_dir=status.run_dir,
+        name=status.name,
+        state=NO_JOB if status.state is None else status.state.value,
+        processes=status.processes,
+        clocks=clocks,
+        global_clock=global_clock,
+        remark=status.failure,
+        workers=status.workers,
+        straggler=None if progress is None else progress.straggler,
+        slow=() if progress is None else progress.slow,
+        rewinds=status.rewinds,
+        queue=status.queue,
+        job_id=status.job_id,
+        conditions=status.conditions or (() if result is None else result.conditions),
+        proof=status.proof,
+        evaluations=None if status.evaluations is None else revive(EvaluationsSoFar, status.evaluations.to_object()),
+        speed=_speed_of(result) if progress is None else _speed_now(progress),
+    )
+
+
+def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus:
+    clocks, global_clock = clocks_of(result)
+    return RunStatus(
+        run_dir=record.run_dir,
+        name=record.name,
+        state=result.state,
+        clocks=clocks,
+        global_clock=global_clock,
+        remark="; ".join(result.errors),
+        rewinds=len(run_folders(folder.path)) - 1,
+        job_id=record.job_id or None,
+        conditions=result.conditions,
+        proof=_proof_of(result),
+        evaluations=_evaluations_of(result),
+        speed=_speed_of(result),
+    )
+
+
+def _speed_now(progress: ProgressTable) -> RunSpeed:
+    model = ModelSpeed(
+        progress.tokens_per_second, progress.model_flops_utilisation, progress.model_flops_utilisation_reason
+    )
+    return RunSpeed(progress.samples_per_second, model)
+
+
+def _speed_of(result: RunResult | None) -> RunSpeed | None:
+    """As an ended run tells it; those of earlier versions have some of the figures."""
+    told = {} if result is None else result.values
+    if "samples_per_second" not in told:
+        return None
+    figures = {key.name: told.get(key.name) for key in fields(ModelSpeed)}
+    return RunSpeed(float(told["samples_per_second"]), revive(ModelSpeed, figures))
+
+
+def _proof_of(result: RunResult) -> ProofReport | None:
+    told = result.values.get("proof")
+    return None if told is None else revive(ProofReport, told)
+
+
+def _evaluations_of(result: RunResult) -> EvaluationsSoFar | None:
+    told: EvaluationResults = revive(EvaluationResults, result.values.get("evaluations", {}))
+    return EvaluationsSoFar(told.number, told.best, told.listed[-1]) if told.listed else None
+
+
+def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:
+    """The last local clocks and global clock of an ended run; nothing when it did not come that far."""
+    clocks = {int(vw): int(clock) for vw, clock in result.values.get("clocks", {}).items()}
+    return clocks, result.values.get("global_clock")
+
+
+def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> RunStatus:
+    """A run without a result whose coordinator does not answer."""
+    processes = _services(record)
+    any_up = any(process.state == _UP for process in processes)
+    if not record.local or record.host != socket.gethostname():
+        state = UNKNOWN
+        remark = f"the coordinator at {record.coordinator or '(no address yet)'} does not answer"
+    elif any_up:
+        state, remark = UNKNOWN, "its coordinator does not answer, but some of its processes are there"
+    elif not record.job_id and _exists(record.pids.get("hetpipe", 0)):
+        state, remark = STARTING, "its services are coming up"
+    elif _is_hetpipe(record.pids.get("hetpipe", 0)):
+        state, remark = ENDING, "its services have ended; its history is being checked, which may take half a minute"
+    else:
+        state, remark = DIED, f"its processes are gone and it has no result{_way_on(folder, record, shell)}"
+    return RunStatus(run_dir=record.run_dir, name=record.name, state=state, processes=processes, remark=remark)
+
+
+def _way_on(folder: RunFolder, record: RunRecord, shell: Shell) -> str:
+    if not has_checkpoint(folder.path):
+        return "; it had no complete checkpoint yet"
+    coordinator = None if record.local else record.coordinator
+    return f"; resume with: {resume_command(folder.path, shell.current, coordinator)}"
+
+
+_UP, _GONE = "up", "gone"
+
+_ROLES: tuple[tuple[str, Literal["coordinator", "parameter_server", "agent"]], ...] = (
+    ("coordinator", "coordinator"),
+    ("parameter-server", "parameter_server"),
+    ("agent", "agent"),
+)
+
+
+def _services(record: RunRecord) -> tuple[ProcessStatus, ...]:
+    """The services of a local run, and whether their processes are there."""
+    found = []
+    for prefix, role in _ROLES:
+        for key, pid in sorted(record.pids.items()):
+            if key.startswith(prefix):
+                index = key.removeprefix(prefix).lstrip("-")
+                state = _UP if is_service(pid, record.run_dir) else _GONE
+                found.append(ProcessStatus(role, int(index or 0), None, record.host, pid, state))
+    return tuple(found)
+
+
+def is_running_here(record: RunRecord) -> bool:
+    """Whether services of that local run are still there, on this machine."""
+    return record.local and record.host == socket.gethostname() and any(p.state == _UP for p in _services(record))
+
+
+def is_service(pid: int, run_dir: str) -> bool:
+    """Whether process `pid` of this machine is a service of the run in `run_dir`: its log is named in its arguments.
+
+    A process that ended and whose number another one got is not mistaken for it.
+    """
+    try:
+        return f"{run_dir}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _is_hetpipe(pid: int) -> bool:
+    """Whether process `pid` of this machine is `hetpipe`, and no other one that got its number."""
+    try:
+        return pid > 0 and b"hetpipe" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _exists(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

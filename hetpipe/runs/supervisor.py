@@ -1,0 +1,292 @@
+"""The services of a run on this machine: one coordinator, N parameter servers, one agent.
+
+They are the same programs that a cluster is made of, started here and ended with the run. Order: whoever is used by
+another starts first and ends last, so the coordinator starts first; at the end the agent goes first, with its stages,
+then the parameter servers, then the coordinator.
+
+One that ends unasked is started again, with the same arguments and on the same port, as `cli.restarts` decides.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.deploy.topology import SERVICE_ENVIRONMENT
+from hetpipe.errors import JobFailed
+from hetpipe.observe.log import get_logger
+from hetpipe.phases import LAUNCH
+from hetpipe.runs.restarts import RULES, GiveUp, RestartRules, decide
+from hetpipe.runs.service import Service, ServiceDeath, ServiceSpec, end_services
+from hetpipe.values.addresses import split_address
+
+_log = get_logger(__name__)
+
+#: From SIGTERM to SIGKILL.
+GRACE_SECONDS = 3.0
+
+#: Deaths of a service that are remembered: the pauses between more of them are the longest ones anyway.
+_MAX_DEATHS = 16
+
+#: What a shell says of a program that cannot be started.
+_NOT_STARTED = 127
+
+
+def _serve(service: str) -> tuple[str, ...]:
+    return (*LAUNCH, "hetpipe", "serve", service)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """What the services run, without the arguments the supervisor adds."""
+
+    coordinator: Sequence[str] = field(default_factory=lambda: _serve("coordinator"))
+    parameter_server: Sequence[str] = field(default_factory=lambda: _serve("parameter-server"))
+    agent: Sequence[str] = field(default_factory=lambda: _serve("agent"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What to start."""
+
+    num_shards: int
+    num_cpu_devices: int | None
+    """CPU devices that the agent declares; None: it offers the CUDA devices it finds."""
+    logs: Path
+    state: Path
+    """The folder for what parameter servers keep to outlive their processes, in a folder each."""
+    programs: Programs = field(default_factory=Programs)
+    restart_rules: RestartRules = RULES
+    patience_seconds: float = 60.0
+    """How long one may be silent before it is ready; and how long they may lack what the job needs, once all are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRestart:
+    """A service has died, and was started again."""
+
+    key: str
+    """Of the service (`ServiceSpec`)."""
+    death: ServiceDeath
+    pid: int
+    """The new process."""
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return f"{self.death}; it was started again (pid {self.pid})"
+
+
+class _Rank(IntEnum):
+    """The order in which services start; they end in the opposite one."""
+
+    COORDINATOR = 0
+    PARAMETER_SERVER = 1
+    AGENT = 2
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A service that is kept running."""
+
+    rank: _Rank
+    spec: ServiceSpec
+    service: Service
+    #: `HOST:PORT` that others know it by; empty before it is known, and of one that has no server.
+    address: str = ""
+    #: When it died, in monotonic seconds.
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
+    #: Its last death; None before the first.
+    death: ServiceDeath | None = None
+    #: When it is to be started again; None while it runs, and when it is given up.
+    due: float | None = None
+
+
+class Supervisor:
+    """Keeps the services of one run. Use it in a `with` block, which ends them however it is left.
+
+    Belongs to one thread (`Service`); `on_death` and `on_restart` are called from others.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        environment: Mapping[str, str],
+        on_death: Callable[[ServiceDeath], None],
+        on_restart: Callable[[ServiceRestart], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            services: what to start.
+            environment: the services', before the additions of `SERVICE_ENVIRONMENT`.
+            on_death: hears of a service that has ended unasked and is not started again.
+            on_restart: hears of one that was.
+            clock: says when.
+        """
+        self._services = services
+        self._environment = {**environment, **SERVICE_ENVIRONMENT}
+        self._on_death = on_death
+        self._on_restart = on_restart
+        self._clock = clock
+        #: Guards what follows; notified when a service is due, and at the end.
+        self._changed = threading.Condition(threading.RLock())
+        self._kept: dict[str, _Kept] = {}
+        self._is_stopping = False
+        #: Since when all services are ready and the job still waits; None while that is not so.
+        self._lacking_since: float | None = None
+        #: All services are gone, and so the thread that has started some of them may go.
+        self._over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="supervisor", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop(grace_seconds=GRACE_SECONDS)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by the services' keys, in the order in which they are ended."""
+        with self._changed:
+            ordered = sorted(self._kept.items(), key=lambda item: -item[1].rank)
+            return {key: kept.service.pid for key, kept in ordered}
+
+    def start(self) -> str:
+        """Start all services; the coordinator's address, which answers. The others register as they come up.
+
+        Raises:
+            JobFailed, DeadlineExceeded: one cannot be started, or the coordinator ends or is silent before it is ready.
+        """
+        self._keeper.start()
+        programs = self._services.programs
+        coordinator = self._start(
+            _Rank.COORDINATOR, "coordinator", "the coordinator", [*programs.coordinator, "--store", "memory"]
+        )
+        address = coordinator.wait_ready(patience_seconds=self._services.patience_seconds)
+        to_coordinator = ["--coordinator", address]
+        for index in range(self._services.num_shards):
+            state = self._services.state / f"shard-{index}"
+            command = [*programs.parameter_server, *to_coordinator, "--index", str(index), "--state", str(state)]
+            name = f"parameter-server-{index}"
+            self._start(_Rank.PARAMETER_SERVER, name, f"parameter server {index}", command)
+        devices = self._services.num_cpu_devices
+        declared = [] if devices is None else ["--cpu-devices", str(devices)]
+        # With the agent the run ends: there is no barrier left at which anybody could leave.
+        command = [*programs.agent, *to_coordinator, *declared, "--drain-seconds", "0"]
+        self._start(_Rank.AGENT, "agent", "the agent", command)
+        return address
+
+    @property
+    def awaited(self) -> str:
+        """Which services are not ready yet, and what they are doing; empty when all are."""
+        with self._changed:
+            return ", ".join(filter(None, (kept.service.awaited for kept in self._kept.values())))
+
+    def given_up(self, *, is_queued: bool) -> str:
+        """Why there is nothing left to wait for, as a sentence; empty while there is.
+
+        Args:
+            is_queued: the job has not got its devices and parameter servers yet.
+        """
+        patience = self._services.patience_seconds
+        with self._changed:
+            kept = tuple(self._kept.values())
+            silent = [one.service for one in kept if one.due is None and one.service.silent_seconds >= patience]
+            if silent:
+                return silent[0].silence
+            if not is_queued or self.awaited or any(one.due is not None for one in kept):
+                self._lacking_since = None
+                return ""
+            now = self._clock.monotonic()
+            if self._lacking_since is None:
+                self._lacking_since = now
+            lacking = now - self._lacking_since
+        if lacking < patience:
+            return ""
+        return f"all services of this run are ready, and for {lacking:.0f} s the job has not got what it needs of them"
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """End all services in the stated order; returns when they are gone. Idempotent."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        for rank in sorted(_Rank, reverse=True):
+            group = [kept.service for kept in self._kept.values() if kept.rank is rank]
+            end_services(group, grace_seconds=grace_seconds)
+        self._over.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def _start(self, rank: _Rank, key: str, title: str, command: Sequence[str]) -> Service:
+        spec = ServiceSpec(key=key, title=title, command=command, logs=self._services.logs)
+        with self._changed:
+            service = self._service(spec)
+            self._kept[key] = _Kept(rank, spec, service)
+        return service
+
+    def _service(self, spec: ServiceSpec) -> Service:
+        on_death = partial(self._died, spec.key)
+        return Service(spec, environment=self._environment, on_death=on_death, clock=self._clock)
+
+    def _start_again(self, kept: _Kept) -> None:
+        """Start a service again, where others look for it. The lock is held."""
+        kept.due = None
+        if kept.rank is not _Rank.AGENT:
+            kept.address = kept.address or kept.service.address
+        port = ["--port", str(split_address(kept.address)[1])] if kept.address else []
+        spec = replace(kept.spec, command=[*kept.spec.command, *port])
+        try:
+            kept.service = self._service(spec)
+        except JobFailed as error:
+            self._died(spec.key, ServiceDeath(spec.title, 0, _NOT_STARTED, str(error)))
+            return
+        assert kept.death is not None, "only what has died is started again"
+        restart = ServiceRestart(spec.key, kept.death, kept.service.pid)
+        _log.warning("service_started_again", service=spec.key, sentence=str(restart))
+        self._on_restart(restart)
+
+    # -- on other threads --------------------------------------------------------------------------------------------
+
+    def _died(self, key: str, death: ServiceDeath) -> None:
+        """A service has ended unasked."""
+        with self._changed:
+            if self._is_stopping:
+                return
+            kept = self._kept[key]
+            kept.death = death
+            kept.deaths.append(self._clock.monotonic())
+            decision = decide(tuple(kept.deaths), self._services.restart_rules)
+            if not isinstance(decision, GiveUp):
+                kept.due = decision.at_seconds
+                self._changed.notify_all()
+                return
+        final = replace(death, verdict=decision.reason)
+        _log.error("service_given_up", service=key, sentence=str(final))
+        self._on_death(final)
+
+    def _keep(self) -> None:
+        """Start again what is due. This thread lives as long as what it has started (`Service`)."""
+        with self._changed:
+            while not self._is_stopping:
+                due = [kept for kept in self._kept.values() if kept.due is not None]
+                now = self._clock.monotonic()
+                for kept in due:
+                    if kept.due is not None and kept.due <= now:
+                        self._start_again(kept)
+                later = [kept.due - now for kept in due if kept.due is not None]
+                self._changed.wait(min(later, default=None))
+        self._over.wait()

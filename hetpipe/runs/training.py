@@ -1,0 +1,481 @@
+"""A run from its job to its result, the same for `hetpipe train`, `hetpipe submit` and `hetpipe.train`.
+
+Without a coordinator's address the services are started here first and ended afterwards; all that lies between, handing
+the job in and following it, is the same. Whatever happens, `train` returns how the run ended and leaves result.json.
+
+Who follows a job on a cluster does not own it: SIGTERM ends only the following, and whoever is given the same folder
+again follows the same job, as `submission.json` there says which one that is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hetpipe.checkpoint.manifest import has_checkpoint
+from hetpipe.client import new_request_id
+from hetpipe.decide.lifecycle.agents_cluster import BETWEEN_NODES, WITHIN_NODE
+from hetpipe.decide.lifecycle.inspections import is_to_measure
+from hetpipe.decide.lifecycle.planning import num_devices_wanted
+from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UserError
+from hetpipe.job.file import Job
+from hetpipe.report.text import count, shown_path
+from hetpipe.report.view import View
+from hetpipe.runs.follow import Detached, Ending, Follower, Inbox, Interrupted, OwnServices, Remark, RunningJob
+from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.judge import count_violations
+from hetpipe.runs.local_inspection import inspect_locally
+from hetpipe.runs.outcome import ExitStatus, error_of, sentences_of, status_of
+from hetpipe.runs.result import TrainResult
+from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.supervisor import GRACE_SECONDS, ServiceRestart, Services, Supervisor
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.values.conditions import Condition, consequence
+from hetpipe.values.events import JobState, Submission, Waiting
+from hetpipe.values.ids import JobId
+from hetpipe.values.plan import ModelReport
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.wire import plain
+
+#: Like `GRACE_SECONDS`, after a second interrupt.
+_HASTY_GRACE_SECONDS = 0.5
+
+#: How long a coordinator elsewhere may take to end a job after a second interrupt.
+_REMOTE_STOP_SECONDS = 5.0
+
+#: How long the inspection takes before it is told what it is doing.
+_NOTICE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What to train, and where."""
+
+    job: Job
+    import_path: Path
+    """Folder that user code is imported from first."""
+    restore: Path | None = None
+    """The checkpoint to begin with."""
+    coordinator: str | None = None
+    """`HOST:PORT` of a running cluster; None: on this machine, with services of its own."""
+    detaches: bool = False
+    """SIGTERM ends the following, not the run; only on a cluster that stays."""
+    remarks: tuple[str, ...] = ()
+    """What to say before the run begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How a run ended."""
+
+    run_dir: Path
+    state: JobState
+    result: TrainResult | None = None
+    """None unless it finished, or stopped at a barrier."""
+    error: str = ""
+    """Class name in `hetpipe.errors`; empty unless it failed, or its result could not be written down."""
+    sentences: tuple[str, ...] = ()
+    """Why, unless it finished and that was written down."""
+    interrupted: bool = False
+    """Ctrl-C or SIGTERM was heard."""
+    resumable: bool = False
+    """There is a complete checkpoint."""
+    forecast: PlanDocument | None = None
+    """What the planner foresaw, if it planned the run."""
+    detached: bool = False
+    """It goes on, and is not followed any more."""
+    job_id: str = ""
+    """Of the coordinator; empty if nothing was handed in."""
+    conditions: tuple[Condition, ...] = ()
+    """What endangered the run."""
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """The exit status of the command."""
+        if self.detached:
+            return ExitStatus.LOST_CONTACT if self.error else ExitStatus.DETACHED
+        if self.state is JobState.FINISHED and not self.error:
+            return ExitStatus.OK
+        if self.interrupted:
+            return ExitStatus.INTERRUPTED
+        return status_of(self.exception()) if self.state is JobState.FAILED else ExitStatus.FAILED
+
+    def exception(self) -> HetpipeError:
+        """What a Python caller gets instead of a result."""
+        return error_of(self.error, self.sentences)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `train --json`."""
+        if self.detached:
+            return {"detached": True, "run_dir": str(self.run_dir), "job_id": self.job_id}
+        if self.result is not None:
+            return self.result.to_json()
+        met = {"conditions": [plain(Condition, one) for one in self.conditions]} if self.conditions else {}
+        return {"errors": list(self.sentences), **met}
+
+
+class Training:
+    """One run under way. Use it once, in a thread that lives as long as the run."""
+
+    def __init__(
+        self, request: RunRequest, folder: RunFolder, shell: Shell, *, view: View, interrupts: Interrupts
+    ) -> None:
+        """Prepare; nothing is started or written.
+
+        Args:
+            request: what to train.
+            folder: the run's own, new.
+            shell: the world around.
+            view: shows what happens; closed when the run has ended.
+            interrupts: entered by the caller.
+        """
+        self._request = request
+        self._folder = folder
+        self._shell = shell if request.coordinator is not None else shell.alone()
+        self._view = view
+        self._interrupts = interrupts
+        self._inbox: Inbox = Inbox()
+        #: Guards the record.
+        self._noting = threading.RLock()
+        #: What is handed in; None on this machine.
+        self._submission = folder.read_submission() if request.detaches else None
+        self._record = record_of(request, folder, shell)
+
+    def run(self) -> RunEnd:
+        """Carry the run out and write down how it ended.
+
+        Raises:
+            UserError: the run's folder cannot be written to.
+        """
+        if self._submission is not None:
+            ended = self._follow_again()
+            if ended is not None:
+                return ended
+        else:
+            self._begin()
+        self._folder.write_record(self._record)
+        for remark in self._request.remarks:
+            self._view.say(remark)
+        if remark := planning_remark(self._request.job):
+            self._view.say(remark)
+        try:
+            ending = self._on_cluster() if self._request.coordinator is not None else self._on_this_machine()
+        except KeyboardInterrupt:
+            ending = self._interrupted_early()
+        except HetpipeError as error:
+            name, told = type(error).__name__, sentences_of(error)
+            lost = isinstance(error, Unavailable)
+            ending = Ending(state=JobState.FAILED, error=name, sentences=told, lost_contact=lost)
+        except Exception as error:
+            mistake = f"internal error ({type(error).__name__}: {error})"
+            self._folder.write_result(JobState.FAILED, {"errors": [mistake]})
+            raise
+        self._interrupts.listen(None)
+        goes_on = ending.detached or (ending.lost_contact and self._request.detaches)
+        return self._leave(ending) if goes_on else self._conclude(ending)
+
+    def _begin(self) -> None:
+        """Write down what is to be trained. Whoever finds the folder after that goes on with it."""
+        if self._request.detaches:
+            self._submission = submission_of(self._request, self._folder)
+            self._folder.write_submission(self._submission)
+        self._folder.write_job(self._request.job)
+
+    def _follow_again(self) -> RunEnd | None:
+        """Take up what an earlier process has left here; how the run ended, if it wrote that down."""
+        result = self._folder.read_result()
+        if result is not None:
+            return end_of(self._folder, result)
+        if not self._folder.has_job:
+            self._folder.write_job(self._request.job)
+        try:
+            before = self._folder.read_record()
+        except UserError:  # it did not come so far
+            return None
+        self._record = replace(self._record, job_id=before.job_id, started_wall=before.started_wall)
+        return None
+
+    def _interrupted_early(self) -> Ending:
+        """Told to end before anybody follows the run."""
+        if self._request.detaches and self._interrupts.newest is signal.SIGTERM:
+            return Ending(state=JobState.SUBMITTED, detached=True)
+        return Ending(state=JobState.STOPPED, sentences=("the run was stopped before it began",))
+
+    def _leave(self, ending: Ending) -> RunEnd:
+        """The run goes on without this process; nothing of it is written here."""
+        where, address = shown_path(self._folder.path, self._shell.current), self._request.coordinator
+        self._note(pids={})
+        again = f"follow it again with: hetpipe submit --run-dir {where} --coordinator {address}"
+        if ending.lost_contact:
+            told = f"{ending.sentences[-1]}; {again}"
+        elif self._record.job_id:
+            told = (
+                f"detached from job {self._record.job_id}, which goes on; {again}; stop it with: hetpipe stop {where}"
+            )
+        else:
+            told = f"told to end before anybody took the job; {again}"
+        return RunEnd(
+            run_dir=self._folder.path,
+            state=ending.state,
+            error=ending.error,
+            sentences=(told,),
+            interrupted=True,
+            detached=True,
+            job_id=self._record.job_id,
+        )
+
+    def _on_cluster(self) -> Ending:
+        assert self._request.coordinator is not None
+        address = self._request.coordinator
+        hint = f"the run may still go on; look with: hetpipe status --coordinator {address}"
+        return self._follow(address, when_lost=hint, stop_now_seconds=_REMOTE_STOP_SECONDS)
+
+    def _on_this_machine(self) -> Ending:
+        job = self._request.job
+        devices, remark = choose_devices(job)
+        services = Services(
+            num_shards=job.parameter_servers.count,
+            num_cpu_devices=devices,
+            logs=self._folder.logs,
+            state=self._folder.state,
+            programs=self._shell.programs,
+            patience_seconds=job.patience.members.total_seconds(),
+        )
+        shards = count(services.num_shards, "parameter server")
+        model = self._inspect()
+        self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
+        with Supervisor(
+            services,
+            environment=self._shell.environment,
+            on_death=self._inbox.put,
+            on_restart=self._restarted,
+            clock=self._shell.clock,
+        ) as supervisor:
+            address = supervisor.start()
+            self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
+            ending = self._follow(address, stop_now_seconds=0.0, services=supervisor, model=model)
+            hasty = ending.state is JobState.STOPPED and ending.result is None
+            supervisor.stop(grace_seconds=_HASTY_GRACE_SECONDS if hasty else GRACE_SECONDS)
+        return ending
+
+    def _inspect(self) -> ModelReport:
+        """Find the mistakes of the job before anything is started.
+
+        Raises:
+            HetpipeError: the job cannot be trained, or nobody could find out.
+        """
+        request, clock = self._request, self._shell.clock
+        began = clock.monotonic()
+        self._view.say("inspecting the job: optimizer, imports, loss, data, model, one minibatch")
+
+        def on_phase(phase: str, seconds: float) -> None:
+            elapsed = clock.monotonic() - began
+            # What has just begun is told when it lasts: short steps would be a line each.
+            if elapsed >= _NOTICE_SECONDS and seconds >= 1.0:
+                sentence = f"waiting for the inspection of the model, which is {phase} ({seconds:.0f} s)"
+                self._view.show(Waiting(sentence, elapsed))
+
+        return inspect_locally(
+            request.job, request.import_path, logs=self._folder.logs, shell=self._shell, on_phase=on_phase
+        )
+
+    def _follow(
+        self,
+        address: str,
+        *,
+        stop_now_seconds: float,
+        when_lost: str = "",
+        services: OwnServices | None = None,
+        model: ModelReport | None = None,
+    ) -> Ending:
+        request, clock = self._request, self._shell.clock
+        client = self._shell.connect(address)
+        try:
+            submission = self._submission or replace(submission_of(request, self._folder), model=model)
+            job = RunningJob(client, submission, self._inbox, clock=clock, when_lost=when_lost)
+            if self._record.job_id and self._folder.has_begun:
+                # Who has forgotten it must not train it a second time.
+                job.know(JobId(self._record.job_id))
+            else:
+                self._note(job_id=job.hand_in())
+            job.watch()
+            self._interrupts.listen(self._on_signal)
+            return Follower(
+                job,
+                self._view,
+                inbox=self._inbox,
+                clock=clock,
+                stop_now_seconds=stop_now_seconds,
+                services=services,
+                on_training=self._folder.point_latest,
+            ).run()
+        finally:
+            self._view.close()
+            client.close()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """A signal has come; in the main thread, between any two of its steps."""
+        detaches = self._request.detaches and number is signal.SIGTERM
+        self._inbox.put(Detached() if detaches else Interrupted())
+
+    def _restarted(self, restart: ServiceRestart) -> None:
+        """A service was started again; called from another thread."""
+        try:
+            with self._noting:
+                self._note(pids={**self._record.pids, restart.key: restart.pid})
+        except UserError as error:
+            self._inbox.put(Remark(str(error)))
+        self._inbox.put(restart)
+
+    def _note(self, **changes: Any) -> None:
+        with self._noting:
+            self._record = replace(self._record, **changes)
+            self._folder.write_record(self._record)
+
+    def _conclude(self, ending: Ending) -> RunEnd:
+        """Put together what the run left, and write result.json."""
+        resumable = has_checkpoint(self._folder.path)
+        end = RunEnd(
+            run_dir=self._folder.path,
+            state=ending.state,
+            result=None if ending.result is None else TrainResult.from_json(ending.result),
+            error=ending.error,
+            sentences=self._with_hint(ending, resumable=resumable),
+            interrupted=self._interrupts.count > 0,
+            job_id=self._record.job_id,
+            resumable=resumable,
+            forecast=self._folder.read_forecast(),
+            conditions=ending.conditions,
+        )
+        try:
+            self._folder.merge_trace()
+        except OSError as error:
+            self._view.say(f"trace.json could not be written: {error}")
+        if end.result is not None:
+            staleness = replace(end.result.staleness, violations=self._count_violations())
+            end = replace(end, result=replace(end.result, staleness=staleness))
+        return self._written_down(end)
+
+    def _written_down(self, end: RunEnd) -> RunEnd:
+        """Write result.json. A disk that does not take it is the run's last mishap, and not the first cause of it."""
+        cause = {"error": end.error} if end.error else {}
+        try:
+            self._folder.write_result(end.state, {**end.to_json(), **cause})
+        except UserError as error:
+            told = consequence(str(error), "", end.conditions)
+            if end.state is JobState.FINISHED:
+                return replace(end, error=JobFailed.__name__, sentences=(f"the run finished, but {told}",))
+            self._view.say(str(error))
+        return end
+
+    def _count_violations(self) -> int | None:
+        try:
+            return count_violations(self._folder.path, say=self._view.say)
+        except KeyboardInterrupt:
+            return None
+
+    def _with_hint(self, ending: Ending, *, resumable: bool) -> tuple[str, ...]:
+        """The sentences of `ending`; a run that broke off says how to go on."""
+        broke_off = ending.state is not JobState.FINISHED and not isinstance(
+            error_of(ending.error, ending.sentences), UserError
+        )
+        if not broke_off or not resumable:
+            return ending.sentences
+        command = resume_command(self._folder.path, self._shell.current, self._request.coordinator)
+        hint = f"resume with: {command}"
+        return (*ending.sentences[:-1], f"{ending.sentences[-1]}; {hint}")
+
+
+def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
+    """How a run ended that somebody else has followed, by its result.json."""
+    state = JobState(result.state)
+    has_result = state is not JobState.FAILED and "clocks" in result.values
+    stopped = ("the run was stopped before its end",) if state is JobState.STOPPED else ()
+    return RunEnd(
+        run_dir=folder.path,
+        state=state,
+        result=TrainResult.from_json({key: result.values[key] for key in result.values if key != "state"})
+        if has_result
+        else None,
+        error=str(result.values.get("error", "")),
+        sentences=result.errors or stopped,
+        resumable=has_checkpoint(folder.path),
+        forecast=folder.read_forecast(),
+    )
+
+
+def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord:
+    """The beginnings of run.json."""
+    return RunRecord(
+        run_dir=str(folder.path),
+        name=request.job.name,
+        host=socket.gethostname(),
+        started_wall=shell.clock.wall(),
+        coordinator=request.coordinator or "",
+        local=request.coordinator is None,
+        pids={"hetpipe": os.getpid()},
+        restored_from=None if request.restore is None else str(request.restore),
+    )
+
+
+def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
+    """The job as it is handed in."""
+    return Submission(
+        request_id=new_request_id(),
+        job_json=request.job.model_dump_json(),
+        run_dir=str(folder.path),
+        import_path=str(request.import_path.absolute()),
+        restore=None if request.restore is None else str(request.restore.absolute()),
+    )
+
+
+def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str:
+    """How to go on with a run, as the user would type it in `current`.
+
+    Args:
+        run_dir: its folder.
+        current: the folder that paths are shown from.
+        coordinator: `HOST:PORT` of the cluster that it ran on; None: on this machine.
+    """
+    if coordinator:
+        return f"hetpipe submit --resume {shown_path(run_dir, current)} --coordinator {coordinator}"
+    return f"hetpipe train --resume {shown_path(run_dir, current)}"
+
+
+def planning_remark(job: Job) -> str:
+    """What is done before the run can start, and what is taken for granted; empty if the job says everything."""
+    if job.is_planned:
+        return "the model is measured first" if is_to_measure(job) else ""
+    steps = ["the model is measured"] if is_to_measure(job) else []
+    if job.cluster.file is None:
+        within, between = (f"{link.effective_bytes_per_second / 1e9:g} GB/s" for link in (WITHIN_NODE, BETWEEN_NODES))
+        steps.append(
+            f"links that were not measured are assumed to carry {within} within a node and {between} between nodes (no "
+            "cluster.file)"
+        )
+    return f"the run is planned first{': ' if steps else ''}{', '.join(steps)}"
+
+
+def choose_devices(job: Job, *, count_cuda: Callable[[], int] | None = None) -> tuple[int | None, str]:
+    """How many CPU devices the agent of a local run declares (None: it offers its CUDA devices), and a remark on it."""
+    wanted = num_devices_wanted(job)
+    if wanted is not None and (job.cluster.emulate or job.cluster.devices):
+        return wanted, f", with {count(wanted, 'emulated device')}"
+    found = (count_cuda or _count_cuda)()
+    if wanted is None:
+        wanted = found or len(os.sched_getaffinity(0))
+    if found >= wanted:
+        return None, f", with {count(found, 'CUDA device')}"
+    missed = f" ({count(found, 'CUDA device')}, too few for the job's {wanted} stages)" if found else ""
+    return wanted, f", with {count(wanted, 'CPU device')}{missed}"
+
+
+def _count_cuda() -> int:
+    return sum(device.torch_device.startswith("cuda") for device in discover_devices("local"))

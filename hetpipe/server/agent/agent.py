@@ -1,0 +1,386 @@
+"""The agent: registers its node's devices, carries out the coordinator's commands, tells what became of them.
+
+Four threads: `run` itself, which starts the children and so must be the process's main thread (`Child`); the heartbeat;
+one that reads commands; one that sends news. They share nothing but queues.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
+from hetpipe.observe.log import get_logger
+from hetpipe.profiler.link_cache import NodeLinks
+from hetpipe.roots import Roots
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.tls import Tls
+from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
+from hetpipe.server.agent.departure import Departure
+from hetpipe.server.agent.outbox import Batch, Outbox
+from hetpipe.server.membership import Hooks, Membership
+from hetpipe.values.commands import (
+    AgentNews,
+    InspectCommand,
+    KeepLinksCommand,
+    LinkResult,
+    MeasureLinkCommand,
+    NumberedCommand,
+    StageKey,
+    StartStageCommand,
+    StopJobCommand,
+    StopVirtualWorkerCommand,
+)
+from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration
+from hetpipe.values.run import AgentDevice
+
+if TYPE_CHECKING:
+    from hetpipe.server.agent.stage_certificates import StageCertificates
+
+_log = get_logger(__name__)
+
+#: Leases without an answer after which the coordinator counts as lost.
+LOST_AFTER_LEASES = 2.0
+
+#: Longest pause of the main loop: how late the loss of the coordinator may be noticed.
+_LOOP_SECONDS = 0.2
+
+#: Pause after a call that failed.
+_RETRY_SECONDS = 0.3
+
+#: How long the last news may take to arrive.
+_FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """How an agent runs."""
+
+    node: str
+    """Name of the node, unique in the cluster; the agent's id."""
+    host: str
+    """Address under which other nodes reach this one."""
+    pid: int
+    coordinator: str
+    """`HOST:PORT`."""
+    devices: tuple[AgentDevice, ...]
+    tls: Tls | None = None
+    """Who this agent is; None: plaintext."""
+    environment: Mapping[str, str]
+    """The children's, before the agent's additions."""
+    drain_seconds: float = 0.0
+    """How long its stages may take to leave the run when it is told to end; 0: they are ended at once."""
+    exit_with_coordinator: bool = False
+    """End with an error when the coordinator is lost, instead of waiting for it to come back."""
+    start_seconds: float = 30.0
+    """How long to wait for a coordinator that is not there yet."""
+    programs: Programs = field(default_factory=Programs)
+    roots: Roots = field(default_factory=Roots)
+    """Below which folders jobs may have their code and their runs."""
+    first_metrics_port: int | None = None
+    """Where the stage on device 0 serves its metrics, those on the next devices on the next ports; None: nowhere."""
+    first_link_port: int | None = None
+    """Where the stage on device 0 awaits the next stage, likewise; None: on any free port."""
+    machine: str = ""
+    """What the machine calls itself: under that name measurements of links are found and kept. Empty: none are."""
+
+
+def _links_of(config: AgentConfig) -> NodeLinks | None:
+    """What is known of the node's links; None: nothing is remembered."""
+    if not config.machine:
+        return None
+    types = [device.type for device in config.devices]
+    return NodeLinks(config.environment, machine=config.machine, node=config.node, device_types=types)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A command and the registration it was given under; None: from the heartbeat."""
+
+    registration: Registration | None
+    numbered: NumberedCommand
+
+
+class Agent:
+    """One agent. `run` it once; `stop` may be called from any thread and from a signal handler."""
+
+    def __init__(self, config: AgentConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Prepare everything; nothing is started or connected.
+
+        Raises:
+            UserError: the coordinator's address is malformed.
+        """
+        self._config = config
+        self._clock = clock
+        self._id = AgentId(config.node)
+        self._client = CoordinatorClient(config.coordinator, tls=config.tls, clock=clock)
+        self._outbox = Outbox(clock)
+        self._links = _links_of(config)
+        self._certificates = None if config.tls is None else self._prepare_certificates(config.tls)
+        self._children = Children(
+            tell=self._tell,
+            environment=config.environment,
+            clock=clock,
+            programs=config.programs,
+            roots=config.roots,
+            first_metrics_port=config.first_metrics_port,
+            first_link_port=config.first_link_port,
+            certificates=self._certificates,
+        )
+        self._membership = Membership(
+            self._client,
+            MemberInfo(MemberRole.AGENT, MemberId(config.node), config.host, config.pid, devices=config.devices),
+            hooks=Hooks(
+                jobs=self._children.jobs,
+                last_command=self._last_command,
+                newest_info=lambda info: replace(info, stages=self._children.stages(), links=self._known_links()),
+                on_ended_jobs=self._jobs_ended,
+                on_registered=self._registered,
+                on_replaced=self._was_replaced,
+            ),
+            clock=clock,
+        )
+        #: Orders for the main loop; None wakes it.
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        #: It is told to end; its threads end.
+        self._asked_to_end = threading.Event()
+        self._stopping = threading.Event()
+        #: Number of the last command carried out, and the registration it was given under.
+        self._done = (Registration(""), 0)
+        self._coordinator_lost = False
+        #: Why nobody wants this agent any more; None while somebody does.
+        self._replaced: MemberReplaced | None = None
+
+    @property
+    def registered(self) -> Lease:
+        """The terms of the newest registration."""
+        return self._membership.lease
+
+    @property
+    def devices(self) -> tuple[AgentDevice, ...]:
+        """What is offered."""
+        return self._config.devices
+
+    @property
+    def children(self) -> ChildCounts:
+        """How many children there are and have been."""
+        return self._children.counts
+
+    @property
+    def silent_seconds(self) -> float:
+        """Time since the coordinator last answered."""
+        return self._membership.silent_seconds
+
+    def stop(self) -> None:
+        """Let `run` drain and end its children, leave and return, or let `start` give up."""
+        self._asked_to_end.set()
+        self._membership.cancel_start()
+        self._orders.put(None)
+
+    def start(self) -> None:
+        """Register and start the threads. Once, before `run`.
+
+        Raises:
+            HetpipeError: the coordinator did not take the registration.
+        """
+        try:
+            self._membership.start(wait_seconds=self._config.start_seconds)
+        except BaseException:
+            self._release()
+            raise
+        for target, name in ((self._watch_commands, "commands"), (self._send_news, "news")):
+            threading.Thread(target=target, name=name, daemon=True).start()
+
+    def run(self) -> None:
+        """Work until `stop`; then let the stages leave the run, end all children, and leave the cluster.
+
+        Raises:
+            PeerUnreachable: the coordinator is lost, and the agent is to end with it.
+            MemberReplaced: another process has registered under this node's name.
+        """
+        grace_seconds = GRACE_SECONDS
+        try:
+            while not self._asked_to_end.is_set():
+                self._look_after_coordinator()
+                if self._certificates is not None:
+                    self._certificates.renew()
+                self._obey_next()
+            if self._config.drain_seconds > 0.0:
+                self._drain()
+                grace_seconds = 0.0
+        finally:
+            self._stopping.set()
+            # First the outbox, so that nobody takes the end of the children for their failure.
+            self._outbox.close()
+            self._children.stop_all(grace_seconds=grace_seconds)
+            if self._coordinator_lost:
+                self._membership.abandon()
+            else:
+                self._membership.close()
+            self._release()
+
+    def _release(self) -> None:
+        """Give back what was there before anything was started."""
+        if self._certificates is not None:
+            self._certificates.close()
+        self._client.close()
+
+    # -- the main loop ---------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Let the stages leave, as far as there is time; they may need the coordinator's orders for it."""
+        departure = Departure(
+            ask=self._ask_to_depart,
+            stages=self._children.stages,
+            clock=self._clock,
+            seconds=self._config.drain_seconds,
+        )
+        while not self._coordinator_lost and self._replaced is None and not departure.is_over():
+            self._obey_next()
+        if departure.is_told:
+            self._outbox.wait_empty(timeout_seconds=_FLUSH_SECONDS)
+
+    def _ask_to_depart(self) -> None:
+        try:
+            self._client.depart(self._id, self._membership.lease.registration)
+        except UnknownMember:
+            self._membership.beat_soon()
+            raise
+
+    def _obey_next(self) -> None:
+        try:
+            order = self._orders.get(timeout=_LOOP_SECONDS)
+        except queue.Empty:
+            return
+        if order is None:
+            return
+        if order.registration is None:
+            self._obey(order.numbered)
+        elif not self._membership.is_led:
+            _log.error("command_refused", sequence=order.numbered.sequence, reason="its coordinator leads no more")
+        elif order.registration == self.registered.registration and order.numbered.sequence > self._last_command():
+            self._obey(order.numbered)
+            self._done = (order.registration, order.numbered.sequence)
+
+    def _last_command(self) -> int:
+        """Number of the last command carried out under the newest registration."""
+        registration, sequence = self._done
+        return sequence if registration == self.registered.registration else 0
+
+    def _obey(self, numbered: NumberedCommand) -> None:
+        match numbered.command:
+            case InspectCommand() as inspect:
+                self._children.inspect(inspect)
+            case StartStageCommand() as start if self._asked_to_end.is_set():
+                refusal = Unavailable(f"agent {self._id} was told to end; it starts no more stages")
+                self._children.refuse_stage(start, refusal)
+            case StartStageCommand() as start:
+                self._children.start_stage(start)
+            case StopJobCommand(job_id=job_id):
+                self._children.stop_job(job_id)
+            case StopVirtualWorkerCommand() as stop:
+                self._children.kill_worker(stop)
+            case MeasureLinkCommand() as measure:
+                self._children.measure_link(measure, self._id, host=self._config.host)
+            case KeepLinksCommand(measured=measured):
+                self._keep_links(measured)
+
+    def _prepare_certificates(self, tls: Tls) -> StageCertificates:
+        # Only who uses TLS pays for its import.
+        from hetpipe.server.agent.stage_certificates import StageCertificates
+
+        return StageCertificates(tls, self._certify, clock=self._clock)
+
+    def _certify(self, stage: StageKey, request_pem: bytes) -> bytes:
+        return self._client.certify_stage(self._id, self._membership.lease.registration, stage, request_pem)
+
+    def _look_after_coordinator(self) -> None:
+        """Say when it is away, and when it is back. The children go on without it, unless the agent is to end, too."""
+        if self._replaced is not None:
+            raise self._replaced
+        silent = self._membership.silent_seconds
+        was_lost, self._coordinator_lost = (
+            self._coordinator_lost,
+            silent > LOST_AFTER_LEASES * self._membership.lease.lease_seconds,
+        )
+        if was_lost == self._coordinator_lost:
+            return
+        if was_lost:
+            _log.warning("coordinator_back", coordinator=self._config.coordinator)
+            return
+        who = f"the coordinator at {self._config.coordinator} has not answered agent {self._config.node} for"
+        if self._config.exit_with_coordinator:
+            raise PeerUnreachable(f"{who} {silent:.1f} s; all its stage processes were ended")
+        _log.warning("coordinator_lost", sentence=f"{who} {silent:.1f} s; its stage processes go on without it")
+
+    def _known_links(self) -> MeasuredLinks:
+        """What was measured of this node's links, by now."""
+        return MeasuredLinks() if self._links is None else self._links.find(now=self._clock.wall())
+
+    def _keep_links(self, measured: MeasuredLinks) -> None:
+        if self._links is not None:
+            self._links.keep(measured, now=self._clock.wall())
+
+    def _tell(self, news: AgentNews) -> None:
+        """Children tell something."""
+        if isinstance(news, LinkResult) and news.measured:
+            self._keep_links(news.measured)
+        self._outbox.put(news)
+
+    # -- other threads ---------------------------------------------------------------------------------------------
+
+    def _registered(self, lease: Lease) -> None:
+        self._outbox.restart(lease.registration)
+        self._children.tell_again()
+
+    def _was_replaced(self, error: MemberReplaced) -> None:
+        self._replaced = error
+        self._orders.put(None)
+
+    def _jobs_ended(self, jobs: Sequence[JobId]) -> None:
+        for job_id in jobs:
+            self._orders.put(_Order(None, NumberedCommand(0, StopJobCommand(job_id))))
+
+    def _watch_commands(self) -> None:
+        registration, received = self._membership.lease.registration, 0
+        while not self._stopping.is_set():
+            current = self._membership.lease.registration
+            if current != registration:
+                registration, received = current, 0
+            try:
+                for numbered in self._client.watch_commands(self._id, registration, after=received):
+                    received = numbered.sequence
+                    self._orders.put(_Order(registration, numbered))
+            except HetpipeError as error:
+                self._pause_after(error)
+
+    def _send_news(self) -> None:
+        while not self._stopping.is_set():
+            batch = self._outbox.take(timeout_seconds=_LOOP_SECONDS)
+            if batch is not None:
+                self._send(batch)
+
+    def _send(self, batch: Batch) -> None:
+        try:
+            self._client.report(self._id, batch.registration, batch=batch.number, news=batch.news)
+        except (Unavailable, Busy, UnknownMember) as error:
+            self._pause_after(error)
+        except HetpipeError:
+            # Sending it again would be refused again.
+            _log.exception("news_refused", batch=batch.number)
+            self._outbox.confirm(batch)
+        else:
+            self._outbox.confirm(batch)
+
+    def _pause_after(self, error: HetpipeError) -> None:
+        if isinstance(error, UnknownMember):
+            self._membership.beat_soon()
+        if not self._stopping.is_set():
+            _log.info("call_failed", error=type(error).__name__, reason=str(error))
+            self._stopping.wait(_RETRY_SECONDS)

@@ -1,0 +1,564 @@
+"""The processes an agent has started: stages and inspections, by job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hetpipe.clock import Clock
+from hetpipe.errors import (
+    HetpipeError,
+    JobFailed,
+    PermissionDenied,
+    ProtocolViolation,
+    Unavailable,
+    UnknownMember,
+    UserError,
+)
+from hetpipe.job.sections import EnvironmentSection
+from hetpipe.link.choice import choose_link
+from hetpipe.observe.log import get_logger
+from hetpipe.phases import LAUNCH, PHASE
+from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
+from hetpipe.profiler.cache import cache_folder
+from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
+from hetpipe.roots import Roots
+from hetpipe.rpc.tls import TLS_VARIABLE
+from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
+from hetpipe.server.agent.environment import child_environment, missing
+from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
+from hetpipe.values.commands import (
+    AgentNews,
+    ChildExit,
+    InspectCommand,
+    InspectionPhase,
+    InspectionResult,
+    InspectionStep,
+    LinkAwaited,
+    LinkResult,
+    MeasureLinkCommand,
+    StageKey,
+    StageNews,
+    StartStageCommand,
+    StopVirtualWorkerCommand,
+    end_key,
+    exit_sentence,
+)
+from hetpipe.values.ids import AgentId, DeviceId, JobId
+from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
+from hetpipe.values.wire import from_json, revive, to_json
+
+if TYPE_CHECKING:  # only who uses TLS pays for its import
+    from hetpipe.server.agent.stage_certificates import StageCertificates
+
+_log = get_logger(__name__)
+
+#: Seconds from SIGTERM to SIGKILL.
+GRACE_SECONDS = 2.0
+
+#: What every child's environment has: one thread per stage process, so that stages share the CPUs evenly.
+SINGLE_THREADED: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """What children run, without the arguments the agent adds."""
+
+    stage: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.stage_process")
+    inspection: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.inspect_process")
+    link: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.link_process")
+    allowed_environment: Sequence[str] | None = None
+    """Patterns of the environment variables that jobs may inherit and set; None: any."""
+
+    def allowing(self, patterns: Sequence[str]) -> Programs:
+        """The same programs, which import for a job no module but those that match.
+
+        Raises:
+            UserError: a pattern is empty, or there is none.
+        """
+        options = [f"{OPTION}={pattern}" for pattern in checked_patterns(patterns)]
+        return replace(self, stage=(*self.stage, *options), inspection=(*self.inspection, *options))
+
+
+#: Names the port of a stage process's Prometheus endpoint in its environment; empty: none.
+METRICS_PORT = "HETPIPE_METRICS_PORT"
+
+#: The same of the port on which a stage process awaits the next stage; empty: any free one.
+LINK_PORT = "HETPIPE_LINK_PORT"
+
+#: Longest time for the other end of a link that is measured to come, and again for all messages.
+LINK_SECONDS = 25.0
+
+ChildKind = Literal["stage", "inspection", "link"]
+Outcome = Literal["ok", "error", "signal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildCounts:
+    """How many children run, and how many have been started and have ended so far."""
+
+    running: Counter[ChildKind] = field(default_factory=Counter)
+    started: Counter[ChildKind] = field(default_factory=Counter)
+    exited: Counter[tuple[ChildKind, Outcome]] = field(default_factory=Counter)
+    later_lives: int = 0
+    """Stages that were started for a later life of their virtual worker."""
+
+
+class Children:
+    """All children of one agent. What they tell goes to `tell`, from their threads.
+
+    Thread-safe, but `inspect` and `start_stage` belong to one thread that lives as long as the agent (`Child`).
+    """
+
+    def __init__(
+        self,
+        *,
+        tell: Callable[[AgentNews], None],
+        environment: Mapping[str, str],
+        clock: Clock,
+        programs: Programs | None = None,
+        first_metrics_port: int | None = None,
+        first_link_port: int | None = None,
+        certificates: StageCertificates | None = None,
+        roots: Roots | None = None,
+    ) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            tell: hears what children tell.
+            environment: the children's, before what is added here.
+            clock: paces their end.
+            programs: what they run.
+            first_metrics_port: where the stage on device 0 serves its metrics, those on the next devices on the next
+                ports; None: nowhere.
+            first_link_port: where the stage on device 0 awaits the next stage, those on the next devices on the next
+                ports; None: on any free ones.
+            certificates: certifies stages; None without TLS.
+            roots: below which folders jobs may have their code and their runs; None: anywhere.
+        """
+        self._roots = roots or Roots()
+        self._tell = tell
+        # A child is nobody, or who its own certificate says; never the agent.
+        inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
+        self._environment = inherited
+        self._certificates = certificates
+        self._clock = clock
+        self._programs = programs or Programs()
+        self._lock = threading.Lock()
+        #: Live children.
+        self._stages: dict[StageKey, Child] = {}
+        self._inspections: dict[JobId, Child] = {}
+        #: Ends of links that are measured.
+        self._ends: dict[StageKey, Child] = {}
+        #: What those told when they got ready, as long as they are at work.
+        self._ready: dict[StageKey, StageNews] = {}
+        #: The newest conditions of live stages, as far as they have told any.
+        self._conditions: dict[StageKey, StageNews] = {}
+        #: Live stages that were killed because their virtual worker counts no more.
+        self._ordered: set[StageKey] = set()
+        self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
+        self._started: Counter[ChildKind] = Counter()
+        self._exited: Counter[tuple[ChildKind, Outcome]] = Counter()
+        self._later_lives = 0
+
+    @property
+    def counts(self) -> ChildCounts:
+        """How many there are and have been."""
+        with self._lock:
+            return ChildCounts(
+                running=Counter(
+                    {"stage": len(self._stages), "inspection": len(self._inspections), "link": len(self._ends)}
+                ),
+                started=self._started.copy(),
+                exited=self._exited.copy(),
+                later_lives=self._later_lives,
+            )
+
+    def jobs(self) -> tuple[JobId, ...]:
+        """The jobs that have live children."""
+        with self._lock:
+            return tuple(sorted({key.job_id for key in (*self._stages, *self._ends)} | self._inspections.keys()))
+
+    def stages(self) -> tuple[StageKey, ...]:
+        """The live stages."""
+        with self._lock:
+            return tuple(sorted(self._stages))
+
+    def inspect(self, command: InspectCommand) -> None:
+        """Start an inspection, unless one of the job is running."""
+        job_id = command.job_id
+        with self._lock:
+            if job_id in self._inspections:
+                return
+        inspection = Inspection(job_id, self._tell)
+        job: dict[str, Any] = from_json(dict[str, Any], command.job_json)
+        try:
+            self._roots.check_code(command.import_path)
+            self._roots.check_run(command.run_dir)
+            environment = self._environment_of(job, f"inspection-{job_id}")
+        except UserError as error:
+            inspection.refused(error)
+            return
+        order = InspectionOrder(
+            job=job,
+            import_path=command.import_path,
+            with_model=command.with_model,
+            measure=command.measure,
+            cache_folder=str(cache_folder(self._environment)),
+        )
+        spec = ChildSpec(
+            name=f"inspection-{job_id}",
+            command=self._programs.inspection,
+            first_line=to_json(InspectionOrder, order),
+            environment=environment,
+            log_path=Path(command.run_dir) / "logs" / "inspection.out",
+        )
+
+        def on_exit(exit_code: int, last_words: str) -> None:
+            with self._lock:
+                self._inspections.pop(job_id, None)
+                self._exited["inspection", _outcome(exit_code)] += 1
+            inspection.ended(exit_code, last_words)
+
+        try:
+            self._add(
+                self._inspections, job_id, spec, Listener(on_line=inspection.heard, on_exit=on_exit), "inspection"
+            )
+        except OSError as error:
+            inspection.ended(error.errno or 1, str(error))
+
+    def measure_link(self, command: MeasureLinkCommand, node: AgentId, *, host: str) -> None:
+        """Start one end of a link that is measured, unless it is running.
+
+        Args:
+            command: which end of which link.
+            node: what this agent is called.
+            host: address under which other nodes reach this one.
+        """
+        task = command.task
+        key = end_key(command.job_id, task.number, is_first=not task.address)
+        with self._lock:
+            if key in self._ends:
+                return
+        logs = Path(task.run_dir) / "logs" if task.run_dir else None
+        end = LinkEnd(command.job_id, task.number, self._tell)
+        try:
+            if task.run_dir:
+                self._roots.check_run(task.run_dir)
+            order, environment = self._link_order(command, key, node=node, host=host)
+        except HetpipeError as error:
+            end.failed(str(error))
+            return
+        spec = ChildSpec(
+            name=f"link-{command.job_id}-{task.number}",
+            command=self._programs.link,
+            first_line=to_json(LinkOrder, order),
+            environment=environment,
+            log_path=logs / f"link-{task.number}-{node}.out" if logs else Path(os.devnull),
+        )
+
+        def on_exit(exit_code: int, last_words: str) -> None:
+            self._forget_certificate(key)
+            with self._lock:
+                self._ends.pop(key, None)
+                self._exited["link", _outcome(exit_code)] += 1
+            end.ended(exit_code, last_words)
+
+        try:
+            self._add(self._ends, key, spec, Listener(on_line=end.heard, on_exit=on_exit), "link")
+        except OSError as error:
+            self._forget_certificate(key)
+            end.failed(f"its process could not be started: {error}")
+
+    def _link_order(
+        self, command: MeasureLinkCommand, key: StageKey, *, node: AgentId, host: str
+    ) -> tuple[LinkOrder, Mapping[str, str]]:
+        """What the process is told, and its environment, with a certificate of its own for a link that encrypts.
+
+        Raises:
+            HetpipeError: the coordinator does not certify it.
+        """
+        task = command.task
+        choice = choose_link(task.link, tls=self._certificates is not None, same_node=False)
+        order = LinkOrder(
+            role="call" if task.address else "await",
+            node=node,
+            other=task.other,
+            transport=choice.kind,
+            job_id=command.job_id,
+            number=task.number,
+            with_copies=task.with_copies,
+            port=self._first_ports[LINK_PORT] or 0,
+            host=host,
+            address=task.address,
+            deadline_seconds=LINK_SECONDS,
+        )
+        own = child_environment(self._environment, EnvironmentSection(), self._programs.allowed_environment)
+        environment = {**own, **SINGLE_THREADED}
+        if self._certificates is None or choice.kind != "grpc":
+            return order, environment
+        return order, {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
+
+    def start_stage(self, command: StartStageCommand) -> None:
+        """Start a stage, unless it is running."""
+        key, config = command.key, command.config
+        with self._lock:
+            if key in self._stages:
+                return
+        life = f"-life-{key.incarnation}" if key.incarnation else ""
+        try:
+            self._roots.check_code(config.import_path)
+            self._roots.check_run(config.run_dir, config.restore)
+            environment = self._stage_environment(key, config)
+        except HetpipeError as error:
+            self._not_started(key, error, 1)
+            return
+        spec = ChildSpec(
+            name=f"vw-{key.vw}-stage-{key.stage}",
+            command=self._programs.stage,
+            first_line=to_json(StageConfig, config),
+            environment=environment,
+            log_path=Path(config.run_dir) / "logs" / f"vw-{key.vw}-stage-{key.stage}{life}.out",
+        )
+
+        def on_line(line: bytes) -> None:
+            report: StageReport = from_json(StageReport, line)
+            self._heard(StageNews(key, report))
+
+        def on_exit(exit_code: int, last_words: str) -> None:
+            self._forget_certificate(key)
+            with self._lock:
+                child = self._stages.pop(key, None)
+                self._ready.pop(key, None)
+                self._conditions.pop(key, None)
+                self._exited["stage", _outcome(exit_code)] += 1
+                ordered = key in self._ordered
+                self._ordered.discard(key)
+                # Under the lock, so that whoever sees no stages any more finds this told.
+                self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
+
+        try:
+            self._add(self._stages, key, spec, Listener(on_line=on_line, on_exit=on_exit), "stage")
+        except OSError as error:
+            self._forget_certificate(key)
+            self._not_started(key, error, error.errno or 1)
+
+    def refuse_stage(self, command: StartStageCommand, error: HetpipeError) -> None:
+        """Say that a stage is not started."""
+        self._not_started(command.key, error, 1)
+
+    def tell_again(self) -> None:
+        """Tell which stages are ready, and in which conditions: somebody new may want to know."""
+        with self._lock:
+            for news in (*self._ready.values(), *self._conditions.values()):
+                self._tell(news)
+
+    def _heard(self, news: StageNews) -> None:
+        """A stage reports."""
+        # Under the lock, so that nobody hears of a stage that is ready after it has come to its end.
+        with self._lock:
+            if isinstance(news.report, StageReady):
+                self._ready[news.key] = news
+            elif isinstance(news.report, StageConditions):
+                self._conditions[news.key] = news
+            elif isinstance(news.report, StageDone | StageFailed):
+                self._ready.pop(news.key, None)
+            self._tell(news)
+
+    def _forget_certificate(self, key: StageKey) -> None:
+        if self._certificates is not None:
+            self._certificates.forget(key)
+
+    def _environment_of(self, job: Mapping[str, Any], child: str) -> Mapping[str, str]:
+        """What a process that runs a job's code has of this agent's environment, and what the job gives it.
+
+        Raises:
+            UserError: the job names a variable that it may not have here.
+        """
+        wish = EnvironmentSection.model_validate_json(json.dumps(job.get("environment") or {}))
+        if absent := missing(self._environment, wish):
+            _log.warning("environment_not_set", child=child, names=list(absent))
+        return {**child_environment(self._environment, wish, self._programs.allowed_environment), **SINGLE_THREADED}
+
+    def _stage_environment(self, key: StageKey, config: StageConfig) -> Mapping[str, str]:
+        """What a new stage's environment is, with a certificate of its own where there is TLS.
+
+        Raises:
+            HetpipeError: the coordinator does not certify it.
+        """
+        device = config.plan.stage(config.vw, config.stage).device
+        ports = {name: _port_of(device, first) for name, first in self._first_ports.items()}
+        environment = {**self._environment_of(config.job, f"vw-{config.vw}-stage-{config.stage}"), **ports}
+        if self._certificates is None:
+            return environment
+        return {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
+
+    def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
+        # Of what the job itself asks for wrongly no traceback: what it shows may be the environment.
+        told = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
+        _log.error("stage_not_started", stage=str(key), **told)
+        # Whom a new coordinator does not know yet, it certifies in the next life.
+        is_passing = isinstance(error, Unavailable | UnknownMember | PermissionDenied)
+        sentence = f"its process could not be started: {error}"
+        failed = StageFailed(type(error).__name__, sentence, secondary=is_passing)
+        self._tell(StageNews(key, failed))
+        self._tell(ChildExit(key, 0, exit_code))
+
+    def stop_job(self, job_id: JobId) -> None:
+        """End the children of a job, in the background."""
+        children = self._children(lambda of: of == job_id)
+        if children:
+            _log.info("ending_children", job=job_id, count=len(children))
+            threading.Thread(
+                target=end_children,
+                args=(children,),
+                kwargs={"grace_seconds": GRACE_SECONDS, "clock": self._clock},
+                name=f"end-{job_id}",
+            ).start()
+
+    def kill_worker(self, command: StopVirtualWorkerCommand) -> None:
+        """End the stages of a virtual worker that counts no more. Also a stopped process cannot put that off."""
+        # Under the lock, so that nobody hears of an end before it is known whose doing it was.
+        with self._lock:
+            wanted = [key for key in self._stages if command.means(key)]
+            self._ordered.update(key for key in wanted if self._stages[key].send_signal(signal.SIGKILL))
+        if wanted:
+            _log.info("virtual_worker_killed", job=command.job_id, vw=command.vw, count=len(wanted))
+
+    def stop_all(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        """End all children, with SIGKILL those that stay beyond the grace; returns when they are gone."""
+        end_children(self._children(lambda _: True), grace_seconds=grace_seconds, clock=self._clock)
+
+    def _children(self, wanted: Callable[[JobId], bool]) -> list[Child]:
+        with self._lock:
+            stages = [child for key, child in self._stages.items() if wanted(key.job_id)]
+            ends = [child for key, child in self._ends.items() if wanted(key.job_id)]
+            return stages + ends + [child for job_id, child in self._inspections.items() if wanted(job_id)]
+
+    def _add(
+        self, table: dict[Any, Child], key: StageKey | JobId, spec: ChildSpec, listener: Listener, kind: ChildKind
+    ) -> None:
+        # Under the lock, so that a child that ends at once finds itself in the table.
+        with self._lock:
+            child = Child(spec, listener)
+            table[key] = child
+            self._started[kind] += 1
+            if kind == "stage" and isinstance(key, StageKey):
+                self._later_lives += key.incarnation > 0
+        _log.info("child_started", child=spec.name, pid=child.pid)
+
+
+def _port_of(device: DeviceId, first: int | None) -> str:
+    """The port that belongs to a device, as text; empty where there is no first one."""
+    return "" if first is None else str(first + int(device.rpartition("/")[2]))
+
+
+def _outcome(exit_code: int) -> Outcome:
+    if exit_code < 0:
+        return "signal"
+    return "error" if exit_code else "ok"
+
+
+class Inspection:
+    """One inspection: its steps, and then its outcome, or the end without one."""
+
+    def __init__(self, job_id: JobId, tell: Callable[[AgentNews], None]) -> None:
+        self._job_id = job_id
+        self._tell = tell
+        self._told = False
+
+    def heard(self, line: bytes) -> None:
+        """Take a line that the inspection wrote.
+
+        Raises:
+            ProtocolViolation: it is no line of an inspection.
+        """
+        if self._told:
+            return
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolViolation(f"an inspection reported what is no JSON: {error}") from error
+        if not isinstance(answer, dict):
+            raise ProtocolViolation("an inspection reported what is no JSON object")
+        if answer.get("kind") == PHASE:
+            phase: StagePhase = revive(StagePhase, answer)
+            self._tell(InspectionPhase(self._job_id, phase.phase, phase.seconds))
+            return
+        if "step" in answer:
+            self._tell(InspectionStep(self._job_id, revive(ProfileStep, answer["step"])))
+            return
+        if "ok" in answer:
+            found: InspectionAnswer = revive(InspectionAnswer, answer["ok"])
+            result = InspectionResult(self._job_id, found.model, measurements=found.measurements)
+        else:
+            problems: tuple[str, ...] = revive(tuple[str, ...], answer.get("problems", ()))
+            result = InspectionResult(self._job_id, None, str(answer.get("error", JobFailed.__name__)), problems)
+        self._told = True
+        self._tell(result)
+
+    def refused(self, error: UserError) -> None:
+        """It is not started."""
+        self._told = True
+        self._tell(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))
+
+    def ended(self, exit_code: int, last_words: str) -> None:
+        """Its process is gone; without an answer before, that is the outcome."""
+        if self._told:
+            return
+        self._told = True
+        words = f"; its last words: {last_words}" if last_words else ""
+        problem = f"the inspection of the model {exit_sentence(exit_code)} before it reported{words}"
+        self._tell(InspectionResult(self._job_id, None, JobFailed.__name__, (problem,)))
+
+
+class LinkEnd:
+    """One end of a link that is measured: where it awaits the other one, and then what came of it."""
+
+    def __init__(self, job_id: JobId, number: int, tell: Callable[[AgentNews], None]) -> None:
+        self._job_id = job_id
+        self._number = number
+        self._tell = tell
+        self._told = False
+
+    def heard(self, line: bytes) -> None:
+        """Take a line that the process wrote.
+
+        Raises:
+            ProtocolViolation: it is no line of a process that measures.
+        """
+        said: dict[str, Any] = from_json(dict[str, Any], line)
+        if self._told or said.get("kind") == PHASE:
+            return
+        if "address" in said:
+            self._tell(LinkAwaited(self._job_id, self._number, str(said["address"])))
+        elif "ok" in said:
+            found: LinkAnswer = revive(LinkAnswer, said["ok"])
+            links = () if found.link is None else (found.link,)
+            self._end(LinkResult(self._job_id, self._number, MeasuredLinks(links=links, copies=found.copies)))
+        else:
+            problems: tuple[str, ...] = revive(tuple[str, ...], said.get("problems", ()))
+            self.failed("; ".join(problems) or "the process that measures gave no reason")
+
+    def failed(self, problem: str) -> None:
+        """Nothing comes of it."""
+        self._end(LinkResult(self._job_id, self._number, problem=problem))
+
+    def ended(self, exit_code: int, last_words: str) -> None:
+        """Its process is gone; without an answer before, that is the outcome."""
+        words = f"; its last words: {last_words}" if last_words else ""
+        if not self._told:
+            self.failed(f"the process that measures links {exit_sentence(exit_code)} before it reported{words}")
+
+    def _end(self, result: LinkResult) -> None:
+        self._told = True
+        self._tell(result)

@@ -1,0 +1,54 @@
+"""The devices of this node: its CUDA devices, or as many CPU devices as asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from hetpipe.errors import UserError
+from hetpipe.values.run import AgentDevice
+
+
+def discover_devices(
+    node: str, *, num_cpu_devices: int | None = None, has_nvidia: Callable[[], bool] | None = None
+) -> tuple[AgentDevice, ...]:
+    """The devices node `node` offers, named `NODE/0`, `NODE/1` and so on.
+
+    Args:
+        node: name of the node.
+        num_cpu_devices: declare this many CPU devices and no others; None: the CUDA devices, or without any one CPU
+            device per CPU. A CPU device is no more than a place for a stage process, so there may be more than CPUs.
+        has_nvidia: whether it is worth asking torch for CUDA devices, whose import takes seconds.
+
+    Raises:
+        UserError: `num_cpu_devices` is not positive.
+    """
+    if num_cpu_devices is None:
+        cuda = _cuda_devices(node) if (has_nvidia or _has_nvidia)() else ()
+        return cuda or _cpu_devices(node, os.cpu_count() or 1)
+    if num_cpu_devices < 1:
+        raise UserError(f"--cpu-devices must be at least 1, not {num_cpu_devices}")
+    return _cpu_devices(node, num_cpu_devices)
+
+
+def _has_nvidia() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
+
+
+def _cuda_devices(node: str) -> tuple[AgentDevice, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(
+        AgentDevice(f"{node}/{index}", device.name, device.total_memory, f"cuda:{index}")
+        for index, device in enumerate(properties)
+    )
+
+
+def _cpu_devices(node: str, count: int) -> tuple[AgentDevice, ...]:
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // count
+    return tuple(AgentDevice(f"{node}/{index}", "cpu", memory_bytes, "cpu") for index in range(count))

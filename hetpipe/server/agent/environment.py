@@ -1,0 +1,103 @@
+"""Which environment variables a process that runs user code has: pure, and without a look at their values.
+
+A variable reaches a job because the job names it (`environment.inherit`), its value being that of the agent, or because
+the job gives it (`environment.set`). Where jobs come from other machines, the operator's list must name it, too. What
+programs need to run at all, and what hetpipe itself owns, comes with every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from hetpipe.errors import UserError
+from hetpipe.job.sections import EnvironmentSection
+
+#: The option of agents.
+OPTION = "--allow-environment"
+
+#: What every process has of its agent's environment, whatever a job says.
+ALWAYS = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_*", "XDG_*", "SSL_CERT_*", "COVERAGE_*"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "GRPC_*", "TORCH_*", "PYTORCH_*", "OMP_*", "MKL_*", "MALLOC_*"),
+    "HETPIPE_*",
+)
+
+
+def child_environment(
+    own: Mapping[str, str], wish: EnvironmentSection, allowed: Sequence[str] | None
+) -> dict[str, str]:
+    """The environment of a process that runs a job's code, before what its agent adds.
+
+    Args:
+        own: the agent's.
+        wish: the job's.
+        allowed: patterns of names that jobs may inherit and set here; None: any, and without a wish they inherit all.
+
+    Raises:
+        UserError: the job names a variable that it may not have here; the message has no values.
+    """
+    check_wish(wish, allowed)
+    unless_said: tuple[str, ...] = ("*",) if allowed is None else ()
+    inherited = unless_said if wish.inherit is None else wish.inherit
+    kept = {
+        name: value
+        for name, value in own.items()
+        if _matches(name, ALWAYS) or (_matches(name, inherited) and (allowed is None or _matches(name, allowed)))
+    }
+    return {**kept, **wish.set}
+
+
+def missing(own: Mapping[str, str], wish: EnvironmentSection) -> tuple[str, ...]:
+    """Names that a job inherits and that are not set here; patterns match what there is."""
+    return tuple(name for name in wish.inherit or () if not is_pattern(name) and name not in own)
+
+
+def checked_allowed(patterns: Sequence[str]) -> tuple[str, ...]:
+    """The same patterns.
+
+    Raises:
+        UserError: one is empty.
+    """
+    if not all(patterns):
+        raise UserError(f"{OPTION} is empty; name a variable or a pattern, for example `{OPTION} 'WANDB_*'`")
+    return tuple(patterns)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether an entry of a list stands for any number of variables.
+
+    >>> is_pattern("WANDB_*"), is_pattern("HF_HOME")
+    (True, False)
+    """
+    return not {"*", "?", "["}.isdisjoint(name)
+
+
+def passed_on(allowed: Sequence[str]) -> tuple[str, ...]:
+    """The variables that a container of an agent is given for a list: no patterns, and none that every program has.
+
+    >>> passed_on(["HF_HOME", "WANDB_*", "PATH"])
+    ('HF_HOME',)
+    """
+    return tuple(name for name in allowed if not is_pattern(name) and not _matches(name, ALWAYS))
+
+
+def check_wish(wish: EnvironmentSection, allowed: Sequence[str] | None) -> None:
+    """Refuse a job that names a variable that it may not have where `allowed` holds; None: it may have any.
+
+    Raises:
+        UserError: naming the variable and the option; without values.
+    """
+    if allowed is None:
+        return
+    named = {f"environment.inherit: {name}": name for name in wish.inherit or ()}
+    named |= {f"environment.set: {name}": name for name in wish.set}
+    for where, name in named.items():
+        if not _matches(name, allowed) and not _matches(name, ALWAYS):
+            listed = f"those that this node's agent passes on ({', '.join(allowed)})" if allowed else "any it passes on"
+            raise UserError(f"{where} is not among {listed}; have its operator add `{OPTION} '{name}'`, or remove it")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,36 @@
+"""`python -m hetpipe.server.agent.inspect_process`: imports the user's code once, before anything is planned."""
+
+from __future__ import annotations
+
+import json
+
+from hetpipe.server.agent.child_main import ReportPipe, answer_once, run_child
+
+
+def main(pipe: ReportPipe, first_line: bytes) -> int:
+    """Carry out the `InspectionOrder` of the first line; the exit status."""
+    import torch
+
+    from hetpipe.clock import SYSTEM_CLOCK
+    from hetpipe.server.agent.inspection import carry_out
+    from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
+    from hetpipe.values import wire
+    from hetpipe.values.measurement import ProfileStep
+    from hetpipe.weights.allocator import settle_memory
+
+    def tell(step: ProfileStep) -> None:
+        pipe.write(json.dumps({"step": wire.plain(ProfileStep, step)}))
+
+    # As stage processes do.
+    torch.set_num_threads(1)
+    settle_memory(one_heap=True)
+
+    def inspect() -> object:
+        order: InspectionOrder = wire.from_json(InspectionOrder, first_line)
+        return wire.plain(InspectionAnswer, carry_out(order, SYSTEM_CLOCK, tell))
+
+    return answer_once(pipe, inspect)
+
+
+if __name__ == "__main__":
+    run_child(main)

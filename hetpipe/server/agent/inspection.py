@@ -1,0 +1,233 @@
+"""Looks at the user's code before anything is planned: does it import, does it fit together, how large is it?
+
+It also proves that the layers compute what the model computes (`docs/semantics/proof.md`), and for a job that is
+planned without a profile it measures the model, as `hetpipe profile` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hetpipe.clock import Clock
+from hetpipe.errors import CallableError
+from hetpipe.job.file import Job
+from hetpipe.phases import report_phase
+from hetpipe.pipeline.callables import (
+    MapDataset,
+    build_eval_data,
+    build_model,
+    build_train_data,
+    call_loss,
+    load_metrics,
+)
+from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
+from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
+from hetpipe.pipeline.model_work import model_work
+from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
+from hetpipe.profiler.order import ProfileOrder
+from hetpipe.profiler.profiling import measured, targets_of
+from hetpipe.profiler.subject import MINIBATCH, VIRTUAL_WORKER, Subject, load_subject
+from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
+from hetpipe.values.ids import Minibatch
+from hetpipe.values.measurement import CPU_TYPE, ProfileStep
+from hetpipe.values.plan import LayerReport, ModelReport, ModelWork, ProofReport
+
+#: What a proof compares, in order, as reports name it.
+CHECKED = (
+    "data read twice and made twice",
+    "model made twice",
+    "outputs, loss, gradients and buffers",
+    "the same on other weights",
+    "registered parameters only",
+    "two minibatches in flight",
+    "each layer alone",
+    "evaluation mode",
+    "loss without memory",
+)
+
+
+def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileStep], None]) -> InspectionAnswer:
+    """Import everything the job names, and report and measure what is asked for.
+
+    Args:
+        order: what to look at.
+        clock: takes the times.
+        on_step: hears of each layer before it is measured.
+
+    Raises:
+        CallableError, JobError: what cannot be used, by its path in the job.
+    """
+    import_path = Path(order.import_path)
+    report_phase("importing the user's code and building model and data")
+    subject = load_subject(Job.model_validate(order.job), import_path)
+    profile = ProfileOrder(
+        job=order.job,
+        import_path=order.import_path,
+        cache_folder=order.cache_folder,
+        with_cpu=CPU_TYPE in order.measure,
+        types=order.measure,
+    )
+    # Before more of the user's modules is imported: so `hetpipe profile` and a run find each other's measurements.
+    targets = targets_of(subject, profile) if order.measure else {}
+    model = None
+    if order.with_model:
+        load_metrics(subject.job, import_path)
+        report_phase("proving that the layers compute what the model computes")
+        proof = prove_subject(subject, import_path, clock)
+        report_phase("running one minibatch through the layers")
+        report = inspect_subject(subject, import_path)
+        model = replace(report, proof=replace(proof, work=work_of(subject)))
+    report_phase("measuring the layers")
+    return InspectionAnswer(model, measured(subject, targets, profile, clock, on_step).measurements)
+
+
+def inspect_job(job: Job, import_path: Path) -> ModelReport:
+    """Import everything the job names, run one minibatch through it, and report sizes. Proves nothing.
+
+    Raises:
+        CallableError, JobError: what cannot be used, by its path in the job.
+    """
+    return inspect_subject(load_subject(job, import_path), import_path)
+
+
+def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
+    """Import what else the job names, run the minibatch through the model, and report sizes.
+
+    Raises:
+        CallableError, JobError: what cannot be used, by its path in the job.
+    """
+    evaluation = build_eval_data(subject.job, import_path)
+    load_metrics(subject.job, import_path)
+    sizes: list[int] = []
+    with torch.enable_grad():
+        outputs = _run(subject.chain, subject.batch, sizes)
+        call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
+    reports = tuple(_report(layer, size) for layer, size in zip(subject.chain, sizes, strict=True))
+    return ModelReport(reports, len(subject.train), None if evaluation is None else len(evaluation))
+
+
+def work_of(subject: Subject) -> ModelWork:
+    """What one sample takes, in tokens and operations."""
+
+    def compute_loss() -> torch.Tensor:
+        outputs = _run(subject.chain, subject.batch, [])
+        return call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
+
+    parameters = [layer.module.get_parameter(local) for layer in subject.chain for local in layer.parameters]
+    tokens = subject.job.tokens_per_sample
+    return model_work(subject.batch.inputs, compute_loss, parameters, tokens_per_sample=tokens)
+
+
+def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofReport:
+    """Prove the job's data and its model.
+
+    Args:
+        subject: whose model has not run yet.
+        import_path: that it was imported from.
+        clock: says how long it took.
+
+    Raises:
+        CallableError, JobError: the job would train to something else; with the first place and the fix.
+    """
+    started = clock.monotonic()
+    _prove_data(subject, import_path)
+    proof = _prove_model(subject, import_path)
+    return ProofReport(
+        scope="whole model",
+        equality="bits" if proof.is_exact else "rounding",
+        samples=proof.samples,
+        seconds=round(clock.monotonic() - started, 3),
+        checked=CHECKED,
+        notices=proof.notices,
+    )
+
+
+def _prove_data(subject: Subject, import_path: Path) -> None:
+    job = subject.job
+    read = partial(read_minibatch, seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
+    prove_data(
+        "data.train",
+        job.data.train,
+        lambda: build_train_data(job, import_path),
+        subject.train,
+        lambda dataset: read(dataset, range(job.batch_size)),
+    )
+    evaluation = build_eval_data(job, import_path)
+    if evaluation is None or job.data.eval is None:
+        return
+    samples = range(min(job.batch_size, len(evaluation)))
+    read_evaluation = partial(read_evaluation_minibatch, seed=job.seed, vw=VIRTUAL_WORKER, number=1)
+
+    def build() -> MapDataset:
+        again = build_eval_data(job, import_path)
+        assert again is not None, "the job names one"
+        return again
+
+    prove_data("data.eval", job.data.eval, build, evaluation, lambda dataset: read_evaluation(dataset, samples))
+
+
+def _prove_model(subject: Subject, import_path: Path) -> Proof:
+    """Prove it on few samples, or on a whole minibatch if it takes no fewer."""
+    job = subject.job
+    whole = job.batch_size
+    for count in dict.fromkeys((min(PROVEN_SAMPLES, whole), whole)):
+        # The second minibatch has other samples, as far as there are some.
+        first, second = (
+            read_minibatch(
+                subject.train,
+                [(start + index) % len(subject.train) for index in range(count)],
+                seed=job.seed,
+                vw=VIRTUAL_WORKER,
+                p=Minibatch(p),
+            )
+            for p, start in ((1, 0), (2, count))
+        )
+        try:
+            return prove_model(
+                lambda: build_model(job, import_path),
+                subject.chain,
+                loss=subject.loss,
+                batches=(first, second),
+                seed=job.seed,
+            )
+        except UncutFailure:
+            if count == whole:
+                raise
+    raise AssertionError("the last count is that of a whole minibatch")
+
+
+def _run(chain: tuple[Layer, ...], batch: Batch, sizes: list[int]) -> Values:
+    """Run one minibatch layer by layer, noting how many elements each one returns."""
+    # The first layer may work in place, and the minibatch may be needed again.
+    values = tuple(value.clone() for value in batch.inputs)
+    for layer in chain:
+        weights: Mapping[str, torch.Tensor] = {
+            name: layer.module.get_parameter(local) for local, name in layer.parameters.items()
+        }
+        shapes = ", ".join(str(list(value.shape)) for value in values)
+        try:
+            values = run_layers((layer,), weights, values)
+        except CallableError:
+            raise
+        except Exception as error:
+            raise CallableError(
+                f"model: layer {layer.index} ({layer.name}) failed on input of shape {shapes}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        sizes.append(sum(value.numel() for value in values))
+    return values
+
+
+def _report(layer: Layer, activation_elements: int) -> LayerReport:
+    return LayerReport(
+        layer.index,
+        layer.name,
+        tuple(tensor_spec(name, layer.module.get_parameter(local)) for local, name in layer.parameters.items()),
+        tuple(tensor_spec(name, layer.module.get_buffer(local)) for local, name in layer.buffers.items()),
+        activation_elements,
+    )

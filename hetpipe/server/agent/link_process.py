@@ -1,0 +1,38 @@
+"""`python -m hetpipe.server.agent.link_process`: one end of a measured link, or copies to this node's devices."""
+
+from __future__ import annotations
+
+import json
+
+from hetpipe.server.agent.child_main import ReportPipe, answer_once, run_child
+
+
+def main(pipe: ReportPipe, first_line: bytes) -> int:
+    """Carry out the `LinkOrder` of the first line; the exit status."""
+    import os
+
+    import torch
+
+    from hetpipe.clock import SYSTEM_CLOCK
+    from hetpipe.profiler.link_measuring import carry_out_links
+    from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
+    from hetpipe.rpc.tls import tls_from_environment
+    from hetpipe.values import wire
+    from hetpipe.weights.allocator import settle_memory
+
+    def tell(address: str) -> None:
+        pipe.write(json.dumps({"address": address}))
+
+    # As stage processes do.
+    torch.set_num_threads(1)
+    settle_memory(one_heap=True)
+
+    def measure() -> object:
+        order: LinkOrder = wire.from_json(LinkOrder, first_line)
+        return wire.plain(LinkAnswer, carry_out_links(order, SYSTEM_CLOCK, tell, tls=tls_from_environment(os.environ)))
+
+    return answer_once(pipe, measure)
+
+
+if __name__ == "__main__":
+    run_child(main)

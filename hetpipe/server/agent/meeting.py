@@ -1,0 +1,215 @@
+"""How a stage comes together with its neighbours and its replicas, before it computes.
+
+Every stage first opens its own doors and tells the clock shard where they are. When its neighbours have done so, too,
+it calls the previous stage, lets the next one in, and meets the same stage of the other virtual workers. In this order
+nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import DeadlineExceeded
+from hetpipe.link.catalogue import Footing, call, open_door
+from hetpipe.link.choice import LinkChoice, check_replicas, choose_link
+from hetpipe.link.cut import Cut, Door
+from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
+from hetpipe.link.policy import Link, LinkLimits
+from hetpipe.link.replicas import DistributedReplicas, connect_replicas
+from hetpipe.observe.log import get_logger
+from hetpipe.rpc.tls import Tls
+from hetpipe.server.agent.stage_assembly import STALL_SECONDS, identity_of, requester_of
+from hetpipe.server.shard.transport import ClockTransport
+from hetpipe.values.cluster import node_of
+from hetpipe.values.ids import StageIndex
+from hetpipe.values.requests import Meeting
+from hetpipe.values.run import LinkTime, StageConfig
+
+if TYPE_CHECKING:  # torch.distributed has the name, but only its C++ module has the type
+    from torch._C._distributed_c10d import TCPStore
+
+_log = get_logger(__name__)
+
+#: How long stages that are there may take to connect.
+MEETING_SECONDS = 120.0
+_POLL_SECONDS = 0.05
+
+#: How long a neighbour may take to be there at all. One that is silent meanwhile is given up by the coordinator, much
+#: sooner and with its whole virtual worker; one that says what it is doing is waited for.
+JOIN_SECONDS = 24 * 3600.0
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Everyone a stage talks to directly, but for shards."""
+
+    upstream: Link | None
+    downstream: Link | None
+    replicas: DistributedReplicas | None
+    link: LinkChoice | None
+    """What the link downstream is, and why; None on the last stage."""
+
+    def close(self) -> None:
+        """Leave them."""
+        for each in (self.upstream, self.downstream, self.replicas):
+            if each is not None:
+                each.close()
+
+
+def meet(
+    config: StageConfig,
+    clock_shard: ClockTransport,
+    *,
+    tls: Tls | None = None,
+    port: int = 0,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Neighbours:
+    """Join, and connect with everyone.
+
+    Args:
+        config: the stage's.
+        clock_shard: tells stages of each other.
+        tls: who the stage is; None: plaintext.
+        port: on which it awaits the next stage; 0 lets the system choose.
+        clock: measures the waits.
+
+    Raises:
+        UserError: the job's `link` does not allow what it would take.
+        HetpipeError: somebody did not come, or refused.
+    """
+    return _StageMeeting(config, clock_shard, tls, port, clock).meet()
+
+
+class _StageMeeting:
+    def __init__(
+        self, config: StageConfig, clock_shard: ClockTransport, tls: Tls | None, port: int, clock: Clock
+    ) -> None:
+        self._config = config
+        self._identity = identity_of(config)
+        self._own = requester_of(config)
+        self._clock_shard = clock_shard
+        self._tls = tls
+        self._port = port
+        self._clock = clock
+        self._asked = config.job["link"]
+        self._num_workers = len(config.plan.virtual_workers)
+        self._has_replicas = config.job["sync"]["kind"] == "allreduce" and self._num_workers > 1
+        self._replicas_host = self._host_for_replicas() if self._has_replicas else ""
+
+    def meet(self) -> Neighbours:
+        stage = self._identity.stage
+        with ExitStack() as undo:
+            chosen = None if self._identity.is_last else self._choose(StageIndex(stage + 1))
+            door = None if chosen is None else self._open_door(chosen)
+            if door is not None:
+                undo.callback(door.close)
+            store, replicas_address = self._await_replicas()
+            meeting = self._join("" if door is None else door.address, replicas_address)
+            upstream = None if self._identity.is_first else self._call(meeting.link)
+            if upstream is not None:
+                undo.callback(upstream.close)
+            downstream = None if door is None else door.accept(deadline_seconds=MEETING_SECONDS)
+            if downstream is not None:
+                undo.callback(downstream.close)
+            replicas = self._meet_replicas(store, meeting.replicas) if self._has_replicas else None
+            undo.pop_all()
+        return Neighbours(upstream, downstream, replicas, chosen)
+
+    # -- links -------------------------------------------------------------------------------------------------------
+
+    def _choose(self, neighbour: StageIndex) -> LinkChoice:
+        stages = self._config.plan.virtual_workers[self._identity.vw].stages
+        nodes = {node_of(stages[index].device) for index in (self._identity.stage, neighbour)}
+        return choose_link(self._asked, tls=self._tls is not None, same_node=len(nodes) == 1)
+
+    def _open_door(self, chosen: LinkChoice) -> Door:
+        neighbour = StageIndex(self._identity.stage + 1)
+        _log.info("link_chosen", neighbour=neighbour, kind=chosen.kind, reason=chosen.reason)
+        emulation = self._config.emulation
+        cut = self._cut(neighbour, None if emulation is None else emulation.downstream)
+        return open_door(chosen.kind, cut, self._footing(chosen))
+
+    def _call(self, address: str) -> Link:
+        neighbour = StageIndex(self._identity.stage - 1)
+        emulation = self._config.emulation
+        cut = self._cut(neighbour, None if emulation is None else emulation.upstream)
+        chosen = self._choose(neighbour)
+        return call(chosen.kind, cut, address, self._footing(chosen), deadline_seconds=MEETING_SECONDS)
+
+    def _cut(self, neighbour: StageIndex, pace: LinkTime | None) -> Cut:
+        n = int(self._config.job["sync"]["minibatches_per_wave"])
+        # As many minibatches as may be in flight, each with a norm beside it, and a barrier.
+        limits = LinkLimits(incoming_frames=2 * n + 2, outgoing_frames=4)
+        return Cut(own=self._own, neighbour=replace(self._own, stage=neighbour), limits=limits, pace=pace)
+
+    def _footing(self, chosen: LinkChoice) -> Footing:
+        return Footing(host=_LOOPBACK if chosen.loopback else self._config.host, port=self._port, tls=self._tls)
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def _host_for_replicas(self) -> str:
+        """The address at which replicas meet.
+
+        Raises:
+            UserError: gradients would leave the node in the clear.
+        """
+        workers = self._config.plan.virtual_workers
+        same_node = len({node_of(worker.stages[self._identity.stage].device) for worker in workers}) == 1
+        tls = self._tls is not None
+        check_replicas(self._asked, tls=tls, same_node=same_node)
+        return _LOOPBACK if tls and same_node else self._config.host
+
+    def _await_replicas(self) -> tuple[TCPStore | None, str]:
+        """Serve the rendezvous of this stage's replicas, in virtual worker 0; and where."""
+        if not self._has_replicas or self._identity.vw != 0:
+            return None, ""
+        return serve_rendezvous(self._replicas_host)
+
+    def _meet_replicas(self, served: TCPStore | None, address: str) -> DistributedReplicas:
+        return connect_replicas(
+            served or connect_rendezvous(address, deadline_seconds=MEETING_SECONDS),
+            stage=self._identity.stage,
+            vw=self._identity.vw,
+            num_workers=self._num_workers,
+            host=self._replicas_host,
+            device=torch.device(self._config.device.torch_device),
+            stall_seconds=STALL_SECONDS,
+        )
+
+    # -- the clock shard ---------------------------------------------------------------------------------------------
+
+    def _join(self, link_address: str, replicas_address: str) -> Meeting:
+        """Say where others are awaited; asks until it is known where others await this stage, and that they are there.
+
+        Only who is there is awaited at the door: until then the clock shard can say that this life is over.
+        """
+        started = self._clock.monotonic()
+        while True:
+            meeting = self._clock_shard.join(self._own, link_address, replicas_address, ready=False)
+            missing = self._missing(meeting)
+            if not missing:
+                return meeting
+            elapsed = self._clock.monotonic() - started
+            if elapsed > JOIN_SECONDS:
+                raise DeadlineExceeded(
+                    f"{self._identity} waited {elapsed:.0f} s for {missing} to come; of its virtual worker are there: "
+                    f"{list(meeting.joined)}"
+                )
+            self._clock.sleep(_POLL_SECONDS)
+
+    def _missing(self, meeting: Meeting) -> str:
+        identity = self._identity
+        if not identity.is_first and not meeting.link:
+            return f"stage {identity.stage - 1}"
+        if not identity.is_last and identity.stage + 1 not in meeting.joined:
+            return f"stage {identity.stage + 1}"
+        if self._has_replicas and not meeting.replicas:
+            return f"stage {identity.stage} of virtual worker 0"
+        return ""

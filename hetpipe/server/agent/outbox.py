@@ -1,0 +1,134 @@
+"""News on their way to the coordinator, in numbered batches.
+
+A batch keeps its number and content until it is confirmed, so that one whose answer was lost counts once. While the
+coordinator is away the outbox stays small: of a stage's progress, waits and conditions, and of an inspection's steps,
+only the newest is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from hetpipe.clock import Clock
+from hetpipe.values.commands import AgentNews, InspectionPhase, InspectionStep, StageNews
+from hetpipe.values.members import Registration
+from hetpipe.values.run import StageConditions, StagePhase, StageProgress, StageWaiting
+
+#: Longest time that news wait for company, in seconds.
+BATCH_SECONDS = 0.5
+
+#: Most news in one batch.
+MAX_BATCH = 200
+
+#: Most news that wait; beyond it the oldest are dropped. A stage has few that cannot be replaced by newer ones.
+MAX_WAITING = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What goes out together."""
+
+    registration: Registration
+    number: int
+    """1, 2, … within the registration."""
+    news: tuple[AgentNews, ...]
+
+
+class Outbox:
+    """The news of one agent. Any thread may put; one thread takes and confirms."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: list[AgentNews] = []
+        #: When the oldest of the waiting came; meaningless when none waits.
+        self._oldest = 0.0
+        self._urgent = False
+        self._closed = False
+        self._registration = Registration("")
+        self._last_number = 0
+        self._unconfirmed: Batch | None = None
+
+    def put(self, news: AgentNews) -> None:
+        """Add news; progress, waits, conditions and steps replace the earlier ones that still wait."""
+        with self._changed:
+            if not self._waiting:
+                self._oldest = self._clock.monotonic()
+            if _replaceable(news):
+                # The newer one takes the place of the older, and its turn: else what comes often would never go out.
+                self._waiting = [old for old in self._waiting if not _replaces(news, old)]
+            else:
+                self._urgent = True
+            self._waiting = [*self._waiting[-(MAX_WAITING - 1) :], news]
+            self._changed.notify_all()
+
+    def take(self, *, timeout_seconds: float) -> Batch | None:
+        """The batch to send: the unconfirmed one again, or a new one once it is due; None when nothing is.
+
+        Urgent news (anything but progress, waits, conditions and steps) are due at once, others after `BATCH_SECONDS`.
+        """
+        deadline = self._clock.monotonic() + timeout_seconds
+        with self._changed:
+            while not self._closed:
+                if self._unconfirmed is not None:
+                    return self._unconfirmed
+                now = self._clock.monotonic()
+                due = self._oldest + BATCH_SECONDS if self._waiting else deadline
+                if self._waiting and (self._urgent or now >= due):
+                    return self._new_batch()
+                if now >= deadline:
+                    return None
+                self._changed.wait(min(due, deadline) - now)
+        return None
+
+    def confirm(self, batch: Batch) -> None:
+        """The coordinator has `batch`."""
+        with self._changed:
+            if self._unconfirmed is batch:
+                self._unconfirmed = None
+                self._changed.notify_all()
+
+    def wait_empty(self, *, timeout_seconds: float) -> bool:
+        """Whether everything is confirmed, now or within that time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and self._unconfirmed is None, timeout_seconds)
+
+    def restart(self, registration: Registration) -> None:
+        """A new registration: numbers begin again. What is not confirmed goes out under it, for the children live on.
+
+        What had arrived without being confirmed arrives twice, which changes nothing (`JobMachine`).
+        """
+        with self._changed:
+            self._registration = registration
+            if self._unconfirmed is not None:
+                self._waiting = [*self._unconfirmed.news, *self._waiting][-MAX_WAITING:]
+                self._urgent = True
+                self._unconfirmed = None
+            self._last_number = 0
+
+    def close(self) -> None:
+        """Wake `take`, which gives nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _new_batch(self) -> Batch:
+        self._last_number += 1
+        taken, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+        self._urgent = self._urgent and bool(self._waiting)
+        self._unconfirmed = Batch(self._registration, self._last_number, tuple(taken))
+        return self._unconfirmed
+
+
+def _replaceable(news: AgentNews) -> bool:
+    of_stages = StagePhase | StageProgress | StageWaiting | StageConditions
+    is_stages = isinstance(news, StageNews) and isinstance(news.report, of_stages)
+    return is_stages or isinstance(news, InspectionStep | InspectionPhase)
+
+
+def _replaces(new: AgentNews, old: AgentNews) -> bool:
+    if isinstance(new, StageNews) and isinstance(old, StageNews):
+        return new.key == old.key and type(new.report) is type(old.report)
+    is_inspections = isinstance(new, InspectionStep | InspectionPhase)
+    return is_inspections and type(new) is type(old) and new.job_id == old.job_id

@@ -1,0 +1,218 @@
+"""Builds one stage from its `StageConfig`: the user's code, the layers of its stage, weights, data, and its runner.
+
+What differs between a stage in its own process and one in a test's thread comes in as `Wiring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetpipe.checkpoint.format import PartWriter
+from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.schedule.catalogue import order_for
+from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.job.file import Job
+from hetpipe.link.policy import Link
+from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.metrics import MetricsWriter, NullMetrics
+from hetpipe.observe.timeline import NullTimeline, TimelineWriter
+from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
+from hetpipe.pipeline.chain import Layer, chain_of
+from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.layer_weights import filled, layout_of
+from hetpipe.pipeline.replicas import Replicas
+from hetpipe.pipeline.runner import StageRunner
+from hetpipe.pipeline.setup import Clipping, StageData, StageIdentity, StageParts
+from hetpipe.server.agent.restoring import restore
+from hetpipe.server.shard.client import ShardClient
+from hetpipe.server.shard.transport import ClockTransport, ShardTransport
+from hetpipe.values.checkpoint import stage_file
+from hetpipe.values.requests import Requester
+from hetpipe.values.run import StageConfig, StageReport
+from hetpipe.weights.anchored import AnchoredWeights
+from hetpipe.weights.direct import DirectWeights
+from hetpipe.weights.flat import BufferPool, FlatBuffer
+from hetpipe.weights.optimizer import StageOptimizer
+from hetpipe.weights.policy import StageWeights
+
+#: Longest wait of a stage for anything.
+STALL_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What surrounds a stage."""
+
+    shards: Sequence[ShardTransport]
+    clock_shard: ClockTransport
+    upstream: Link | None
+    downstream: Link | None
+    history: HistoryWriter
+    report: Callable[[StageReport], None]
+    timeline: TimelineWriter = field(default_factory=NullTimeline)
+    metrics: MetricsWriter = field(default_factory=NullMetrics)
+    clock: TimeSource = SYSTEM_CLOCK
+    guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    replicas: Replicas | None = None
+    """Of this stage, where the job averages gradients over replicas."""
+    emulator: Emulator | None = None
+    """Replaces the device's own emulation; for tests."""
+    stall_seconds: float = STALL_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """What the user's callables made for this stage, before anything is connected."""
+
+    layers: tuple[Layer, ...]
+    data: StageData
+    loss: Any
+
+
+def identity_of(config: StageConfig) -> StageIdentity:
+    """Which stage this is."""
+    num_stages = len(config.plan.virtual_workers[config.vw].stages)
+    return StageIdentity(config.vw, config.stage, config.incarnation, num_stages)
+
+
+def requester_of(config: StageConfig) -> Requester:
+    """How this stage names itself to shards."""
+    return Requester(config.plan.job_id, config.plan.term, config.vw, config.incarnation, config.stage)
+
+
+def load_user_code(config: StageConfig) -> UserCode:
+    """Import the user's code and cut out this stage.
+
+    Raises:
+        CallableError: something of it cannot be used.
+    """
+    job = Job.model_validate(config.job)
+    import_path = Path(config.import_path)
+    chain = chain_of(build_model(job, import_path))
+    identity = identity_of(config)
+    stage = config.plan.stage(config.vw, config.stage)
+    train = evaluation = None
+    if identity.is_first or identity.is_last:
+        train, evaluation = build_datasets(job, import_path)
+    num_samples = len(train) if train is not None else 0
+    loss = load_loss(job, import_path) if identity.is_last else None
+    metrics = {"loss": loss, **load_metrics(job, import_path)} if loss is not None else {}
+    return UserCode(
+        chain[stage.first_layer : stage.last_layer],
+        StageData(
+            job.data_spec(num_samples),
+            train,
+            evaluation,
+            metrics,
+            evaluate_every_waves=job.evaluate.every_waves,
+            max_evaluation_batches=job.evaluate.max_batches,
+        ),
+        loss,
+    )
+
+
+def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient]:
+    """Connect a stage; returns its runner, and the shard client, to be closed after the run."""
+    job = Job.model_validate(config.job)
+    identity = identity_of(config)
+    device = torch.device(config.device.torch_device)
+    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
+    pool = BufferPool(layout_of(code.layers), device)
+    versions = versions_of(job, identity)
+    target = pool.take().zero_()
+    optimizer = _optimizer(job, config, target, versions)
+    start = restore(config, code.layers, optimizer)
+    inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
+    client = ShardClient(
+        requester_of(config),
+        config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
+        pool,
+        shards=wiring.shards,
+        clock_shard=wiring.clock_shard,
+        listener=inbox,
+        clock=wiring.clock,
+        timeline=wiring.timeline,
+    )
+    client.start()
+    weights: StageWeights
+    if job.has_shards:
+        weights = AnchoredWeights(pool, optimizer, target, versions)
+    else:
+        weights = DirectWeights(pool, optimizer, filled(target, code.layers), versions)
+        if wiring.replicas is not None:
+            wiring.replicas.copy_first_(list(target.regions))
+    parts = StageParts(
+        identity=identity,
+        sync=job.sync_spec(),
+        layers=code.layers,
+        compute=compute,
+        emulator=wiring.emulator or _emulator(job, config, wiring.clock),
+        versions=versions,
+        weights=weights,
+        has_shards=job.has_shards,
+        clipping=_clipping(job),
+        replicas=wiring.replicas,
+        pool=pool,
+        order=order_for(job.weights, job.order),
+        schedule=job.order,
+        data=code.data,
+        upstream=wiring.upstream,
+        downstream=wiring.downstream,
+        synchroniser=client,
+        history=wiring.history,
+        timeline=wiring.timeline,
+        metrics=wiring.metrics,
+        report=wiring.report,
+        clock=wiring.clock,
+        part_writer=PartWriter(
+            partial(checkpoint_dir, Path(config.run_dir)), config.plan.job_id, stage_file(config.vw, config.stage)
+        ),
+        guard=wiring.guard,
+        stall_seconds=wiring.stall_seconds,
+        last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
+        run_dir=Path(config.run_dir),
+    )
+    return StageRunner(parts, inbox), client
+
+
+def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: VersionTable) -> StageOptimizer:
+    """Steps on `target`: ρ, or the weights themselves where no parameter server holds them."""
+    return StageOptimizer(
+        job.optimizer,
+        target,
+        job.lr_schedule,
+        predicts=versions.is_predicting,
+        include_decay=job.prediction.include_decay,
+        load=partial(load_callable, import_path=Path(config.import_path)),
+    )
+
+
+def _emulator(job: Job, config: StageConfig, clock: TimeSource) -> Emulator:
+    seed = job.seed + 1000 * config.vw + config.stage
+    return Emulator(config.device, clock, seed=seed, emulation=config.emulation)
+
+
+def _clipping(job: Job) -> Clipping | None:
+    gradients = job.gradients
+    return None if gradients.max_norm is None else Clipping(gradients.max_norm, gradients.clip == "global")
+
+
+def versions_of(job: Job, identity: StageIdentity) -> VersionTable:
+    """Which weights the minibatches of this stage see."""
+    return VersionTable(
+        job.weights,
+        stage=identity.stage,
+        num_stages=identity.num_stages,
+        minibatches_per_wave=job.minibatches_per_wave,
+        accumulate=job.gradients.accumulate,
+    )

@@ -1,0 +1,221 @@
+"""`python -m hetpipe.server.agent.stage_process`: one stage of one virtual worker, started by an agent.
+
+Order of its life: import the user's code, meet the neighbours, push or await the first weights, run, say how it ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hetpipe import failpoints
+from hetpipe.conditions import Conditions
+from hetpipe.errors import HetpipeError, HistoryIncomplete, Unavailable
+from hetpipe.job.survive import duration_of
+from hetpipe.observe.history import History, NullHistory, in_detail
+from hetpipe.observe.log import configure_logging, get_logger
+from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
+from hetpipe.observe.metrics_endpoint import metrics_endpoint
+from hetpipe.observe.timeline import Timeline
+from hetpipe.phases import end_phases, report_phase
+from hetpipe.pipeline.setup import StageIdentity
+from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
+from hetpipe.rpc.tls import Tls, tls_from_environment
+from hetpipe.server.agent.child_main import ReportPipe, run_child
+from hetpipe.server.agent.children import LINK_PORT, METRICS_PORT
+from hetpipe.server.agent.meeting import meet
+from hetpipe.server.agent.stage_assembly import (
+    STALL_SECONDS,
+    Wiring,
+    assemble,
+    identity_of,
+    load_user_code,
+    requester_of,
+)
+from hetpipe.server.agent.stage_readings import StageReadings
+from hetpipe.server.shard.emulated import over
+from hetpipe.server.shard.patient import Endurance, PatientClock, PatientShard, Waits
+from hetpipe.server.shard.transport import ClockTransport, ShardTransport
+from hetpipe.values import wire
+from hetpipe.values.commands import stage_name
+from hetpipe.values.conditions import ConditionKind
+from hetpipe.values.ids import ShardIndex
+from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
+from hetpipe.weights.allocator import settle_memory
+
+_log = get_logger(__name__)
+
+
+def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None, link_port: int = 0) -> int:
+    """Run the stage of the first line; the exit status.
+
+    Args:
+        pipe: hears what becomes of it.
+        first_line: its configuration.
+        metrics_port: where it serves its metrics; None: nowhere.
+        link_port: where it awaits the next stage; 0: on any free port.
+    """
+    torch.set_num_threads(1)
+    settle_memory(one_heap=True)
+    config: StageConfig = wire.from_json(StageConfig, first_line)
+    identity = identity_of(config)
+    name = f"vw-{config.vw}-stage-{config.stage}"
+    run_dir = Path(config.run_dir)
+    job_id = config.plan.job_id
+    configure_logging(
+        run_dir / "logs" / f"{name}.log",
+        role="stage",
+        run=run_dir.name,
+        job=job_id,
+        vw=config.vw,
+        stage=config.stage,
+    )
+    told = StageReadings(job_id, identity)
+
+    def report(message: StageReport) -> None:
+        told.heard(message)
+        pipe.write(wire.to_json(StageReport, message))
+
+    try:
+        # Whether it is allowed was its agent's business, which did not start otherwise.
+        failpoints.arm(
+            os.environ,
+            is_allowed=True,
+            role="stage",
+            vw=config.vw,
+            stage=config.stage,
+            incarnation=config.incarnation,
+        )
+        with _metrics(config.host, metrics_port, told):
+            done = _run(config, identity, name, report, link_port=link_port)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, one sentence and a status
+        _log.exception("the stage failed")
+        report(_failure(identity, error))
+        return 1
+    report(done)
+    return 0
+
+
+@contextmanager
+def _metrics(host: str, port: int | None, told: StageReadings) -> Iterator[None]:
+    """Serve the metrics of this stage, if it can be done: no run ends because nobody can watch it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(metrics_endpoint(host, port, "stage", told.readings))
+        except HetpipeError as error:
+            _log.warning("no_metrics", port=port, reason=str(error))
+        yield
+
+
+def _failure(identity: StageIdentity, error: Exception) -> StageFailed:
+    if isinstance(error, HetpipeError):
+        return StageFailed(type(error).__name__, str(error), secondary=isinstance(error, Unavailable))
+    return StageFailed(
+        type(error).__name__, f"{identity} failed: {type(error).__name__}: {error} (the log has the whole story)"
+    )
+
+
+def _run(
+    config: StageConfig,
+    identity: StageIdentity,
+    name: str,
+    report: Callable[[StageReport], None],
+    *,
+    link_port: int,
+) -> StageDone:
+    report_phase("importing the user's code and building model and data")
+    code = load_user_code(config)
+    tls = tls_from_environment(os.environ)
+    # As long as the job waits for a parameter server, and no less than for anything else.
+    absence_seconds = duration_of(config.job["survive"]["absence"]).total_seconds()
+    patience_seconds = max(STALL_SECONDS, absence_seconds)
+    waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
+    shards, clock_shard = _parameter_servers(config, waits, tls)
+    report_phase("meeting its neighbours")
+    neighbours = meet(config, clock_shard, tls=tls, port=link_port)
+    report_phase("preparing the weights")
+    timeline, history, metrics = _records(config, identity, name)
+    conditions = Conditions()
+    conditions.on_change(lambda: report(StageConditions(conditions.told())))
+
+    def history_ends(alarm: HistoryIncomplete) -> None:
+        conditions.raise_(ConditionKind.HISTORY_INCOMPLETE, stage_name(config.vw, config.stage), str(alarm))
+
+    for record in (history, timeline, metrics):
+        record.on_alarm(history_ends)
+    wiring = Wiring(
+        shards=shards,
+        clock_shard=clock_shard,
+        upstream=neighbours.upstream,
+        downstream=neighbours.downstream,
+        replicas=neighbours.replicas,
+        history=in_detail(history, config.job.get("history", "full")),
+        report=report,
+        timeline=timeline,
+        metrics=metrics,
+        stall_seconds=patience_seconds,
+    )
+    runner, client = assemble(config, code, wiring)
+    end_phases()
+    report(StageReady(os.getpid(), link=str(neighbours.link or "")))
+    gc.freeze()  # what was imported stays: the collector need not look at it again and again
+    try:
+        return runner.run()
+    finally:
+        for each in (client, clock_shard, timeline, metrics, history, neighbours):
+            each.close()
+
+
+def _parameter_servers(
+    config: StageConfig, waits: Waits, tls: Tls | None
+) -> tuple[list[ShardTransport], ClockTransport]:
+    """All shards, behind emulated links where the job has some, and the clock shard; none of them is given up soon."""
+    addresses = config.shard_addresses
+    emulation = config.emulation
+    times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
+    endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
+    shards: list[ShardTransport] = []
+    ids = config.shard_ids or ("",) * len(addresses)
+    for index, (address, member_id, time) in enumerate(zip(addresses, ids, times, strict=True)):
+        shard = over(GrpcShard(address, ShardIndex(index), member_id=member_id, tls=tls), time)
+        shards.append(PatientShard(shard, endurances[index]))
+    clock_shard = GrpcClock(
+        addresses[0],
+        job_id=config.plan.job_id,
+        term=config.plan.term,
+        requester=requester_of(config),
+        member_id=ids[0],
+        tls=tls,
+    )
+    return shards, PatientClock(clock_shard, endurances[0])
+
+
+def _records(
+    config: StageConfig, identity: StageIdentity, name: str
+) -> tuple[Timeline, History | NullHistory, Metrics | NullMetrics]:
+    """What the stage writes down in the folder of the run."""
+    run_dir = Path(config.run_dir)
+    timeline = Timeline(
+        run_dir / "trace" / f"{name}.jsonl",
+        process_index=config.vw,
+        process_name=f"virtual worker {config.vw}",
+        thread_index=config.stage,
+        thread_name=f"stage {config.stage}",
+    )
+    history: History | NullHistory = NullHistory()
+    if config.job.get("history") != "off":
+        path = run_dir / "history" / f"{name}.jsonl"
+        history = History(path, host=config.host, pid=os.getpid(), role="stage", term=config.plan.term)
+    metrics = Metrics(metrics_path(run_dir, config.vw)) if identity.is_last else NullMetrics()
+    return timeline, history, metrics
+
+
+if __name__ == "__main__":
+    metrics_port, link_port = (int(os.environ.get(name) or 0) for name in (METRICS_PORT, LINK_PORT))
+    run_child(partial(main, metrics_port=metrics_port or None, link_port=link_port))

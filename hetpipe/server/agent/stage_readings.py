@@ -1,0 +1,50 @@
+"""What a stage process tells Prometheus: its newest report, which it makes about once a second anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hetpipe.observe.readings import Reading
+from hetpipe.pipeline.setup import StageIdentity
+from hetpipe.values.ids import JobId
+from hetpipe.values.run import StageProgress, StageReport
+
+
+class StageReadings:
+    """The newest progress of one stage. `heard` is for the stage's thread, `readings` for any."""
+
+    def __init__(self, job_id: JobId, identity: StageIdentity) -> None:
+        self._labels = (job_id, identity.vw, identity.stage)
+        self._is_last = identity.is_last
+        self._newest: StageProgress | None = None
+
+    def heard(self, report: StageReport) -> None:
+        """The stage reports."""
+        if isinstance(report, StageProgress):
+            self._newest = report
+
+    def readings(self) -> Iterator[Reading]:
+        """A `Source`; nothing before the first progress."""
+        newest = self._newest
+        if newest is None:
+            return
+        values: dict[str, float | None] = {
+            "minibatches_total": newest.minibatches,
+            # Before the first wave it is 0 even after a resume; from there it would jump.
+            "waves_total": newest.clock or None,
+            "published_clock": newest.published,
+            "learning_rate": newest.learning_rate,
+            "gradient_norm": newest.gradient_norm,
+            "compute_seconds_total": newest.compute_seconds,
+            "waiting_seconds_total": newest.waiting_seconds,
+            "idle_seconds_total": newest.idle_seconds,
+            "pushed_bytes_total": newest.pushed_bytes,
+            "pulled_bytes_total": newest.pulled_bytes,
+            "weight_bytes": newest.weight_bytes,
+            "activation_bytes": newest.activation_bytes,
+        }
+        if self._is_last:
+            values |= {"samples_total": newest.samples, "loss": newest.loss}
+        for name, value in values.items():
+            if value is not None:
+                yield Reading(f"hetpipe_stage_{name}", value, self._labels)

@@ -1,0 +1,454 @@
+"""Jobs that are under way when a coordinator begins: taken up again, adopted, sent back, or given up.
+
+A job that had not begun to train is begun again from what was handed in. Of one that trains, the clock shard is asked
+as soon as it tells of it, on a thread; `JobMachine.adopted` then goes on as if it had led the job from its beginning.
+Where the clock shard has lost it, or nobody tells of it for too long, `JobMachine.going_back` prepares what was handed
+in anew, from the newest checkpoint in the folder of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from hetpipe.decide.lifecycle.cluster_links import is_cluster_survey
+from hetpipe.decide.lifecycle.exchange import ClocksTold, MemberSeen, Tick
+from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.lifecycle.orphans import Orphan
+from hetpipe.decide.lifecycle.root_cause import Failure, Rank
+from hetpipe.errors import HetpipeError, JobError, JobFailed, PermissionDenied, StateLost, Unavailable
+from hetpipe.job.as_json import job_from_json
+from hetpipe.observe.log import get_logger
+from hetpipe.server.coordinator.job_host import JobHost, Unsaved, save
+from hetpipe.server.coordinator.job_hosts import JobHosts
+from hetpipe.storage.store import JobRecord, Repairs, all_events
+from hetpipe.values.commands import AgentNews, LinkAwaited, LinkResult
+from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode
+from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole
+from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run_document import RunDescription
+
+_log = get_logger(__name__)
+
+#: States in which nothing is lost when a job is begun again.
+_BEFORE_TRAINING = frozenset({JobState.SUBMITTED, JobState.PENDING, JobState.INSPECTING, JobState.PLANNING})
+
+#: What to do about a job that nobody knows any more.
+_FORGOTTEN = (
+    "the store has nothing of it, either, so nobody knows what was handed in: go on from its newest checkpoint with "
+    "`hetpipe submit --resume RUN_DIR --coordinator HOST:PORT`"
+)
+
+_ID_CHARACTERS = 12
+
+_BEGUN_AGAIN = "a new coordinator begins the job again, which had not begun to train"
+
+
+class Adopting(JobHosts):
+    """The jobs of one coordinator, and those that it may come to lead."""
+
+    def is_orphan(self, job_id: JobId) -> bool:
+        """Whether a job is under way that nobody leads, and somebody may tell more of it."""
+        with self.condition:
+            return job_id in self._orphans and job_id not in self._hosts
+
+    # -- for subclasses ----------------------------------------------------------------------------------------------
+
+    def _remember_jobs(self) -> None:
+        """Begin with what the store remembers, once it is whole.
+
+        Raises:
+            StoreUnavailable: it cannot be reached.
+        """
+        _tell(self._store.repair())
+        for record in self._store.jobs():
+            if record.state.is_terminal:
+                self._has_ended(record.job_id)
+                continue
+            events = all_events(self._store, record.job_id)
+            newest = events[-1].event if events else None
+            if isinstance(newest, JobEnded):
+                # Its coordinator has told the end, and was gone before it could keep it.
+                ended = record.at(newest.state, failure=newest.sentence)
+                save(self._store, Unsaved(ended, is_record=True, events=()))
+                self._has_ended(record.job_id)
+            elif record.state in _BEFORE_TRAINING and not _has_trained(record, events):
+                self._begin_again(record, events)
+            else:
+                self._hear_of(record.job_id, record)
+
+    def _hear_of(
+        self,
+        job_id: JobId,
+        record: JobRecord | None = None,
+        *,
+        teller: MemberId | None = None,
+        from_clock_shard: bool = False,
+    ) -> Orphan | None:
+        """Somebody tells of a job: the store its `record`, or a member. An orphan if it is one now; under the lock.
+
+        Of one that goes back only its clock shard, which comes late, may know more.
+        """
+        host = self._hosts.get(job_id)
+        if job_id in self._ended or (host is not None and not host.machine.state.is_queued):
+            return None
+        if host is not None and host.machine.goes_back and not from_clock_shard:
+            return None
+        orphan = self._orphans.hear_of(job_id, now=self._clock.monotonic(), teller=teller)
+        if orphan is not None:
+            orphan.record = orphan.record or record
+        return orphan
+
+    def _may_have_processes(self, job_id: JobId, teller: MemberId) -> bool:
+        """Whether a member may still do something for a job that it tells of; under the lock."""
+        if is_cluster_survey(job_id):
+            return self._cluster_links.is_under_way(job_id)
+        host = self._hosts.get(job_id)
+        if host is not None:
+            return host.machine.may_have_processes(now=self._clock.monotonic())
+        self._hear_of(job_id, teller=teller)
+        return job_id not in self._ended
+
+    def _clock_told(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
+        """A shard tells the clocks of a job; under the lock."""
+        host = self._hosts.get(job_id)
+        if host is not None and host.machine.shards and host.machine.shards[0].id == shard.id:
+            self._feed(host, ClocksTold(clocks))
+        elif job_id not in self._refused and self._hear_of(job_id, teller=shard.id, from_clock_shard=True) is not None:
+            self._orphans.clock_told(job_id, shard, clocks.term, now=self._clock.monotonic())
+
+    def _shard_told(self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]) -> None:
+        """A heartbeat of a parameter server says which jobs it decides for, and what it has lost; under the lock."""
+        for orphan in self._orphans:
+            if self._clock_shard_of(orphan) == shard.id:
+                job_id = orphan.job_id
+                self._orphans.shard_told(job_id, shard, serves=job_id in clocks, reason=lost.get(job_id, ""))
+
+    def _clock_shard_of(self, orphan: Orphan) -> MemberId | None:
+        """The parameter server that decides for a job, if that is certain; under the lock.
+
+        The store has its name. Where only what was handed in is left, it is the first of as many as the job wants, if
+        there are no others from whom a coordinator could have chosen.
+        """
+        record = orphan.record
+        if record is None:
+            return None
+        if record.shards:
+            return record.shards[0]
+        shards = self._registry.of_role(MemberRole.PARAMETER_SERVER)
+        wanted = _num_shards(record)
+        return shards[0].id if wanted and [shard.shard_index for shard in shards] == list(range(wanted)) else None
+
+    def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
+        """An agent tells of a job; whether that is for it to tell. Under the lock.
+
+        Of a job that nobody leads yet that is decided when it is adopted.
+        """
+        if is_cluster_survey(news.job_id):
+            return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
+        orphan = self._hear_of(news.job_id) if news.job_id in self._orphans else None
+        host = self._hosts.get(news.job_id)
+        if orphan is not None:
+            orphan.news[agent].append(news)
+        elif host is not None:
+            if not host.machine.may_tell(agent, news):
+                return False
+            if isinstance(news, LinkResult):
+                self._registry.learn_links(news.measured)
+            self._feed(host, news)
+        return True
+
+    def _survey_told(self, agent: AgentId, news: LinkAwaited | LinkResult) -> bool:
+        """An agent tells of a link of the cluster; whether it was asked for it. Under the lock."""
+        sent = self._cluster_links.handle(agent, news, now=self._clock.monotonic())
+        if sent is None:
+            return False
+        if isinstance(news, LinkResult):
+            self._registry.learn_links(news.measured)
+        self._post(sent)
+        return True
+
+    def _look_after_orphans(self) -> None:
+        """Ask whoever is to be asked, give up whoever is; under the lock."""
+        now = self._clock.monotonic()
+        for orphan in self._orphans.given_up(now=now):
+            if orphan.job_id in self._hosts:
+                # It was handed in again or goes back, and nobody knows more of it.
+                self._orphans.pop(orphan.job_id)
+                if orphan.refusal:
+                    self._refused[orphan.job_id] = None
+            else:
+                self._start(orphan, self._give_up)
+        for orphan in self._orphans.due(now=now):
+            self._start(orphan, self._ask)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _start(self, orphan: Orphan, work: Callable[[Orphan, Executor], None]) -> None:
+        host = self._hosts.get(orphan.job_id)
+        executor = self._askers.get(orphan.job_id) if host is None else host.executor
+        if executor is None:
+            executor = self._askers[orphan.job_id] = self._executor_of(orphan.job_id)
+        try:
+            executor.submit(work, orphan, executor)
+        except RuntimeError:
+            _log.info("task_not_started", job=orphan.job_id)
+
+    def _begin_again(self, record: JobRecord, events: tuple[NumberedEvent, ...]) -> None:
+        """Begin a job again that had not begun to train. Should it have, its clock shard will tell."""
+        assert record.submission is not None
+        try:
+            job = job_from_json(record.submission.job_json)
+        except JobError as error:
+            self._end(record, events, JobEnded(JobState.FAILED, str(error), JobFailed.__name__))
+            return
+        now = self._clock.monotonic()
+        machine = JobMachine(record.job_id, job, record.submission, patience=self._patience, now=now)
+        host = JobHost(machine, record, self._executor_of(record.job_id), events=events, first=self._first_number())
+        machine.recall(events)
+        self._hosts[record.job_id] = host
+        host.announce(StateChanged(JobState.SUBMITTED, _BEGUN_AGAIN))
+        host.note_state()
+        _log.info("job_begun_again", job=record.job_id)
+
+    def _ask(self, orphan: Orphan, executor: Executor) -> None:
+        """Ask the clock shard what has become of the job, and lead it. Not under the lock."""
+        clock_shard = orphan.clock_shard
+        assert clock_shard is not None
+        try:
+            description = self._described(orphan.job_id, clock_shard)
+            self._terms.check_description(description, clock_shard)
+            record = self._store.create_job(_record_of(description, now_wall=self._clock.wall()))
+            events = all_events(self._store, orphan.job_id)
+            with self.condition:
+                self._adopt(orphan, description, record, events, executor)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job must not be forgotten
+            is_known = isinstance(error, HetpipeError)
+            _log.warning("job_not_adopted", job=orphan.job_id, reason=str(error), exc_info=None if is_known else error)
+            with self.condition:
+                if isinstance(error, PermissionDenied):
+                    self._orphans.refuse(orphan, clock_shard)
+                is_passing = isinstance(error, Unavailable)
+                now = self._clock.monotonic()
+                self._orphans.not_adopted(orphan, str(error), is_passing=is_passing, now=now)
+
+    def _described(self, job_id: JobId, clock_shard: MemberInfo) -> RunDescription:
+        """What the clock shard tells of a job.
+
+        Raises:
+            PermissionDenied: it is not for that parameter server to tell.
+        """
+        port = self._tools.open_shard(clock_shard)
+        try:
+            description = port.describe(job_id)
+        finally:
+            port.close()
+        _check_teller(job_id, clock_shard, description)
+        return description
+
+    def _adopt(
+        self,
+        orphan: Orphan,
+        description: RunDescription,
+        record: JobRecord,
+        events: tuple[NumberedEvent, ...],
+        executor: Executor,
+    ) -> None:
+        """Lead a job; under the lock.
+
+        Raises:
+            JobError: what its clock shard has kept cannot be read.
+        """
+        if record.state.is_terminal:
+            self._lead_no_more(orphan)
+            return
+        now = self._clock.monotonic()
+        host = self._hosts.get(orphan.job_id)
+        stop = orphan.stop or (record if host is None else host.record).stop
+        machine = JobMachine.adopted(description, stop=stop, patience=self._patience, now=now)
+        if host is None:
+            host = JobHost(machine, record, executor, events=events, first=self._first_number())
+            self._add_host(host)
+        machine.recall(host.events)
+        host.machine = machine
+        _log.warning("job_adopted", job=orphan.job_id, state=machine.state, term=description.term)
+        self._led(orphan, host)
+
+    def _led(self, orphan: Orphan, host: JobHost) -> None:
+        """Somebody leads a job now: it hears who is there and what was told of it meanwhile; under the lock."""
+        self._orphans.pop(orphan.job_id)
+        self._askers.pop(orphan.job_id, None)
+        for member in self._registry.members(now=self._clock.monotonic()):
+            self._feed(host, MemberSeen(member.info))
+        for agent, told in orphan.news.items():
+            for news in told:
+                if host.machine.may_tell(agent, news):
+                    self._feed(host, news)
+        self._feed(host, Tick())
+        self._offer_cluster()
+        self.condition.notify_all()
+
+    def _give_up(self, orphan: Orphan, executor: Executor) -> None:
+        """Nobody knows how far the job is: send it back to its newest checkpoint, or end it. Not under the lock."""
+        try:
+            # By its id, whatever else the store has lost of it; and as it is now.
+            record = self._store.job(orphan.job_id) or orphan.record
+            if record is not None and not record.state.is_terminal:
+                events = all_events(self._store, orphan.job_id)
+                ended = _end_of(orphan, record)
+                if ended is None:
+                    self._go_back(orphan, record, events, executor)
+                    return
+                self._end(record, events, ended)
+        except HetpipeError as error:
+            _log.warning("job_not_kept_yet", job=orphan.job_id, reason=str(error))
+            with self.condition:
+                self._orphans.not_adopted(orphan, str(error), is_passing=True, now=self._clock.monotonic())
+            return
+        told = "" if record is not None else f"{orphan.why_given_up}; {_FORGOTTEN}"
+        with self.condition:
+            self._lead_no_more(orphan, told)
+        _log.warning("job_lost", job=orphan.job_id, sentence=told or orphan.why_given_up)
+
+    def _go_back(
+        self, orphan: Orphan, record: JobRecord, events: tuple[NumberedEvent, ...], executor: Executor
+    ) -> None:
+        """Lead a job from its newest checkpoint on. Not under the lock.
+
+        Raises:
+            StoreUnavailable: what was handed in cannot be read, and that could not be written down.
+        """
+        submission = record.submission
+        assert submission is not None
+        try:
+            job = job_from_json(submission.job_json)
+        except JobError as error:
+            self._end(record, events, JobEnded(JobState.FAILED, str(error), JobError.__name__))
+            with self.condition:
+                self._lead_no_more(orphan)
+            return
+        with self.condition:
+            now = self._clock.monotonic()
+            cause = Failure(Rank.GONE, StateLost.__name__, orphan.why_given_up, now)
+            machine = JobMachine.going_back(
+                orphan.job_id, job, submission, cause=cause, patience=self._patience, now=now
+            )
+            kept = replace(record, submission=replace(submission, has_begun=True))
+            host = JobHost(machine, kept, executor, events=events, first=self._first_number())
+            self._add_host(host)
+            machine.recall(host.events)
+            _log.warning("job_goes_back", job=orphan.job_id, sentence=cause.sentence)
+            self._led(orphan, host)
+
+    def _add_host(self, host: JobHost) -> None:
+        """Lead a job; under the lock."""
+        self._hosts[host.job_id] = host
+        self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].record.submitted_wall))
+
+    def _lead_no_more(self, orphan: Orphan, sentence: str = "") -> None:
+        """It has ended, and why, if the store does not know it; under the lock."""
+        self._orphans.pop(orphan.job_id)
+        self._has_ended(orphan.job_id, sentence)
+        asker = self._askers.pop(orphan.job_id, None)
+        if asker is not None:
+            asker.shutdown(wait=False)
+        self.condition.notify_all()
+
+    def _end(self, record: JobRecord, events: tuple[NumberedEvent, ...], ended: JobEnded) -> None:
+        """Write down that a job has ended.
+
+        Raises:
+            StoreUnavailable: try again later.
+        """
+        number = max(self._first_number(), events[-1].sequence + 1 if events else 1)
+        kept = record.at(ended.state, failure=ended.sentence)
+        save(self._store, Unsaved(kept, is_record=True, events=(NumberedEvent(number, ended),)))
+
+
+def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:
+    """How a job ends of which nobody knows how far it is; None if it goes back to its newest checkpoint."""
+    stop = orphan.stop or record.stop
+    if stop is StopMode.NOW:
+        return JobEnded(JobState.STOPPED)
+    sentence = orphan.why_given_up
+    if stop is not None or record.state is JobState.STOPPING:
+        sentence += "; it was to stop, so it does not go back to its newest checkpoint"
+    elif record.submission is not None and not orphan.refusal:
+        return None
+    return JobEnded(JobState.FAILED, sentence, JobFailed.__name__)
+
+
+def _num_shards(record: JobRecord) -> int:
+    """How many parameter servers the job wants; 0 if nobody knows."""
+    if record.submission is None:
+        return 0
+    try:
+        return job_from_json(record.submission.job_json).parameter_servers.count
+    except JobError:
+        return 0
+
+
+def _tell(repairs: Repairs) -> None:
+    """Write down what the store had lost, so that somebody looks for the cause."""
+    if repairs.jobs or repairs.members:
+        _log.error(
+            "store_reindexed",
+            jobs=repairs.jobs,
+            members=repairs.members,
+            cause="the store has lost the index of these records: Redis was started with an ACL that lets the default "
+            "user run nothing, or its append-only file was damaged",
+            fix="write its ACL anew with `hetpipe render redis-acl`",
+        )
+    if repairs.dropped_jobs:
+        _log.warning("jobs_dropped", jobs=repairs.dropped_jobs, cause="their time was over, or the store has lost them")
+    for job_id in repairs.renumbered:
+        _log.error("events_renumbered", job=job_id, cause="they had numbers that nobody counts to")
+    for job_id in repairs.lost_jobs:
+        _log.error("job_record_lost", job=job_id, fix="unless a parameter server still tells of it, hand it in again")
+    for key in repairs.unreadable:
+        _log.error("record_unreadable", key=key, fix="look at it in Redis; it is no job or member of this version")
+
+
+def job_id_of(name: str, request_id: str) -> JobId:
+    """The id of a job: its name, for people, and a digest of its request, so that a resend means the same job."""
+    return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
+
+
+def _check_teller(job_id: JobId, shard: MemberInfo, description: RunDescription) -> None:
+    """Let nobody but its clock shard tell of a job that nobody leads.
+
+    The id of a job is made from its request, which the coordinator tells its clock shard alone.
+
+    Raises:
+        PermissionDenied: what it tells is of another job, or on other parameter servers.
+    """
+    run = description.run
+    if run.plan.job_id != job_id or job_id_of(str(run.job.get("name", "")), run.submission.request_id) != job_id:
+        raise PermissionDenied(f"{shard} tells of job {job_id} what is not of that job")
+    if not run.shards or run.shards[0].id != shard.id:
+        raise PermissionDenied(f"{shard} tells of job {job_id}, of which it is not the clock shard")
+
+
+def _record_of(description: RunDescription, *, now_wall: float) -> JobRecord:
+    """A job of which the store knows nothing; none was handed in later than now, and so is the newest for ever."""
+    run = description.run
+    return JobRecord(
+        job_id=run.plan.job_id,
+        name=str(run.job.get("name", "")),
+        state=JobState.STARTING,
+        run_dir=run.submission.first_run_dir,
+        submitted_wall=min(run.submitted_wall, now_wall),
+        submission=run.submission,
+        shards=tuple(shard.id for shard in run.shards),
+    )
+
+
+def _has_trained(record: JobRecord, events: Sequence[NumberedEvent]) -> bool:
+    """Whether the job has got further before, or may have: then it is on its way back to a checkpoint."""
+    if record.submission is None or record.submission.has_begun:
+        return True
+    told = (numbered.event for numbered in events)
+    return any(isinstance(event, StateChanged) and event.state is JobState.STARTING for event in told)

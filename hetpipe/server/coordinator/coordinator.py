@@ -1,0 +1,559 @@
+"""The coordinator: members, jobs, and the shell around each job's machine.
+
+One lock guards everything, and `condition` is notified after every change. Nothing slow happens under the lock: what
+takes time runs on the job's own thread and comes back as a fact. `tick` must be called several times a second; it ends
+leases, feeds the machines with time, and retries what the store has not taken.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from hetpipe import failpoints
+from hetpipe.clock import Clock
+from hetpipe.decide.lifecycle.exchange import (
+    AgentDeparts,
+    ConditionsTold,
+    MemberSeen,
+    ShardHeard,
+    StopAsked,
+    Tick,
+)
+from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.lifecycle.patience import LEASE_SECONDS, Patience
+from hetpipe.errors import (
+    HetpipeError,
+    JobFailed,
+    PermissionDenied,
+    ProtocolViolation,
+    StoreUnavailable,
+    UnknownJob,
+    UnknownMember,
+    VersionConflict,
+)
+from hetpipe.job.as_json import job_from_json
+from hetpipe.observe.log import get_logger
+from hetpipe.server.coordinator.adopting import Adopting, job_id_of
+from hetpipe.server.coordinator.fences import Election, NoElection
+from hetpipe.server.coordinator.job_host import JobHost
+from hetpipe.server.coordinator.job_hosts import thread_per_job
+from hetpipe.server.coordinator.tasks import Tools
+from hetpipe.storage.store import JobRecord, MemberRecord, Store
+from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResult, NumberedCommand, StageKey, StageNews
+from hetpipe.values.conditions import Condition, ConditionKind
+from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
+from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.link_measurement import LinksProgress
+from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
+from hetpipe.values.run import ClockSnapshot
+
+_log = get_logger(__name__)
+
+_REQUEST_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
+
+_NO_JOB = "no job was submitted yet; hand one in with `hetpipe submit`"
+
+
+#: Whose the condition of the store is, and who tells of it.
+_STORE = "Redis"
+_COORDINATOR = "coordinator"
+
+_STORE_IS_BACK = "Redis answers the coordinator again; what happened meanwhile is kept from now on"
+
+
+def _check_request_id(text: str) -> None:
+    if not _REQUEST_ID.fullmatch(text):
+        raise ProtocolViolation(f"request id {text!r:.80} must be 8 to 64 letters, digits or dashes")
+
+
+def _named(news: AgentNews) -> str:
+    """What news are of, for a sentence."""
+    match news:
+        case StageNews(key=key) | ChildExit(key=key):
+            return str(key)
+        case LinkAwaited() | LinkResult():
+            return "a link that was measured"
+        case _:
+            return "an inspection"
+
+
+def _away(outage: str) -> str:
+    """What it means that the store is away, and what to do."""
+    return (
+        f"Redis is away ({outage}): what trains goes on, but nothing new begins, and what happens now is forgotten if "
+        "the coordinator ends; start Redis again, or mend the network to it"
+    )
+
+
+class Coordinator(Adopting):
+    """The logic of one coordinator. Thread-safe; `servicer` puts it on the network."""
+
+    def __init__(
+        self,
+        store: Store,
+        tools: Tools,
+        *,
+        clock: Clock,
+        patience: Patience | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        executor_of: Callable[[JobId], Executor] = thread_per_job,
+        election: Election | None = None,
+    ) -> None:
+        """Begin with what `store` remembers: a job that has not ended is led on as soon as its clock shard tells of it.
+
+        Raises:
+            StoreUnavailable: the store cannot be reached.
+        """
+        super().__init__(
+            store,
+            tools,
+            clock=clock,
+            patience=patience or Patience(),
+            lease_seconds=lease_seconds,
+            executor_of=executor_of,
+            election=election or NoElection(),
+        )
+        #: When `tick` was last called.
+        self._ticked = clock.monotonic()
+        #: Whether the store answers.
+        self._store_condition = Condition(ConditionKind.STORE_UNREACHABLE, _STORE, cleared=clock.wall())
+        self._remember_jobs()
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def register(self, info: MemberInfo, *, owner: str = "") -> Lease:
+        """Make a member. Another process under the same id is out from now on.
+
+        Args:
+            info: what it tells of itself.
+            owner: whose certificate it has; empty without TLS.
+
+        Raises:
+            PermissionDenied: the name is another owner's.
+            ProtocolViolation: a member of another role has its id, it tells of what is not its own, or it reports a
+                fence or a term out of range.
+            ResourceExhausted: there are too many members.
+            NotLeader: it has seen a later coordinator, which leads.
+            StoreUnavailable: membership changes wait for the store.
+        """
+        with self.condition:
+            self._registry.check_new(info, owner=owner)
+        self._terms.meet(info)
+        self._fences.meet(info)
+        registration = Registration(uuid.uuid4().hex)
+        failpoints.reach("membership.lease_granted_not_recorded")
+        record = self._store.put_member(info, registration, lease_seconds=self._registry.lease_seconds)
+        failpoints.reach("membership.recorded_not_published")
+        with self.condition:
+            replaced = self._registry.put(record, now=self._clock.monotonic(), owner=owner)
+            if info.role is MemberRole.AGENT:
+                self._mailboxes.open(AgentId(info.id), is_new=replaced is not None)
+            for job_id in {key.job_id for key in info.stages}:
+                self._hear_of(job_id, teller=info.id)
+            if replaced is not None:
+                self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
+            for host in list(self._hosts.values()):
+                self._feed(host, MemberSeen(info))
+            self._offer_cluster()
+            self.condition.notify_all()
+        failpoints.reach("membership.published_not_seen")
+        _log.info("member_registered", member=str(info), member_role=info.role.value)
+        return Lease(registration, self._registry.lease_seconds, record.order, self._fences.own)
+
+    def heartbeat(
+        self,
+        member_id: MemberId,
+        registration: Registration,
+        *,
+        clocks: Mapping[JobId, ClockSnapshot],
+        jobs: tuple[JobId, ...],
+        last_command: int,
+        lost: Mapping[JobId, str] | None = None,
+        conditions: Mapping[JobId, tuple[Condition, ...]] | None = None,
+        owner: str = "",
+    ) -> Renewal:
+        """Renew a lease, and hear what is new.
+
+        Args:
+            member_id: who.
+            registration: under which registration.
+            clocks: by job, of a clock shard.
+            jobs: those it does something for.
+            last_command: number of the last one it carried out.
+            lost: of jobs that a shard served, why it does so no more.
+            conditions: by job, what endangers it there; they count where the job has this shard.
+
+        Raises:
+            UnknownMember: register again.
+            PermissionDenied: it is another owner's, or tells what a member of its role does not know.
+            ProtocolViolation: a clock is of a term out of range.
+        """
+        self._terms.check_clocks(clocks, member_id)
+        with self.condition:
+            role = self._registry.check(member_id, registration, owner=owner).info.role
+            _check_told(role, of_shard=bool(clocks or lost or conditions), of_jobs=bool(jobs or last_command))
+            is_first = not self._registry.has_told(member_id)
+            record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
+            self._mailboxes.acknowledge(AgentId(member_id), last_command)
+            for job_id, snapshot in clocks.items():
+                self._clock_told(record.info, job_id, snapshot)
+            lost = lost or {}
+            if record.info.role is MemberRole.PARAMETER_SERVER:
+                self._shard_told(record.info, clocks, lost)
+            for host in list(self._hosts.values()):
+                if any(shard.id == member_id for shard in host.machine.shards):
+                    reason = lost.get(host.job_id, "")
+                    self._feed(host, ShardHeard(member_id, serves=host.job_id in jobs, reason=reason))
+                    if told := (conditions or {}).get(host.job_id):
+                        self._feed(host, ConditionsTold(member_id, told))
+            ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id, member_id))
+            self._look_after_orphans()
+            if is_first:
+                self._offer_cluster()
+        self._renew_in_store(record)
+        return Renewal(self._registry.lease_seconds, ended, self._fences.own)
+
+    def leave(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> None:
+        """End a membership; nothing happens when there is none with this registration.
+
+        Raises:
+            PermissionDenied: it is another owner's.
+        """
+        with self.condition:
+            try:
+                info = self._registry.check(member_id, registration, owner=owner).info
+            except UnknownMember:
+                return
+            self._registry.remove(member_id)
+            self._mailboxes.close(AgentId(member_id))
+            self._tell_gone(info, f"{info} left the cluster")
+        _log.info("member_left", member=member_id)
+        try:
+            self._store.remove_member(member_id, registration)
+        except StoreUnavailable as error:
+            _log.warning("leave_not_kept", member=member_id, reason=str(error))
+
+    def depart(self, agent: AgentId, registration: Registration) -> None:
+        """Take an agent's stages from it, so that it can leave; it gets no others until it registers again.
+
+        Raises:
+            UnknownMember: it is no member any more.
+        """
+        with self.condition:
+            if not self._registry.depart(MemberId(agent), registration):
+                return
+            for host in list(self._hosts.values()):
+                self._feed(host, AgentDeparts(agent))
+        _log.info("agent_departs", member=agent)
+
+    def members(self) -> tuple[Member, ...]:
+        """The live members in order of registration."""
+        with self.condition:
+            return self._registry.members(now=self._clock.monotonic())
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What endangers the cluster, or has, whatever its jobs."""
+        with self.condition:
+            return (self._store_condition,) if self._store_condition.times else ()
+
+    def expired_leases(self) -> Mapping[MemberRole, int]:
+        """Leases that ran out, by role."""
+        with self.condition:
+            return dict(self._registry.expired)
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a lease lasts after a heartbeat."""
+        return self._registry.lease_seconds
+
+    def members_of(self, role: MemberRole) -> list[MemberInfo]:
+        """The live members of one role; shards in index order."""
+        with self.condition:
+            return self._registry.of_role(role)
+
+    def commands(self, agent: AgentId, registration: Registration, *, after: int) -> tuple[NumberedCommand, ...]:
+        """The agent's commands after number `after`.
+
+        Raises:
+            UnknownMember: register again.
+        """
+        with self.condition:
+            self._registry.check(MemberId(agent), registration)
+            return self._mailboxes.after(agent, after)
+
+    def report(self, agent: AgentId, registration: Registration, batch: int, news: tuple[AgentNews, ...]) -> None:
+        """Take in a batch of news, once.
+
+        Raises:
+            UnknownMember: register again.
+            PermissionDenied: some of it is of stages or inspections of other agents, and has no effect; the rest has.
+        """
+        with self.condition:
+            self._registry.check(MemberId(agent), registration)
+            if not self._mailboxes.take_batch(agent, batch):
+                return
+            foreign = [item for item in news if not self._news_told(agent, item)]
+        if foreign:
+            what = _named(foreign[0])
+            raise PermissionDenied(
+                f"agent {agent} tells of {what} of job {foreign[0].job_id}, which is not on its node; "
+                f"{len(foreign)} of {len(news)} news are refused"
+            )
+
+    def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
+        """Have agents measure the links between their nodes that nobody knows, or tell how far that is.
+
+        Args:
+            request_id: the same one means the same survey.
+            fresh: measure also what is known.
+
+        Raises:
+            ProtocolViolation: the request id cannot name a survey.
+            ResourceExhausted: links are measured for somebody else.
+        """
+        _check_request_id(request_id)
+        with self.condition:
+            members = self._registry.of_role(MemberRole.AGENT)
+            agents = [self._known_agent(member) for member in members if not self._registry.departs(member.id)]
+            now = self._clock.monotonic()
+            progress, sent = self._cluster_links.ask(request_id, agents, fresh=fresh, now=now)
+            self._post(sent)
+        return progress
+
+    def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
+        """The certificate of a stage, made with the key of a request.
+
+        Raises:
+            UnknownMember: register again.
+            PermissionDenied: no stage of that name is to run on that agent's node.
+            ProtocolViolation: this coordinator certifies nobody, as it works without TLS.
+            UserError: the request cannot be used.
+        """
+        if self._tools.certify is None:
+            raise ProtocolViolation("this coordinator certifies no stages: it was started without --tls")
+        with self.condition:
+            self._registry.check(MemberId(agent), registration)
+            host = self._hosts.get(stage.job_id)
+            lives = () if host is None else host.machine.stages
+            is_end = self._cluster_links.may_be(agent, stage)
+            is_end = is_end or (host is not None and host.machine.may_be_end(agent, stage))
+            if not is_end and not any(life.key == stage and life.agent == agent and not life.exited for life in lives):
+                raise PermissionDenied(f"no {stage} is to run on agent {agent}")
+        return self._tools.certify(request_pem, stage.peer)
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def submit_job(self, submission: Submission, *, owner: str = "") -> JobId:
+        """Take a job; the same request id gives the same job.
+
+        Args:
+            submission: how it is handed in.
+            owner: whose certificate hands it in; empty without TLS.
+
+        Raises:
+            JobError: the job cannot be read.
+            UserError: it names folders where this coordinator reads and writes nothing.
+            ProtocolViolation: the request id cannot name a job.
+            ResourceExhausted: too many jobs wait or run.
+            StoreUnavailable: new jobs wait for the store.
+        """
+        _check_request_id(submission.request_id)
+        self._tools.roots.check_run(submission.run_dir, submission.restore)
+        job = job_from_json(submission.job_json)
+        job_id = job_id_of(job.name, submission.request_id)
+        with self.condition:
+            self._check_room(job_id, owner)
+        record = JobRecord(
+            job_id=job_id,
+            name=job.name,
+            state=JobState.RUNNING if submission.has_begun else JobState.SUBMITTED,
+            run_dir=submission.run_dir,
+            submitted_wall=self._clock.wall(),
+            submission=submission,
+        )
+        kept = self._store.create_job(record)
+        with self.condition:
+            if submission.has_begun and not kept.state.is_terminal:
+                # Its clock shard may know more of it; else it goes back to its newest checkpoint.
+                self._ended.pop(job_id, None)
+                self._hear_of(job_id, kept)
+                return job_id
+            if job_id in self._hosts or not kept.state.is_queued:
+                return job_id
+            now = self._clock.monotonic()
+            machine = JobMachine(job_id, job, submission, patience=self._patience, now=now)
+            self._hosts[job_id] = JobHost(machine, kept, self._executor_of(job_id), first=self._first_number())
+            self._hosts[job_id].owner = owner
+            _log.info("job_submitted", job=job_id, run_dir=submission.run_dir)
+            self._offer_cluster()
+            self.condition.notify_all()
+        return job_id
+
+    def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
+        """Ask a job to stop; where it stands now.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        with self.condition:
+            host = self.host(job_id)
+            if host is None:
+                return self._stop_orphan(self.record(job_id), mode)
+            _log.info("job_stop_asked", job=host.job_id, mode=mode)
+            host.want_stop(mode)
+            self._feed(host, StopAsked(mode))
+            return host.machine.state
+
+    def _stop_orphan(self, record: JobRecord, mode: StopMode) -> JobState:
+        """Have a job stop as soon as somebody leads it, or end with it if nobody can; the store knows it, too."""
+        if record.state.is_terminal:
+            return record.state
+        try:
+            self._store.replace_job(replace(record, stop=mode))
+        except VersionConflict:
+            # Whoever gave it up a moment ago has written its end.
+            return self._stop_orphan(self.record(record.job_id), mode)
+        orphan = self._orphans.get(record.job_id)
+        if orphan is not None:
+            orphan.stop = mode
+        _log.info("job_stop_asked", job=record.job_id, mode=mode)
+        return record.state
+
+    def awaited(self, job_id: JobId) -> str:
+        """What is waited for before somebody leads a job, as a sentence; empty if somebody does, or it has ended."""
+        with self.condition:
+            return "" if job_id in self._hosts else self._orphans.awaited(job_id, now=self._clock.monotonic())
+
+    def record(self, job_id: JobId | None) -> JobRecord:
+        """What is kept of a job, or of the newest one.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        with self.condition:
+            host = self.host(job_id)
+            if host is not None:
+                return host.record
+        kept = self._store.job(job_id) if job_id is not None else next(reversed(self._store.jobs()), None)
+        if kept is None:
+            return self._forgotten(job_id)
+        if not kept.state.is_terminal:
+            with self.condition:
+                # Whoever nobody leads is led on, sent back or ended, however it was overlooked.
+                self._hear_of(kept.job_id, kept)
+        return kept
+
+    def _forgotten(self, job_id: JobId | None) -> JobRecord:
+        """How a job has ended of which the store has nothing.
+
+        Raises:
+            UnknownJob: nobody knows anything of it.
+        """
+        if job_id is None:
+            raise UnknownJob(_NO_JOB)
+        with self.condition:
+            sentence, awaited = self._ended.get(job_id, ""), self.awaited(job_id)
+        if not sentence:
+            why = f"; {awaited}" if awaited else ""
+            raise UnknownJob(f"job {job_id!r:.80} is not known here{why}")
+        return JobRecord(
+            job_id=job_id,
+            name=job_id.rpartition("-")[0],
+            state=JobState.FAILED,
+            run_dir="",
+            submitted_wall=self._clock.wall(),
+            failure=sentence,
+        )
+
+    def kept_events(self, job_id: JobId, *, after: int) -> tuple[NumberedEvent, ...]:
+        """Events of a job that this coordinator does not lead; the end of one that has ended is always among them.
+
+        Raises:
+            UnknownJob: nobody knows anything of it.
+        """
+        events = self._store.events(job_id, after=after)
+        record = self.record(job_id)
+        if events or not record.state.is_terminal:
+            return events
+        error = JobFailed.__name__ if record.state is JobState.FAILED else ""
+        return (NumberedEvent(after + 1, JobEnded(record.state, record.failure, error)),)
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let the time take effect. Never raises."""
+        with self.condition:
+            now = self._clock.monotonic()
+            if now - self._ticked > self._patience.longest_tick_seconds:
+                # It was this process that did not listen.
+                self._registry.renew_all(now=now)
+            self._ticked = now
+            for gone in self._registry.expire(now=now):
+                self._mailboxes.close(AgentId(gone.info.id))
+                silent = self._registry.lease_seconds
+                _log.warning("lease_ran_out", member=gone.info.id, silent_seconds=silent)
+                self._tell_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
+            self._look_after_orphans()
+            self._offer_cluster()
+            self._look_at_store()
+            self._post(self._cluster_links.tick(now=now))
+            for host in list(self._hosts.values()):
+                # A job of which somebody may know more has not begun to wait.
+                if host.job_id not in self._orphans:
+                    self._feed(host, Tick())
+            self._forget_old_jobs()
+
+    def close(self) -> None:
+        """Wait for the jobs' threads and give up the store."""
+        with self.condition:
+            executors = [*(host.executor for host in self._hosts.values()), *self._askers.values()]
+        for executor in executors:
+            executor.shutdown()
+        self._store.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _look_at_store(self) -> None:
+        """Tell every job whether the store is there, if somebody has told that it is not; under the lock."""
+        before, outage = self._store_condition, self._fences.outage
+        if outage and not before.holds:
+            raised = replace(before, sentence=_away(outage), since=self._clock.wall(), cleared=None, clearance="")
+            self._store_condition = replace(raised, times=before.times + 1)
+            _log.error("store_unreachable", sentence=raised.sentence)
+        elif before.holds and not outage:
+            self._store_condition = replace(before, cleared=self._clock.wall(), clearance=_STORE_IS_BACK)
+            _log.warning("store_reachable", sentence=_STORE_IS_BACK)
+        for host in self._hosts.values():
+            board = host.machine.conditions
+            if self._store_condition.times or board.current[ConditionKind.STORE_UNREACHABLE]:
+                self._feed(host, ConditionsTold(_COORDINATOR, (self._store_condition,)))
+
+    def _renew_in_store(self, record: MemberRecord) -> None:
+        """Let the store know; a store that is away or has lost its memory evicts nobody."""
+        lease = self._registry.lease_seconds
+        try:
+            try:
+                self._store.renew_member(record.info.id, record.registration, lease_seconds=lease)
+            except UnknownMember:
+                self._store.put_member(record.info, record.registration, lease_seconds=lease)
+        except HetpipeError as error:
+            _log.warning("lease_not_kept", member=record.info.id, reason=str(error))
+
+
+def _check_told(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
+    """Let a heartbeat tell what a member of its role may know.
+
+    Raises:
+        PermissionDenied: it tells more.
+    """
+    if of_shard and role is not MemberRole.PARAMETER_SERVER:
+        raise PermissionDenied(
+            f"the heartbeat of an {role} tells clocks, conditions or lost jobs, which parameter servers have"
+        )
+    if of_jobs and role is MemberRole.WORKER:
+        raise PermissionDenied("the heartbeat of a user's own worker tells of jobs, for which it does nothing")

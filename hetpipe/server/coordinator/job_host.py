@@ -1,0 +1,181 @@
+"""A job inside the coordinator: its machine, its events, its thread for tasks, and what the store has not got yet."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields, replace
+
+from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.errors import VersionConflict
+from hetpipe.observe.log import get_logger
+from hetpipe.storage.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
+from hetpipe.values.events import (
+    ConditionCleared,
+    ConditionRaised,
+    JobEvent,
+    JobState,
+    NumberedEvent,
+    ProgressTable,
+    ReplanJudged,
+    Rewound,
+    StopMode,
+    WorkerLeft,
+    WorkerLost,
+    WorkerQuarantined,
+    WorkerRejoined,
+    WorkerReplanned,
+)
+from hetpipe.values.ids import JobId
+
+_log = get_logger(__name__)
+
+
+class JobHost:
+    """One job. Guarded by the coordinator's lock, but for `save`."""
+
+    def __init__(
+        self,
+        machine: JobMachine,
+        record: JobRecord,
+        executor: Executor,
+        *,
+        events: Sequence[NumberedEvent] = (),
+        first: int = 1,
+    ) -> None:
+        """Host a job.
+
+        Args:
+            machine: what decides; another one takes its place when the job turns out to be under way.
+            record: as it is kept.
+            executor: see there.
+            events: those that are kept, told by earlier coordinators.
+            first: number of the next event, unless those go beyond it.
+        """
+        self.machine = machine
+        #: Runs the job's tasks and writes one after the other.
+        self.executor = executor
+        #: As it is kept, or will be.
+        self.record = record
+        #: Whose certificate handed it in, if that was with this coordinator; empty without TLS.
+        self.owner = ""
+        #: Events as watchers see them.
+        self.events: deque[NumberedEvent] = deque(events, maxlen=MAX_EVENTS)
+        self._next_number = max(first, self.events[-1].sequence + 1 if self.events else 1)
+        #: All that there have been, by kind.
+        self.event_counts: Counter[str] = Counter()
+        #: The newest progress table and how many there have been.
+        self.picture: ProgressTable | None = None
+        self.num_pictures = 0
+        self._unsaved: deque[NumberedEvent] = deque(maxlen=MAX_EVENTS)
+        self._record_unsaved = False
+        self._saving = False
+
+    @property
+    def job_id(self) -> JobId:
+        """The job's id."""
+        return self.machine.job_id
+
+    def announce(self, event: JobEvent) -> None:
+        """Let watchers see an event."""
+        if isinstance(event, ProgressTable):
+            self.picture = event
+            self.num_pictures += 1
+            return
+        numbered = NumberedEvent(self._next_number, event)
+        self._next_number += 1
+        self.events.append(numbered)
+        self.event_counts[event.kind] += 1
+        self._unsaved.append(numbered)
+        self._note(event)
+
+    def _note(self, event: JobEvent) -> None:
+        """Write down what became of virtual workers and of the run's safety, for whoever was not there to see it."""
+        told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
+        match event:
+            case WorkerLost() | WorkerQuarantined() | Rewound() | ConditionRaised() | ConditionCleared():
+                _log.warning(event.kind, job=self.job_id, **told)
+            case WorkerLeft() | WorkerRejoined() | WorkerReplanned() | ReplanJudged():
+                _log.info(event.kind, job=self.job_id, **told)
+            case _:
+                """It is of the run as usual."""
+
+    def note_state(self) -> None:
+        """Bring the record up to the machine's state."""
+        state, ended = self.machine.state, self.machine.ended
+        if state is not self.record.state:
+            self.record = self.record.at(state, failure="" if ended is None else ended.sentence)
+            shards = tuple(shard.id for shard in self.machine.shards)
+            submission = self.record.submission
+            if state is JobState.STARTING and submission is not None:
+                submission = replace(submission, has_begun=True)
+            self.record = replace(self.record, shards=shards, submission=submission)
+            self._record_unsaved = True
+
+    def want_stop(self, mode: StopMode) -> None:
+        """A user wants the job to stop; the next coordinator shall know."""
+        self.record = replace(self.record, stop=mode)
+        self._record_unsaved = True
+
+    def wants_save(self) -> bool:
+        """True when a save should be started; the caller then runs `save` and tells `saved`."""
+        if self._saving or not (self._unsaved or self._record_unsaved):
+            return False
+        self._saving = True
+        return True
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the store has got everything."""
+        return not (self._saving or self._unsaved or self._record_unsaved)
+
+    def unsaved(self) -> Unsaved:
+        """What the store has not got."""
+        return Unsaved(self.record, is_record=self._record_unsaved, events=tuple(self._unsaved))
+
+    def saved(self, record: JobRecord | None, num_events: int) -> None:
+        """The store has got the first `num_events` events, and `record` (the new version) if there is one."""
+        self._saving = False
+        for _ in range(num_events):
+            self._unsaved.popleft()
+        if record is not None:
+            self._record_unsaved = (record.state, record.stop) != (self.record.state, self.record.stop)
+            self.record = replace(self.record, version=record.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """What a store has not got of a job."""
+
+    record: JobRecord
+    is_record: bool
+    """Whether that has changed, too."""
+    events: tuple[NumberedEvent, ...]
+
+
+def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
+    """Write what is unsaved; the record's new version, if it has one. All parts may safely be written again.
+
+    A store that has lost its memory learns of the job again. One that has another version has it of this coordinator,
+    before it led the job: whoever else writes is refused by its fence.
+
+    Raises:
+        StoreUnavailable: try again later.
+    """
+    try:
+        return _write(store, unsaved)
+    except VersionConflict:
+        known = store.job(unsaved.record.job_id)
+        record = store.create_job(unsaved.record) if known is None else unsaved.record
+        version = record.version if known is None else known.version
+        return _write(store, replace(unsaved, record=replace(record, version=version), is_record=True))
+
+
+def _write(store: Store, unsaved: Unsaved) -> JobRecord | None:
+    record = unsaved.record
+    for event in unsaved.events:
+        store.append_event(record.job_id, event)
+    if not unsaved.is_record:
+        return None
+    return store.replace_job(record, keep_seconds=ENDED_JOB_SECONDS if record.state.is_terminal else None)

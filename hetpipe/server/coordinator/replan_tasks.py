@@ -1,0 +1,126 @@
+"""The parts of a move of layers that take time: planning, files, the clock shard. They run on the job's own thread.
+
+`RUN_DIR/plans` holds the plan of every move that came into force, `vw-V-life-I.json`, I being the first life by it; one
+that is on its way, or was when the coordinator died, is `proposed.json`. A virtual worker that joins a run under way
+has its plan there, too. Nobody reads them but people: what counts is the run document of the clock shard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hetpipe import failpoints
+from hetpipe.decide.elastic.replanning import gain, left_over, played, recut
+from hetpipe.decide.lifecycle.configs import with_agents
+from hetpipe.decide.lifecycle.exchange import Admit, NewPlan, Replan, Replanned, SettleReplan
+from hetpipe.errors import CheckpointError
+from hetpipe.observe.log import get_logger
+from hetpipe.server.coordinator.shard_port import ShardPort
+from hetpipe.values.ids import Clock, JobId
+from hetpipe.values.plan import Plan
+from hetpipe.values.wire import to_json
+
+_log = get_logger(__name__)
+
+
+class ReplanTasks:
+    """Of one job."""
+
+    def __init__(self, job_id: JobId) -> None:
+        self._job_id = job_id
+
+    def replan(self, task: Replan, run_dir: str) -> Replanned:
+        """Plan anew; never raises: with any trouble the plan that is stays."""
+        try:
+            found = self._without(task) if task.gone else self._better(task)
+            if found.plan is not None:
+                failpoints.reach("repartition.plan_computed")
+                workers = tuple(found.plan if vw.index == task.vw else vw for vw in task.plan.virtual_workers)
+                _write(run_dir, "proposed.json", replace(task.plan, virtual_workers=workers))
+                failpoints.reach("repartition.published")
+        except Exception:  # noqa: BLE001 - whatever it is, the job goes on by the plan that it has
+            _log.exception("not_replanned", job=self._job_id, vw=task.vw)
+            return Replanned(task.vw, task.incarnation, None, None, None, ())
+        return found
+
+    def _better(self, task: Replan) -> Replanned:
+        """By what was measured."""
+        before = task.plan.virtual_workers[task.vw]
+        found = recut(task.basis, before, task.seconds, task.healthy)
+        if found is None or found.worker == before:
+            return Replanned(task.vw, task.incarnation, None, None, None, ())
+        share = gain(found, task.others, staleness=task.staleness)
+        if share < task.least_gain:
+            _log.info("replan_does_not_pay", job=self._job_id, vw=task.vw, gain=share, least=task.least_gain)
+            return Replanned(task.vw, task.incarnation, None, None, share, ())
+        emulations = played(task.basis, before, found.worker, task.emulations) if task.emulations else ()
+        return Replanned(task.vw, task.incarnation, found.worker, found, share, emulations)
+
+    def _without(self, task: Replan) -> Replanned:
+        """On the devices that are left."""
+        before = task.plan.virtual_workers[task.vw]
+        found = left_over(task.basis, before, task.gone)
+        emulations = () if found is None or not task.emulations else played(task.basis, before, found, task.emulations)
+        return Replanned(task.vw, task.incarnation, found, None, None, emulations)
+
+    def settle(self, task: SettleReplan, run_dir: str) -> None:
+        """File the proposed plan, or forget it. Never raises: a file that is missing keeps nobody from training."""
+        proposed = _folder(run_dir) / "proposed.json"
+        try:
+            if task.is_in_force:
+                failpoints.reach("repartition.old_plan_not_cleaned")
+                proposed.replace(proposed.with_name(f"vw-{task.vw}-life-{task.incarnation}.json"))
+            else:
+                proposed.unlink(missing_ok=True)
+        except Exception:  # noqa: BLE001 - see above
+            _log.exception("replan_not_settled", job=self._job_id, vw=task.vw)
+
+    def make_way(self, task: Admit, new: NewPlan, port: ShardPort) -> None:
+        """Have the clock shard keep a new plan, before it is asked to admit the first life by it.
+
+        Raises:
+            HetpipeError: the clock shard could not be asked.
+        """
+        failpoints.reach("repartition.some_agents_drained")
+        run = port.describe(self._job_id).run
+        if task.vw >= len(run.plan.virtual_workers):
+            self._file(f"vw-{task.vw}-life-{task.incarnation}.json", new.plan, run.submission.run_dir)
+        agents = with_agents(run.agents, new.agents)
+        run = replace(run, plan=new.plan, agents=agents, emulations=new.emulations)
+        port.keep_run(self._job_id, new.plan.term, run)
+        failpoints.reach("repartition.layers_half_moved")
+
+    def _file(self, name: str, plan: Plan, run_dir: str) -> None:
+        """Write the plan down of a virtual worker that joins. Never raises: see `settle`."""
+        try:
+            _write(run_dir, name, plan)
+        except OSError:
+            _log.exception("plan_not_filed", job=self._job_id, file=name)
+
+
+def await_checkpoint(new: NewPlan, newest: Clock | None, *, now: float) -> None:
+    """Hold a life up that follows one which left with a checkpoint, until that is complete, but not for ever.
+
+    Args:
+        new: by what the life is to compute.
+        newest: clock of the newest complete checkpoint of the run; None before the first.
+        now: monotonic seconds.
+
+    Raises:
+        CheckpointError: it is not complete yet; ask again.
+    """
+    if new.left_at is not None and (newest or 0) < new.left_at and now < new.awaited_until:
+        raise CheckpointError(f"the checkpoint of clock {new.left_at} is not complete yet; it is waited for")
+
+
+def _folder(run_dir: str) -> Path:
+    return Path(run_dir) / "plans"
+
+
+def _write(run_dir: str, name: str, plan: Plan) -> None:
+    folder = _folder(run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{name}.part"
+    unfinished.write_text(to_json(Plan, plan) + "\n", encoding="utf-8")
+    unfinished.replace(folder / name)

@@ -1,0 +1,112 @@
+"""`hetpipe repair store`: gives a store back the numbers that a coordinator can lead under, and its indexes.
+
+It acts as a coordinator does, under a lead of its own, so nobody else writes meanwhile, and it needs no other rights.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass
+
+from hetpipe.errors import UserError
+from hetpipe.server.coordinator.candidate import LEASE_SECONDS
+from hetpipe.storage.redis_access import RedisAccess, is_redis
+from hetpipe.storage.redis_store import RedisStore
+from hetpipe.storage.store import CandidateId, Fence, Lead, Repairs
+from hetpipe.values.counters import FENCES, TERMS, ControlCounter
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRepair:
+    """One counter."""
+
+    name: str
+    before: int | None
+    """None: it was no number."""
+    after: int
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has another value now."""
+        return self.before != self.after
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRepair:
+    """What was found and done."""
+
+    fence: CounterRepair
+    term: CounterRepair
+    records: Repairs
+
+    def __bool__(self) -> bool:
+        """Whether there was anything to repair."""
+        return self.fence.is_changed or self.term.is_changed or bool(self.records)
+
+
+def repair_store(url: str, access: RedisAccess, *, fence: int | None = None, term: int | None = None) -> StoreRepair:
+    """Repair the store at `url` while no coordinator leads.
+
+    A counter in the reserve that no report reaches, or that is no number, begins again: members tell what they have
+    seen, as they do after Redis was wiped.
+
+    Args:
+        url: as a coordinator takes it.
+        access: the same.
+        fence: the highest number of a lead that anybody has seen; None: what the store knows.
+        term: the highest term; None: the same.
+
+    Raises:
+        UserError: it is no Redis, a coordinator leads, or a number cannot be.
+        StoreUnavailable: it cannot be reached, or does not let this user do it.
+    """
+    if not is_redis(url):
+        raise UserError(f"--store {url} outlives no coordinator; restart that one instead, or write --store redis://…")
+    for counter, given in ((FENCES, fence), (TERMS, term)):
+        if given is not None and not 0 <= given <= counter.largest_reported:
+            raise UserError(f"{counter.option} {given} is not from 0 to {counter.largest_reported}")
+    store = RedisStore(url, access=access)
+    try:
+        before = store.counters()
+        fences, terms = _repaired(FENCES, before[0], fence), _repaired(TERMS, before[1], term)
+        if fences.is_changed or terms.is_changed:
+            store.set_counters(
+                fence=fences.after if fences.is_changed else None, term=terms.after if terms.is_changed else None
+            )
+        lead = _lead(store)
+        try:
+            leader = RedisStore(url, access=access, fence=lambda: lead.fence)
+            try:
+                records = leader.repair()
+            finally:
+                leader.close()
+        finally:
+            store.release_lead(lead)
+    finally:
+        store.close()
+    return StoreRepair(fences, terms, records)
+
+
+def _repaired(counter: ControlCounter, before: int | None, wanted: int | None) -> CounterRepair:
+    is_usable = before is not None and before <= counter.largest_reported
+    after = wanted if wanted is not None else before if before is not None and is_usable else 0
+    return CounterRepair(counter.name, before, after)
+
+
+def _lead(store: RedisStore) -> Lead:
+    """The lead of this process.
+
+    Raises:
+        UserError: a coordinator has it.
+    """
+    own = CandidateId(uuid.uuid4().hex)
+    name = f"`hetpipe repair store` on {socket.gethostname()} with pid {os.getpid()}"
+    lead = store.acquire_lead(own, name, above=Fence(0), lease_seconds=LEASE_SECONDS)
+    if lead.candidate != own:
+        raise UserError(
+            f"{lead.name} leads with this store; stop it, and every coordinator that stands by, and repeat the command "
+            "(the lead of one that was killed lasts a few seconds)"
+        )
+    return lead

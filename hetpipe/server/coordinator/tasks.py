@@ -1,0 +1,403 @@
+"""The parts of a job that take time: planning with a term from the store, files, calls to shards.
+
+They run on the job's own thread, one after the other, and answer with a fact for its machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from hetpipe import failpoints
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.lifecycle.configs import (
+    check_progress,
+    data_of,
+    fresh_progress,
+    run_document,
+    shard_configs,
+)
+from hetpipe.decide.lifecycle.described import Described
+from hetpipe.decide.lifecycle.exchange import (
+    Admit,
+    Admitted,
+    AskBarrier,
+    Drain,
+    Drained,
+    Evict,
+    Evicted,
+    Input,
+    KeepOut,
+    KeptOut,
+    Prepare,
+    Prepared,
+    Release,
+    Replan,
+    Rewind,
+    SettleReplan,
+    ShardNotAsked,
+    Task,
+    TaskFailed,
+    WrappedUp,
+    WrapUp,
+)
+from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
+from hetpipe.decide.sync.division import unused
+from hetpipe.decide.sync.segment import STOP
+from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
+from hetpipe.job.file import Job
+from hetpipe.observe.log import get_logger
+from hetpipe.roots import Roots
+from hetpipe.server.coordinator.replan_tasks import ReplanTasks, await_checkpoint
+from hetpipe.server.coordinator.shard_port import ShardPort
+from hetpipe.storage.store import Store
+from hetpipe.values import document
+from hetpipe.values.bounds import MAX_COUNT
+from hetpipe.values.events import Submission
+from hetpipe.values.identity import StagePeer
+from hetpipe.values.ids import JobId, Term
+from hetpipe.values.members import MemberInfo
+from hetpipe.values.plan import Plan
+from hetpipe.values.rewinds import next_rewind, rewind_folder, run_folders
+from hetpipe.values.run import AgentInfo, ClockSnapshot
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import Progress
+from hetpipe.values.wire import to_json
+
+T = TypeVar("T")
+WorkerTask = TypeVar("WorkerTask", Evict, Admit, Drain)
+
+_log = get_logger(__name__)
+
+#: Tries to get a term from a store that is away, and seconds between them.
+_TERM_TRIES = 10
+_TERM_PAUSE_SECONDS = 1.0
+
+#: Begins a cluster file whose links no user has stated.
+_LINKS_NOT_STATED = """\
+# The devices that the agents offered.
+# {links}
+# Correct what is not so and name this file as cluster.file, and runs are planned by it.
+"""
+
+
+#: A stage's certificate: the request as PEM and who the stage is, the certificate as PEM.
+Certify = Callable[[bytes, StagePeer], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What tasks need of the outside world."""
+
+    open_shard: Callable[[MemberInfo], ShardPort]
+    """A shard, which with TLS must prove that it is that very one."""
+    read_progress: Callable[[str], Progress]
+    """How far a checkpoint folder is. Raises `CheckpointError`."""
+    newest_checkpoint: Callable[[str], str | None]
+    """The newest complete checkpoint folder of a run's folder, all of it checked; None when it has none."""
+    listed_checkpoint: Callable[[str], str | None]
+    """The same by the manifest alone, which is quick: for lives that check what they read of it."""
+    planner: Planner = PLANNER
+    """Plans jobs that leave it to us."""
+    certify: Certify | None = None
+    """Makes a stage's certificate of its request; None without TLS. Raises `UserError`."""
+    roots: Roots = field(default_factory=Roots)
+    """Below which folder jobs may have their runs."""
+
+
+class JobTasks:
+    """The tasks of one job."""
+
+    def __init__(
+        self,
+        job_id: JobId,
+        job: Job,
+        submission: Submission,
+        *,
+        submitted_wall: float,
+        store: Store,
+        tools: Tools,
+        clock: TimeSource,
+    ) -> None:
+        self._job_id = job_id
+        self._job = job
+        self._submission = submission
+        self._submitted_wall = submitted_wall
+        self._store = store
+        self._tools = tools
+        self._clock = clock
+        self._replans = ReplanTasks(job_id)
+
+    def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911 - one case per kind of task
+        """Carry a task out; what to tell the machine. Never raises."""
+        match task:
+            case Prepare() | Rewind():
+                return self._answered("prepare", lambda: self._prepared(task))
+            case AskBarrier():
+                return self._answered("barrier", lambda: self._ask_barrier(task))
+            case Evict():
+                return self._asked(task, self._evict)
+            case Admit():
+                return self._asked(task, self._admit)
+            case Drain():
+                return self._asked(task, self._drain)
+            case KeepOut():
+                return self._keep_out(task)
+            case Replan():
+                return self._replans.replan(task, self._submission.run_dir)
+            case SettleReplan():
+                self._replans.settle(task, self._submission.run_dir)
+                return None
+            case WrapUp():
+                return WrappedUp(self._last_clocks(task))
+            case Release(shards=shards):
+                for shard in shards:
+                    self._tried(shard, lambda port: port.release(self._job_id))
+                return None
+
+    def _answered(self, task: Literal["prepare", "barrier"], function: Callable[[], Input | None]) -> Input | None:
+        try:
+            return function()
+        except HetpipeError as error:
+            problems = error.problems if isinstance(error, JobError) else ()
+            return TaskFailed(task, type(error).__name__, str(error), problems)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job must hear of it
+            _log.exception("task_failed", task=task, job=self._job_id)
+            sentence = f"the coordinator failed to {task} job {self._job_id} (internal error, see its log)"
+            return TaskFailed(task, type(error).__name__, sentence)
+
+    def _prepared(self, task: Prepare | Rewind) -> Prepared:
+        return self._rewind(task) if isinstance(task, Rewind) else self._prepare(task)
+
+    def _prepare(self, task: Prepare) -> Prepared:
+        model, first = task.inspected.model, Path(self._submission.first_run_dir)
+        if model.proof is not None:
+            _log.info("model_proven", job=self._job_id, proof=model.proof.sentence)
+        submission = self._gone_back(next_rewind(first)) if task.goes_back else None
+        start = self._start((submission or self._submission).restore, model.train_samples)
+        written = _written_terms(first) if task.goes_back else ()
+        above = max(task.above, *written, *(shard.highest_term for shard in task.shards))
+        term = self._next_term(above=above)
+        run = plan_run(
+            self._job,
+            task.inspected,
+            task.agents,
+            self._tools.planner,
+            term=term,
+            job_id=self._job_id,
+            now=self._clock.wall(),
+        )
+        data = data_of(run.job, model)
+        prepared = Prepared(run, data, start, submission)
+        self._configure(prepared, task.agents, task.shards, model.eval_samples)
+        if submission is not None:
+            self._log_rewind(prepared)
+        return prepared
+
+    def _gone_back(self, number: int) -> Submission:
+        """How the job goes on from its newest checkpoint, or from where it began, in the folder of that rewind."""
+        first = self._submission.first_run_dir
+        restore = self._tools.newest_checkpoint(first) or self._submission.restore
+        return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
+
+    def _log_rewind(self, prepared: Prepared) -> None:
+        restore = None if prepared.submission is None else prepared.submission.restore
+        clock, term = prepared.start.clock, prepared.plan.term
+        _log.warning("job_rewound", job=self._job_id, checkpoint=restore, clock=clock, term=term)
+
+    def _rewind(self, task: Rewind) -> Prepared:
+        before, submission = task.before, self._gone_back(task.number)
+        start = self._start(submission.restore, before.data.num_samples)
+        term = self._next_term(above=Term(max(before.plan.term, *(shard.highest_term for shard in task.shards))))
+        run = replace(before.run, plan=replace(before.plan, term=term))
+        prepared = Prepared(run, before.data, start, submission)
+        self._configure(prepared, task.agents, task.shards, task.eval_samples)
+        self._log_rewind(prepared)
+        return prepared
+
+    def _start(self, folder: str | None, num_samples: int) -> Progress:
+        if folder is None:
+            return fresh_progress(num_samples)
+        self._tools.roots.check_run(self._submission.run_dir, folder)
+        progress = self._tools.read_progress(folder)
+        check_progress(progress, folder=folder, num_samples=num_samples)
+        return progress
+
+    def _configure(
+        self,
+        prepared: Prepared,
+        agents: tuple[AgentInfo, ...],
+        shards: tuple[MemberInfo, ...],
+        eval_samples: int | None,
+    ) -> None:
+        """Write the plan down, and tell every shard of it."""
+        run, submission = prepared.run, prepared.submission or self._submission
+        self._tools.roots.check_run(submission.run_dir, submission.restore)
+        write_run_files(submission, prepared, eval_samples)
+        assignment = run.assignment(submission, agents, shards)
+        kept = run_document(
+            assignment,
+            prepared.data,
+            prepared.start,
+            eval_samples=eval_samples,
+            submitted_wall=self._submitted_wall,
+            proof=run.proof,
+        )
+        # The clock shard comes first: the others follow its log as soon as they are configured.
+        for shard, config in zip(shards, shard_configs(run.job, kept), strict=True):
+            self._with_shard(shard, partial(_configure, config))
+
+    def _next_term(self, *, above: Term) -> Term:
+        for _ in range(_TERM_TRIES - 1):
+            try:
+                return self._store.next_term(above=above)
+            except StoreUnavailable as error:
+                _log.warning("no_term_yet", job=self._job_id, reason=str(error))
+                self._clock.sleep(_TERM_PAUSE_SECONDS)
+        return self._store.next_term(above=above)
+
+    def _ask_barrier(self, task: AskBarrier) -> None:
+        barrier = self._with_shard(task.clock_shard, lambda port: port.request_barrier(self._job_id, task.term, STOP))
+        _log.info("job_stops_at_barrier", job=self._job_id, clock=barrier)
+
+    def _asked(self, task: WorkerTask, ask: Callable[[WorkerTask], Input]) -> Input:
+        try:
+            return ask(task)
+        except HetpipeError as error:
+            _log.warning("clock_shard_not_asked", job=self._job_id, vw=task.vw, reason=str(error))
+            return ShardNotAsked(task.vw, task.incarnation, type(error).__name__, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the virtual worker must not be forgotten
+            _log.exception("clock_shard_not_asked", job=self._job_id, vw=task.vw)
+            sentence = "internal error of the coordinator, see its log"
+            return ShardNotAsked(task.vw, task.incarnation, type(error).__name__, sentence)
+
+    def _evict(self, task: Evict) -> Evicted:
+        failpoints.reach("membership.evict_decided_not_published")
+        try:
+            self._with_shard(
+                task.clock_shard, lambda port: port.evict(self._job_id, task.term, task.vw, task.incarnation)
+            )
+        except StaleIncarnation as error:
+            # What the clock shard never heard of counts nowhere.
+            _log.info("nothing_to_evict", job=self._job_id, reason=str(error))
+        return Evicted(task.vw, task.incarnation)
+
+    def _admit(self, task: Admit) -> Admitted:
+        folder, new = self._tools.listed_checkpoint(self._submission.run_dir), task.replan
+        if new is not None:
+            newest = None if folder is None or new.left_at is None else self._tools.read_progress(folder).clock
+            await_checkpoint(new, newest, now=self._clock.monotonic())
+            self._with_shard(task.clock_shard, lambda port: self._replans.make_way(task, new, port))
+        self._with_shard(
+            task.clock_shard,
+            lambda port: port.admit(self._job_id, task.term, task.vw, task.incarnation, task.num_stages),
+        )
+        if new is not None:
+            failpoints.reach("repartition.committed")
+        return Admitted(task.vw, task.incarnation, folder)
+
+    def _drain(self, task: Drain) -> Drained:
+        self._with_shard(task.clock_shard, lambda port: port.drain(self._job_id, task.term, task.vw, task.incarnation))
+        return Drained(task.vw, task.incarnation)
+
+    def _keep_out(self, task: KeepOut) -> KeptOut:
+        def keep(port: ShardPort) -> None:
+            run = port.describe(self._job_id).run
+            port.keep_run(self._job_id, task.term, replace(run, out=task.out))
+
+        try:
+            self._with_shard(task.clock_shard, keep)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the clock shard is told again
+            _log.warning("not_kept_who_is_out", job=self._job_id, reason=str(error))
+            return KeptOut(task.out, is_kept=False)
+        return KeptOut(task.out, is_kept=True)
+
+    def _last_clocks(self, task: WrapUp) -> ClockSnapshot | None:
+        return self._tried(task.shards[0], lambda port: port.clocks(self._job_id)) if task.shards else None
+
+    def _tried(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T | None:
+        """What `use` gives, or None: a shard that is gone must not keep a job from ending."""
+        try:
+            return self._with_shard(shard, use)
+        except HetpipeError as error:
+            _log.info("shard_not_wrapped_up", job=self._job_id, shard=str(shard), reason=str(error))
+        except Exception:  # noqa: BLE001 - whatever it is, the job must end
+            _log.exception("shard_not_wrapped_up", job=self._job_id, shard=str(shard))
+        return None
+
+    def _with_shard(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T:
+        port = self._tools.open_shard(shard)
+        try:
+            return use(port)
+        finally:
+            port.close()
+
+
+def _written_terms(run_dir: Path) -> Iterator[Term]:
+    """The terms of the plans in the folders of a run: a store that was lost knows none of them."""
+    for folder in run_folders(run_dir):
+        try:
+            term = json.loads((folder / "plan.json").read_bytes())["term"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            _log.info("no_term_written", folder=str(folder), reason=str(error))
+        else:
+            if isinstance(term, int) and 0 <= term < MAX_COUNT:
+                yield Term(term)
+
+
+def _configure(config: ShardConfig, port: ShardPort) -> None:
+    port.configure(config)
+
+
+def write_run_files(submission: Submission, prepared: Prepared, eval_samples: int | None) -> None:
+    """Write `plan.json` and `facts.json` into the folder where the run goes on, and what was planned by what.
+
+    A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`. What it was planned by, or
+    what is played, is in `profile.json` and `cluster.yaml`. The folder of a rewind has a `job.json` of its own.
+
+    Raises:
+        UserError: the folder cannot be written to.
+        PlanError: what was planned cannot be simulated.
+    """
+    run, start, num_samples = prepared.run, prepared.start, prepared.data.num_samples
+    foreseen = with_forecast(run, prepared.data, start)
+    remaining = set(unused(start.used, num_samples))
+    facts = {
+        "num_samples": num_samples,
+        "eval_samples": eval_samples,
+        "start": {
+            "clock": start.clock,
+            "epoch": start.epoch,
+            "used": [index for index in range(num_samples) if index not in remaining],
+            "minibatches": start.minibatches,
+            "samples": start.samples,
+        },
+    }
+    folder = Path(submission.run_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {"plan.json": to_json(Plan, run.plan), "facts.json": json.dumps(facts)}
+        if run.document is not None or submission.rewinds:
+            texts["job.json"] = json.dumps(run.job.model_dump(mode="json"))
+        if foreseen is not None:
+            texts["forecast.json"] = json.dumps(foreseen.model_dump(mode="json"))
+        if run.described is not None:
+            texts["profile.json"] = document.to_json(run.described.profile)
+            texts["cluster.yaml"] = _cluster_text(run.described)
+        for name, text in texts.items():
+            unfinished = folder / f"{name}.part"
+            unfinished.write_text(text + "\n", encoding="utf-8")
+            unfinished.replace(folder / name)
+    except OSError as error:
+        raise UserError(f"the coordinator cannot write to the run's folder {folder}: {error.strerror}") from error
+
+
+def _cluster_text(described: Described) -> str:
+    text = document.to_yaml(described.cluster)
+    if described.known.sources == ("stated",):
+        return text
+    return _LINKS_NOT_STATED.format(links=described.known.sentence) + text

@@ -1,0 +1,179 @@
+"""What people want of the virtual workers of a job: that one leaves, comes back or joins. Checked, then told to it.
+
+What cannot be is refused with a sentence that names the way that there is; what is so already is answered as if it had
+just been done, so that asking twice changes nothing; but whoever asks twice for a new virtual worker gets two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetpipe.decide.elastic.enlarging import new_worker
+from hetpipe.decide.elastic.worker_life import WorkerLife
+from hetpipe.decide.lifecycle.exchange import AddAsked, DrainAsked, NewWorker
+from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.errors import Unavailable, UserError
+from hetpipe.observe.log import get_logger
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.server.coordinator.job_host import JobHost
+from hetpipe.values.events import JobState, WorkerStatus
+from hetpipe.values.ids import JobId, VirtualWorkerIndex
+from hetpipe.values.life_state import LifeState
+from hetpipe.values.run import AgentInfo
+
+_log = get_logger(__name__)
+
+#: The way that there is where the number of virtual workers cannot change while the job runs.
+_INSTEAD = "stop the job at a checkpoint and resume it with another `workers.count`"
+
+
+class WorkerWishes:
+    """What a coordinator is asked to do with virtual workers. Thread-safe."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def drain(self, job_id: JobId | None, vw: VirtualWorkerIndex) -> WorkerStatus:
+        """Have a virtual worker leave, after the next barrier if it computes; where it stands now.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it does not run, has no such virtual worker, or that one cannot leave.
+        """
+        with self._coordinator.condition:
+            host = self._host(job_id)
+            worker = named(host.machine, vw)
+            check_drain(host.machine, worker)
+            _log.info("drain_asked", job=host.job_id, vw=vw)
+            self._coordinator.tell(host, DrainAsked(vw, "out"))
+            return worker.status
+
+    def add(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
+        """Have a virtual worker come back, or all that are out, or else another one join; where they stand now.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it does not run, has no such virtual worker, or none is out and there is no room for another.
+            Unavailable: this coordinator does not know enough yet.
+        """
+        with self._coordinator.condition:
+            host = self._host(job_id)
+            workers = missing(host.machine) if vw is None else [named(host.machine, vw)]
+            if not workers:
+                return (self._enlarge(host),)
+            for worker in workers:
+                _log.info("add_asked", job=host.job_id, vw=worker.vw)
+                self._coordinator.tell(host, AddAsked(worker.vw))
+            return tuple(worker.status for worker in workers)
+
+    def _enlarge(self, host: JobHost) -> WorkerStatus:
+        """Have a virtual worker join that the run has not had yet.
+
+        Raises:
+            UserError: there is no room for another.
+            Unavailable: what is free is not known yet.
+        """
+        new = another(host.machine, self._coordinator.free_devices())
+        devices = [stage.device for stage in new.plan.stages]
+        _log.info("new_worker_asked", job=host.job_id, vw=new.plan.index, devices=devices)
+        self._coordinator.tell(host, new)
+        return replace(named(host.machine, new.plan.index).status, devices=tuple(devices))
+
+    def _host(self, job_id: JobId | None) -> JobHost:
+        """A job whose virtual workers can be asked for something.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: it has ended.
+            Unavailable: this coordinator has yet to hear from its parameter servers.
+        """
+        record = self._coordinator.record(job_id)
+        if record.state.is_terminal:
+            raise UserError(f"job {record.job_id} has {record.state}: it has no virtual workers any more")
+        host = self._coordinator.host(record.job_id)
+        if host is None:
+            raise Unavailable(
+                f"job {record.job_id} goes on, but its new coordinator has yet to hear from its parameter servers; ask "
+                "again in a few seconds"
+            )
+        return host
+
+
+def named(machine: JobMachine, vw: VirtualWorkerIndex) -> WorkerLife:
+    """The virtual worker of that index.
+
+    Raises:
+        UserError: there is none, or the job is not at a point where it could be asked for something.
+    """
+    workers = _workers(machine)
+    if vw not in workers:
+        known = ", ".join(map(str, workers))
+        raise UserError(f"job {machine.job_id} has no virtual worker {vw}; name one of these: {known}")
+    return workers[vw]
+
+
+def check_drain(machine: JobMachine, worker: WorkerLife) -> None:
+    """Whether a virtual worker can leave.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not machine.job.has_shards:
+        raise UserError(
+            f"{worker} cannot leave: under `{machine.job.sync.kind}` only the stages hold the weights; {_INSTEAD}"
+        )
+    others = [other for other in _workers(machine).values() if other is not worker and other.will_train]
+    if worker.will_train and not others:
+        raise UserError(
+            f"{worker} is the last one of job {machine.job_id}, and nobody would train; add another one first "
+            "(`hetpipe workers add`), or stop the job"
+        )
+
+
+def missing(machine: JobMachine) -> list[WorkerLife]:
+    """The virtual workers that would not come back by themselves.
+
+    Raises:
+        UserError: the job is not at a point where it could be asked for something.
+    """
+    return [worker for worker in _workers(machine).values() if worker.state is LifeState.OUT or worker.stays_out]
+
+
+def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
+    """The virtual worker that is to join a job of which none is out.
+
+    Args:
+        machine: of the job.
+        free: agents with the devices that nobody uses.
+
+    Raises:
+        UserError: there cannot be one.
+    """
+    job, lives, run = machine.job, machine.lives, machine.run
+    if machine.state is not JobState.RUNNING or lives is None or run is None:
+        raise UserError(f"job {machine.job_id} is {machine.state}; ask again when it runs")
+    if not job.has_shards:
+        raise UserError(
+            f"job {machine.job_id} gets no more virtual workers: under `{job.sync.kind}` only the stages hold the "
+            f"weights; {_INSTEAD}"
+        )
+    if lives.assignment.emulations:
+        raise UserError(
+            f"job {machine.job_id} gets no more virtual workers: with `cluster.emulate` each device plays one of the "
+            f"file; {_INSTEAD}"
+        )
+    if lives.is_ending:
+        raise UserError(f"the run of job {machine.job_id} is over, or about to be; nobody can join it any more")
+    return new_worker(run, lives.assignment.plan, free)
+
+
+def _workers(machine: JobMachine) -> dict[VirtualWorkerIndex, WorkerLife]:
+    """By index, of a job that goes on."""
+    if machine.state is JobState.STOPPING:
+        raise UserError(f"job {machine.job_id} is about to stop, and all its virtual workers with it")
+    if machine.lives is None:
+        raise UserError(
+            f"job {machine.job_id} is {machine.state}: it has no virtual workers yet; ask again when it runs"
+        )
+    return {worker.vw: worker for worker in machine.lives}

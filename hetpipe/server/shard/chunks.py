@@ -1,0 +1,224 @@
+"""Tensors on the wire: a stream of slices, cut into chunks of raw little-endian bytes.
+
+The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
+same slices in buffers of their own layout; a `RunMap` says which run of the stream lies where in the buffer. Chunks
+come in order and without gaps. A chunk is a head of 24 bytes and the bytes; the head is `hpC3`, four zeros, the offset
+in the stream (8 bytes, little-endian) and the checksum (`ps.checksum`) of offset and bytes. `hpC3` names this form of
+chunks; those of other versions of hetpipe are refused by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hetpipe.errors import DamagedChunk, MalformedChunk
+from hetpipe.server.shard.checksum import BLOCK_BYTES, SUM_BYTES, address_of, checksum, num_checksums
+from hetpipe.values.plan import DTYPE_BYTES
+from hetpipe.values.requests import SliceHeader
+from hetpipe.weights.flat import ALIGNMENT_BYTES, FlatBuffer, aligned
+
+#: Bytes of payload per chunk, as many as one checksum covers on disk, so that a log can take over those of the wire;
+#: copying overlaps with sending (benchmarks/wire.py: 1 MiB moves about as fast as 4 MiB).
+CHUNK_BYTES = BLOCK_BYTES
+
+_MAGIC = b"hpC3"
+#: Magic, four zeros, offset, checksum. Behind it the payload is aligned as the chunk is.
+_HEAD = struct.Struct(f"<4sIQ{SUM_BYTES}s")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`num_bytes` that are contiguous in the stream and in the buffer."""
+
+    stream: int
+    buffer: int
+    num_bytes: int
+
+
+def slice_bytes(header: SliceHeader) -> int:
+    """Bytes of one slice, without the gap behind it."""
+    return (header.stop - header.start) * DTYPE_BYTES[header.dtype]
+
+
+class RunMap:
+    """Where the bytes of a stream of slices lie in one buffer. Immutable."""
+
+    def __init__(
+        self, slices: Sequence[SliceHeader], buffer_offsets: Sequence[int], *, ends_slot: Sequence[bool] | None = None
+    ) -> None:
+        """Map `slices`, in stream order, to the given byte offsets in the buffer.
+
+        Args:
+            slices: what the stream holds.
+            buffer_offsets: where each slice lies.
+            ends_slot: whether nothing but a gap follows each slice up to the next multiple of 64 bytes; neighbours are
+                one run across a gap only. None: always so.
+        """
+        runs: list[Run] = []
+        position = 0
+        joins = False
+        for index, (header, offset) in enumerate(zip(slices, buffer_offsets, strict=True)):
+            length = slice_bytes(header)
+            last = runs[-1] if joins else None
+            if last is not None and last.buffer + aligned(last.num_bytes) == offset:
+                runs[-1] = Run(last.stream, last.buffer, position + length - last.stream)
+            else:
+                runs.append(Run(position, offset, length))
+            joins = length % ALIGNMENT_BYTES == 0 or ends_slot is None or ends_slot[index]
+            position = aligned(position + length)
+        self.runs: tuple[Run, ...] = tuple(runs)
+        self._starts = [run.stream for run in runs]
+        #: Length of the stream, gaps included.
+        self.num_bytes = position
+
+    def pieces(self, offset: int, num_bytes: int) -> Iterator[Run]:
+        """The parts of the runs within [offset, offset + num_bytes) of the stream."""
+        end = offset + num_bytes
+        index = max(0, bisect_right(self._starts, offset) - 1)
+        for run in self.runs[index:]:
+            if run.stream >= end:
+                return
+            first, last = max(run.stream, offset), min(run.stream + run.num_bytes, end)
+            if first < last:
+                yield Run(first, run.buffer + first - run.stream, last - first)
+
+
+def stream_parts(memory: memoryview, runs: RunMap, offset: int, num_bytes: int) -> Iterator[bytes | memoryview]:
+    """[offset, offset + num_bytes) of the stream whose slices lie in `memory`: views of it, and zeros for the gaps."""
+    position, end = offset, offset + num_bytes
+    for piece in runs.pieces(offset, num_bytes):
+        if piece.stream > position:
+            yield bytes(piece.stream - position)
+        yield memory[piece.buffer : piece.buffer + piece.num_bytes]
+        position = piece.stream + piece.num_bytes
+    if position < end:
+        yield bytes(end - position)
+
+
+def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
+    """The slices in `buffer` as chunks; every chunk is one copy of its bytes."""
+    memory = buffer.memory()
+    for offset in range(0, runs.num_bytes, CHUNK_BYTES):
+        parts = stream_parts(memory, runs, offset, min(CHUNK_BYTES, runs.num_bytes - offset))
+        chunk = b"".join([_HEAD.pack(_MAGIC, 0, offset, bytes(SUM_BYTES)), *parts])
+        # Its bytes are summed where they lie side by side, and nobody else has seen them yet: the sum is put in place,
+        # rather than all of them copied once more behind it.
+        total = checksum(chunk, place=offset, skip=_HEAD.size)
+        ctypes.memmove(address_of(chunk) + _HEAD.size - SUM_BYTES, total, SUM_BYTES)
+        yield chunk
+
+
+def fill(buffer: FlatBuffer, runs: RunMap, blocks: Iterable[tuple[int, memoryview]]) -> None:
+    """Put parts of the stream, given by offset, into `buffer`."""
+    memory = buffer.memory()
+    for offset, block in blocks:
+        for piece in runs.pieces(offset, block.nbytes):
+            start = piece.stream - offset
+            memory[piece.buffer : piece.buffer + piece.num_bytes] = block[start : start + piece.num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """What `chunks` yields, from its beginning each time it is iterated: for a transfer that may be repeated."""
+
+    buffer: FlatBuffer
+    runs: RunMap
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chunks(self.buffer, self.runs)
+
+
+class ChunkReceiver:
+    """Writes the chunks of one stream into a buffer, checking order and bounds before a byte is copied."""
+
+    def __init__(self, buffer: FlatBuffer, runs: RunMap, *, restarts: bool = False) -> None:
+        """Receive into `buffer`.
+
+        Args:
+            buffer: is filled.
+            runs: where the stream's bytes lie in it.
+            restarts: the stream may begin anew in the middle, as one does whose connection broke.
+        """
+        self._buffer = buffer
+        self._address = buffer.data.data_ptr()
+        self._runs = runs
+        self._restarts = restarts
+        self._received = 0
+        self._sums: list[bytes] = []
+
+    def write(self, chunk: bytes) -> tuple[Run, ...]:
+        """Take the next chunk; returns the parts of the buffer it filled.
+
+        Raises:
+            MalformedChunk: too short, out of order, or beyond the stream's end.
+            DamagedChunk: its bytes are not those that were sent.
+        """
+        offset, length, total = _checked(chunk)
+        if offset == 0 and self._restarts:
+            self._received, self._sums = 0, []
+        if offset != self._received or offset + length > self._runs.num_bytes:
+            raise MalformedChunk(
+                f"a chunk covers bytes [{offset}, {offset + length}) of {self._runs.num_bytes}; "
+                f"the next one must start at {self._received}"
+            )
+        if length % ALIGNMENT_BYTES and offset + length != self._runs.num_bytes:
+            raise MalformedChunk(f"a chunk of {length} bytes ends inside an alignment unit")
+        pieces = tuple(self._runs.pieces(offset, length))
+        source = address_of(chunk) + _HEAD.size
+        for piece in pieces:
+            ctypes.memmove(self._address + piece.buffer, source + piece.stream - offset, piece.num_bytes)
+        self._received += length
+        is_block = offset == len(self._sums) * CHUNK_BYTES and length == min(CHUNK_BYTES, self._runs.num_bytes - offset)
+        if is_block and _is_zero_between(chunk, offset, pieces):
+            self._sums.append(total)
+        return pieces
+
+    @property
+    def sums(self) -> tuple[bytes, ...] | None:
+        """What `checksums` gives for the stream, gaps zero, if all chunks were cut and filled like that; else None."""
+        return tuple(self._sums) if len(self._sums) == num_checksums(self._runs.num_bytes) else None
+
+    def finish(self) -> None:
+        """The stream has ended.
+
+        Raises:
+            MalformedChunk: before all bytes were there.
+        """
+        if self._received != self._runs.num_bytes:
+            raise MalformedChunk(f"the stream ended after {self._received} of {self._runs.num_bytes} bytes")
+
+
+def _checked(chunk: bytes) -> tuple[int, int, bytes]:
+    """Offset, length and checksum of an undamaged chunk.
+
+    Raises:
+        MalformedChunk: too short, or of another version of hetpipe.
+        DamagedChunk: its bytes are not those that were sent.
+    """
+    if len(chunk) <= _HEAD.size:
+        raise MalformedChunk(f"a chunk of {len(chunk)} bytes is too short for its head and payload")
+    magic, zeros, offset, total = _HEAD.unpack_from(chunk)
+    is_whole = checksum(chunk, place=offset, skip=_HEAD.size) == total
+    if not is_whole and magic != _MAGIC:
+        raise MalformedChunk(
+            f"a chunk begins with {magic!r}, not with {_MAGIC!r}: another version of hetpipe sent it; "
+            "run the same version on all machines"
+        )
+    if not is_whole or magic != _MAGIC or zeros:
+        raise DamagedChunk(f"a chunk of {len(chunk)} bytes was damaged on its way: its checksum is wrong")
+    return offset, len(chunk) - _HEAD.size, total
+
+
+def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[Run]) -> bool:
+    """Whether there are only zeros outside the pieces, which nobody keeps."""
+    position = _HEAD.size
+    for piece in pieces:
+        start = _HEAD.size + piece.stream - offset
+        if chunk.count(0, position, start) != start - position:
+            return False
+        position = start + piece.num_bytes
+    return chunk.count(0, position) == len(chunk) - position

@@ -1,0 +1,310 @@
+"""A stage's side of the shards: pushes and pulls in the background, so that they overlap with compute.
+
+One thread pushes waves in order and reports them staged; one fetches published weights ahead; one follows the decision
+log. What they find out reaches the stage through the `Listener`, on their threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpipe.checkpoint.manifest import MANIFEST, file_digest
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.errors import (
+    BuffersMissing,
+    ClockFreed,
+    ClockNotPublished,
+    DamagedChunk,
+    DeadlineExceeded,
+    HetpipeError,
+    StaleIncarnation,
+    WaveOutOfOrder,
+)
+from hetpipe.observe.timeline import Activity, TimelineWriter
+from hetpipe.pipeline.synchroniser import Listener
+from hetpipe.server.shard.buffer_exchange import buffers_layout, run_map
+from hetpipe.server.shard.chunks import ChunkReceiver, Chunks, RunMap
+from hetpipe.server.shard.transport import ClockTransport, ShardTransport
+from hetpipe.values.ids import Clock, ShardIndex, Wave
+from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
+from hetpipe.values.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    PullHeader,
+    PushHeader,
+    Requester,
+    SliceHeader,
+)
+from hetpipe.values.sync import Progress
+from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+
+#: Pause before asking again for what is not there yet.
+_FIRST_PAUSE_SECONDS = 0.002
+_LONGEST_PAUSE_SECONDS = 0.1
+
+#: How long what the clock shard has told may take to show on every other shard. They read of it from the clock shard,
+#: too, so it is no shorter than the patience with a parameter server that is away.
+_SHOWN_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """This stage's slices on one shard."""
+
+    shard: ShardIndex
+    headers: tuple[SliceHeader, ...]
+    runs: RunMap
+
+
+def shares_of(slices: Sequence[SlicePlan], layout: FlatLayout) -> tuple[_Share, ...]:
+    """Group a stage's slices by shard and map each into the stage's own layout."""
+    shares: list[_Share] = []
+    for shard in sorted({piece.shard for piece in slices}):
+        mine = [piece for piece in slices if piece.shard == shard]
+        headers = tuple(SliceHeader(p.parameter.name, p.start, p.stop, p.parameter.dtype) for p in mine)
+        offsets = [layout.slot(p.parameter.name).offset + p.start * DTYPE_BYTES[p.parameter.dtype] for p in mine]
+        ends = [p.stop == p.parameter.num_elements for p in mine]
+        shares.append(_Share(shard, headers, RunMap(headers, offsets, ends_slot=ends)))
+    return tuple(shares)
+
+
+class ShardClient:
+    """One stage's connection to all shards. The methods are for one thread; the work behind them is not."""
+
+    def __init__(
+        self,
+        requester: Requester,
+        slices: Sequence[SlicePlan],
+        pool: BufferPool,
+        *,
+        shards: Sequence[ShardTransport],
+        clock_shard: ClockTransport,
+        listener: Listener,
+        clock: TimeSource,
+        timeline: TimelineWriter,
+    ) -> None:
+        self.requester = requester
+        self._shares = shares_of(slices, pool.layout)
+        self._pool = pool
+        self._shards = shards
+        self.clock_shard = clock_shard
+        self._listener = listener
+        self._clock = clock
+        self._timeline = timeline
+        self._stopped = threading.Event()
+        self._pusher = ThreadPoolExecutor(1, thread_name_prefix="push")
+        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="pull")
+        self._bulk = ThreadPoolExecutor(max(1, 2 * len(self._shares)), thread_name_prefix="transfer")
+        self._follower: threading.Thread | None = None
+        #: The latest part of a checkpoint, and its digest.
+        self._part: tuple[Path | None, list[CheckpointFile]] = (None, [])
+        #: Bytes of weights sent and received, gaps between slices included.
+        self.pushed_bytes = 0
+        self.pulled_bytes = 0
+
+    def start(self) -> None:
+        """Follow the decision log, from where the newest segment begins."""
+        self._follower = threading.Thread(target=self._follow, name="follow-log", daemon=True)
+        self._follower.start()
+
+    def join(self) -> bool:
+        """See `Synchroniser.join`."""
+        return self.clock_shard.join(self.requester).makes_weights
+
+    def push_first_weights(self, weights: FlatBuffer) -> None:
+        """See `Synchroniser.push_first_weights`."""
+        self._push(None, weights)
+        self.clock_shard.initialized(self.requester)
+
+    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
+        """Stage ũ on every shard and report it, in the background, after all earlier waves.
+
+        Args:
+            wave: the wave.
+            update: its ũ in host memory, whose holder passes to this call; None for an empty wave.
+            blocks: the samples of its minibatches, on the first stage.
+            segment: where its segment began.
+        """
+        self._submit(self._pusher, lambda: self._push_and_report(wave, update, blocks, segment))
+
+    def fetch(self, clock: Clock, *, ahead: bool) -> None:
+        """Pull w^(clock) into host memory in the background; it arrives at `Listener.on_fetched`."""
+
+        def pull() -> None:
+            try:
+                published: FlatBuffer | None = self._pull(clock)
+            except (ClockFreed, StaleIncarnation):
+                # Who leaves at a barrier may have guessed that it would need weights beyond it.
+                if not ahead:
+                    raise
+                published = None
+            self._listener.on_fetched(clock, published)
+
+        self._submit(self._fetcher, pull)
+
+    def hold(self, switch: int) -> tuple[Clock, Clock]:
+        """See `Synchroniser.hold`."""
+        return self.clock_shard.hold(self.requester, switch)
+
+    def progress(self) -> Progress:
+        """See `Synchroniser.progress`."""
+        return self.clock_shard.progress(self.requester)
+
+    def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
+        """See `Synchroniser.report_checkpoint`."""
+        if path is not None and path != self._part[0]:
+            self._part = (path, [file_digest(path)])
+        files = [] if path is None else self._part[1]
+        return self.clock_shard.report_checkpoint(self.requester, clock, files, failure=failure)
+
+    def is_complete(self, checkpoint: Path) -> bool:
+        """See `Synchroniser.is_complete`."""
+        return (checkpoint / MANIFEST).exists()
+
+    def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
+        """Send this stage's model buffers at a barrier; returns what they became over all virtual workers. Blocks.
+
+        Raises:
+            DeadlineExceeded: another virtual worker did not send its own in time; the message names it.
+        """
+        slots = mine.layout.slots
+        headers = tuple(SliceHeader(s.name, 0, s.num_bytes // DTYPE_BYTES[s.dtype], s.dtype) for s in slots)
+        header = BuffersHeader(self.requester, clock, headers)
+        runs = run_map(header, buffers_layout(header))
+        result = FlatBuffer(mine.layout, mine.data.device)
+        is_sent = False
+
+        def exchange() -> None:
+            nonlocal is_sent
+            if not is_sent:
+                self.clock_shard.push_buffers(header, Chunks(mine, runs))
+                is_sent = True
+            receiver = ChunkReceiver(result, runs, restarts=True)
+            try:
+                for chunk in self.clock_shard.pull_buffers(header):
+                    receiver.write(chunk)
+            except BuffersMissing:
+                is_sent = False  # the clock shard was started again, and had not been able to keep them
+                raise
+            receiver.finish()
+
+        self._until_published(exchange, deadline_seconds)
+        return result
+
+    def close(self) -> None:
+        """End the background work and the connections; what is under way fails silently."""
+        self._stopped.set()
+        for shard in self._shards:
+            shard.close()
+        for executor in (self._pusher, self._fetcher, self._bulk):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def drain(self, *, deadline_seconds: float) -> None:
+        """Wait until everything pushed so far is staged and reported.
+
+        Raises:
+            DeadlineExceeded: it took longer.
+        """
+        done = self._pusher.submit(lambda: None)
+        if wait([done], timeout=deadline_seconds).not_done:
+            raise DeadlineExceeded(f"{self.requester} waited {deadline_seconds:.0f} s for its pushes to be staged")
+
+    # -- on the background threads -----------------------------------------------------------------------------------
+
+    def _submit(self, executor: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - told to the compute thread, which raises it
+                if not self._stopped.is_set():
+                    self._listener.on_error(error)
+
+        executor.submit(guarded)
+
+    def _push_and_report(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, segment: Clock) -> None:
+        try:
+            if update is not None:
+                with self._timeline.span(Activity.PUSH, wave=wave):
+                    self._push(wave, update)
+        finally:
+            if update is not None:
+                self._pool.release(update)
+        try:
+            self.clock_shard.staged(self.requester, wave, blocks, segment=segment)
+        except WaveOutOfOrder:
+            if update is not None:
+                raise  # only an empty wave may lie behind a barrier that was set after it was sent
+
+    def _push(self, wave: Wave | None, buffer: FlatBuffer) -> None:
+        def attempt(share: _Share) -> None:
+            self._shards[share.shard].push(PushHeader(self.requester, wave, share.headers), Chunks(buffer, share.runs))
+
+        def to(share: _Share) -> None:
+            self._until_published(lambda: attempt(share), _SHOWN_SECONDS)
+
+        self._on_all_shards(to)
+        self.pushed_bytes += sum(share.runs.num_bytes for share in self._shares)
+
+    def _pull(self, clock: Clock) -> FlatBuffer:
+        target = self._pool.take_on_host()
+
+        def attempt(share: _Share) -> None:
+            receiver = ChunkReceiver(target, share.runs, restarts=True)
+            for chunk in self._shards[share.shard].pull(PullHeader(self.requester, clock, share.headers)):
+                receiver.write(chunk)
+            receiver.finish()
+
+        try:
+            with self._timeline.span(Activity.PULL, clock=clock):
+                self._on_all_shards(lambda share: self._until_published(lambda: attempt(share), _SHOWN_SECONDS))
+        except BaseException:
+            self._pool.release(target)
+            raise
+        self.pulled_bytes += sum(share.runs.num_bytes for share in self._shares)
+        return target
+
+    def _on_all_shards(self, work: Callable[[_Share], None]) -> None:
+        """Run `work` for every shard, side by side; raises the first failure after all have ended."""
+        if len(self._shares) == 1:
+            work(self._shares[0])
+            return
+        futures: list[Future[None]] = [self._bulk.submit(work, share) for share in self._shares]
+        failures: list[Exception] = []
+        for future in futures:
+            try:
+                future.result()  # not `wait`, which does not wake for a future that `close` cancelled
+            except Exception as error:  # noqa: BLE001 - raised once all have ended
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _until_published(self, work: Callable[[], None], deadline_seconds: float) -> None:
+        """Repeat `work` while the answer is "not yet" or damaged. What it waits for an absent shard does not count."""
+        waited = 0.0
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return work()
+            except (ClockNotPublished, DamagedChunk) as error:
+                if waited > deadline_seconds or self._stopped.is_set():
+                    raise DeadlineExceeded(f"{self.requester} waited {waited:.1f} s: {error}") from error
+                self._clock.sleep(pause)
+                waited += pause
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _follow(self) -> None:
+        position = FROM_NEWEST_SEGMENT
+        try:
+            while not self._stopped.is_set():
+                for records in self.clock_shard.follow(position, gathered=True):
+                    position = records[-1].index + 1
+                    self._listener.on_records(records)
+        except HetpipeError as error:
+            if not self._stopped.is_set():
+                self._listener.on_error(error)

@@ -1,0 +1,389 @@
+"""The clock shard's shell: a lock around the decision log, the history lines it is the only one to write, and a bell.
+
+Followers (the other shards, the stages) read the records in order from `records_from`; the bell rings when there are
+more, and `news` when there are such as a stage acts on. History is written before anyone can read a record.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hetpipe import failpoints
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT, LogConfig
+from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
+from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
+from hetpipe.observe.history import HistoryWriter
+from hetpipe.server.shard.buffer_exchange import Attendance
+from hetpipe.server.shard.decision_events import (
+    Acknowledged,
+    Admitted,
+    BarrierRequested,
+    Drained,
+    Event,
+    Evicted,
+    Held,
+    Initialized,
+    Joined,
+    RunKept,
+    Staged,
+)
+from hetpipe.server.shard.journal import Address, ClockState, Journal, OldDecisions
+from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.values.members import MemberInfo
+from hetpipe.values.requests import Meeting, Requester
+from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run_document import RunDescription, RunDocument
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import Progress
+
+
+class ClockShard:
+    """One job's decision log as a service. Thread-safe."""
+
+    def __init__(
+        self,
+        config: ShardConfig,
+        history: HistoryWriter,
+        journal: Journal | None = None,
+        old: OldDecisions | None = None,
+        *,
+        newest_checkpoint: Callable[[], Clock] | None = None,
+    ) -> None:
+        """Decide nothing yet, or go on where an earlier process was.
+
+        Args:
+            config: the job.
+            history: of this process.
+            journal: keeps what happens on disk; None: it is lost with this process.
+            old: what an earlier process kept.
+            newest_checkpoint: the clock of the newest complete one, or the start of the run; None: that.
+
+        Raises:
+            StateLost: what it kept does not fit together.
+        """
+        self._journal = journal
+        self._job_id = config.job_id
+        self._term = config.term
+        self._history = history
+        lock = threading.RLock()
+        #: Notified at every new record. Guards the log.
+        self.bell = threading.Condition(lock)
+        #: The same lock; notified at every record but commits, of which there are far more than of all others.
+        self.news = threading.Condition(lock)
+        #: Shards whose disk fails.
+        self._applied: frozenset[ShardIndex] = frozenset()
+        self._newest_checkpoint = newest_checkpoint or (lambda: config.progress.clock)
+        #: The latest events of each stage that change nothing when they come again, as they do from those who wait for
+        #: others.
+        self._known: dict[tuple[type[Event], VirtualWorkerIndex, StageIndex], Event] = {}
+        #: Where stages await others.
+        self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
+        #: What a coordinator that has never heard of the job is told of it.
+        self._run = config.run
+        if old is None or old.state is None:
+            self._log = DecisionLog(log_config(config))
+            self._remember(self._log.records)
+        else:
+            self._log = DecisionLog.restore(log_config(config), old.state.log)
+            self._addresses = {(address.vw, address.stage): address for address in old.state.addresses}
+            self._run = old.state.run or config.run
+        for event in () if old is None else old.events:
+            self._play(event)
+
+    def check_requester(self, requester: Requester) -> None:
+        """Refuse a stage of another job, term, life or plan.
+
+        Raises:
+            StaleTerm, StaleIncarnation, ProtocolViolation: as named.
+        """
+        with self.bell:
+            self._check(requester)
+            self._log.check_stage(requester.vw, requester.incarnation, requester.stage)
+
+    def check_follower(self, requester: Requester) -> None:
+        """Refuse whoever has nothing to learn from the log any more.
+
+        Raises:
+            StaleTerm, StaleIncarnation, ProtocolViolation: as named.
+        """
+        with self.bell:
+            self._check(requester)
+            self._log.check_follower(requester.vw, requester.incarnation, requester.stage)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
+        """See `ClockTransport.join`."""
+        vw, life, stage = requester.vw, requester.incarnation, requester.stage
+        with self.bell:
+            self._check(requester)
+            self._decide(Joined(vw, life, stage, link_address, replicas_address, ready))
+            previous = self._addresses.get((vw, StageIndex(stage - 1)))
+            replica = self._addresses.get((VirtualWorkerIndex(0), stage))
+            return Meeting(
+                previous.link if previous is not None and previous.incarnation == life else "",
+                "" if replica is None else replica.replicas,
+                self._log.present(vw),
+                self._log.makes_weights(vw),
+            )
+
+    def initialized(self, requester: Requester) -> None:
+        """A stage has staged its part of the first weights."""
+        with self.bell:
+            self._check(requester)
+            self._decide(Initialized(requester.vw, requester.incarnation, requester.stage))
+
+    def staged(
+        self, requester: Requester, wave: Wave, blocks: tuple[tuple[int, ...], ...] | None, *, segment: Clock
+    ) -> None:
+        """A stage has staged its part of a wave; see `ClockTransport.staged`."""
+        with self.bell:
+            self._check(requester)
+            vw, life, stage = requester.vw, requester.incarnation, requester.stage
+            self._decide(Staged(vw, life, wave, stage, blocks, segment))
+
+    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
+        """The clock for the switch point, and the next barrier.
+
+        Raises:
+            ClockNotPublished: not yet.
+        """
+        vw, life = requester.vw, requester.incarnation
+        with self.bell:
+            self._check(requester)
+            self._log.check_stage(vw, life, requester.stage)
+            before = self._last_switch(vw)
+            clock = self._log.hold(vw, life, switch)
+            if self._last_switch(vw) != before:
+                self._keep(Held(vw, life, switch))
+            return clock, self._log.segment.end
+
+    def request_barrier(self, reason: str) -> Clock:
+        """Set an unplanned barrier; returns its clock."""
+        with self.bell:
+            self._decide(BarrierRequested(reason))
+            return self._log.segment.end
+
+    def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
+        """A life of a virtual worker is over; returns whether it had left, so that no record says so."""
+        with self.bell:
+            had_left = self._log.has_left(vw, incarnation)
+            self._decide(Evicted(vw, incarnation))
+            return had_left
+
+    def drain(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """A virtual worker is to leave at the next barrier."""
+        with self.bell:
+            self._decide(Drained(vw, incarnation))
+
+    def admit(self, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int) -> None:
+        """A new life of a virtual worker will come."""
+        with self.bell:
+            self._decide(Admitted(vw, incarnation, num_stages))
+
+    def keep_run(self, run: RunDocument) -> None:
+        """From now on a coordinator that has never heard of the job is told this of it."""
+        with self.bell:
+            if run != self._run:
+                self._decide(RunKept(run))
+
+    def acknowledge(
+        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
+        """See `ClockTransport.acknowledge`."""
+        with self.bell:
+            self._decide(Acknowledged(shard, num_records, durable))
+            self._applied = self._applied | {shard} if applied else self._applied - {shard}
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
+        """See `LogCore.records_from`; those that are there now. With the bell held, none is missed between two calls.
+
+        Raises:
+            ProtocolViolation: they are forgotten, or not written yet.
+        """
+        with self.bell:
+            return tuple(self._log.records_from(start, jumps=jumps))
+
+    @property
+    def num_records(self) -> int:
+        """Records of the log."""
+        with self.bell:
+            return self._log.num_records
+
+    def snapshot(self) -> ClockSnapshot:
+        """The clocks. While the disk of a shard fails, only what a checkpoint has is durable."""
+        with self.bell:
+            told, applied = self._log.snapshot(), tuple(sorted(self._applied))
+        durable = told.staged
+        if applied:
+            checkpoint = self._newest_checkpoint()
+            durable = {vw: min(clock, checkpoint) for vw, clock in durable.items()}
+        return replace(told, durable=durable, applied=applied)
+
+    def describe(self) -> RunDescription:
+        """The run, and what has become of it.
+
+        Raises:
+            ProtocolViolation: no coordinator has told of the run.
+        """
+        with self.bell:
+            if self._run is None:
+                raise ProtocolViolation(f"no coordinator has said how job {self._job_id} is to be led")
+            log = self._log
+            return RunDescription(
+                self._term, self._run, log.newest_lives(), self.snapshot(), log.asked, is_over=log.finished
+            )
+
+    @property
+    def shards(self) -> tuple[MemberInfo, ...]:
+        """The parameter servers of the job, by index; none if no coordinator has told of the run."""
+        with self.bell:
+            return () if self._run is None else self._run.shards
+
+    def attendance(self) -> Attendance:
+        """Who is at the newest barrier that is passed, or was there.
+
+        Raises:
+            ProtocolViolation: the run has not begun.
+        """
+        with self.bell:
+            segment = self._log.newest_segment
+            if segment is None:
+                raise ProtocolViolation("no barrier is passed yet: the run has not begun")
+            members, leavers = (
+                {vw: member.incarnation for vw, member in found.items()}
+                for found in (self._log.members, self._log.leavers)
+            )
+            return Attendance(segment, members, leavers)
+
+    def gone_leavers(self) -> tuple[VirtualWorkerIndex, ...]:
+        """Who left at the newest barrier that is passed, and is evicted since."""
+        with self.bell:
+            segment = self._log.newest_segment
+            left = () if segment is None else segment.left
+            return tuple(member.vw for member in left if not self._log.has_left(member.vw, member.incarnation))
+
+    def progress(self) -> Progress:
+        """The progress at the start of the segment under way."""
+        with self.bell:
+            return self._log.progress
+
+    def passed(self) -> tuple[SegmentRecord | None, Progress]:
+        """The barrier that was passed last, if one was, and the progress at it."""
+        with self.bell:
+            newest = next(iter(self._log.records_from(FROM_NEWEST_SEGMENT)), None)
+            return newest if isinstance(newest, SegmentRecord) else None, self._log.progress
+
+    def whom_a_publish_waits_for(self) -> str:
+        """Who keeps the published clock from advancing."""
+        with self.bell:
+            return self._log.whom_a_publish_waits_for()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check(self, requester: Requester) -> None:
+        if requester.job_id != self._job_id or requester.term != self._term:
+            raise StaleTerm(
+                f"request for job {requester.job_id} term {requester.term}; "
+                f"this shard serves job {self._job_id} term {self._term}"
+            )
+
+    def _last_switch(self, vw: VirtualWorkerIndex) -> int | None:
+        return self._log.members[vw].last_switch if vw in self._log.members else None
+
+    def _decide(self, event: Event) -> None:
+        """Take an event under the bell: keep it, write its history, and ring."""
+        records = event.tell(self._log)
+        publishes = any(isinstance(record, PublishRecord) for record in records)
+        if publishes:
+            failpoints.reach("commit.before_publish")
+        self._note(event)
+        self._keep(event)
+        self._remember(records)
+        if publishes:
+            failpoints.reach("commit.after_publish")
+        if records:
+            self.bell.notify_all()
+            if not all(isinstance(record, CommitRecord) for record in records):
+                self.news.notify_all()
+        self._consider_snapshot(at_barrier=any(isinstance(record, SegmentRecord) for record in records))
+
+    def _play(self, event: Event) -> None:
+        """Take an event that an earlier process kept."""
+        try:
+            records = event.tell(self._log)
+        except HetpipeError as error:
+            raise StateLost(f"the decision log kept of job {self._job_id} does not fit together: {error}") from error
+        self._note(event)
+        self._remember(records)
+
+    def _keep(self, event: Event) -> None:
+        if self._journal is None:
+            return
+        if isinstance(event, Joined | Initialized):
+            key = (type(event), event.vw, event.stage)
+            if self._known.get(key) == event:
+                return
+            self._known[key] = event
+        self._journal.keep(event)
+
+    def _consider_snapshot(self, *, at_barrier: bool) -> None:
+        if self._journal is not None and self._journal.wants_snapshot(at_barrier=at_barrier):
+            state = ClockState(self._log.state(), tuple(self._addresses.values()), self._run)
+            self._journal.snapshot(state, num_records=self._log.num_records, history=self._history.position())
+
+    def _note(self, event: Event) -> None:
+        """Remember what of an event the log does not."""
+        if isinstance(event, RunKept):
+            self._run = event.run
+        if isinstance(event, Joined) and (event.link_address or event.replicas_address):
+            where = Address(event.vw, event.incarnation, event.stage, event.link_address, event.replicas_address)
+            self._addresses[event.vw, event.stage] = where
+
+    def _remember(self, records: Sequence[Record]) -> None:
+        for record in records:
+            match record:
+                case CommitRecord(_, vw, incarnation, wave, samples):
+                    self._history.commit(vw=vw, incarnation=incarnation, wave=wave, samples=samples)
+                    epoch, indices = self._log.take_used(record)
+                    if indices:
+                        self._history.used(vw=vw, wave=wave, epoch=epoch, indices=indices)
+                case PublishRecord(_, clock, _):
+                    self._history.publish(clock=clock)
+                case BarrierRecord(_, clock, reason, _):
+                    self._history.barrier(clock=clock, reason=reason)
+                case SegmentRecord():
+                    self._tell_members(record)
+                case EvictRecord(_, vw, incarnation, clock):
+                    self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
+                case _:
+                    pass
+
+    def _tell_members(self, record: SegmentRecord) -> None:
+        for member in record.left:
+            self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
+        for member in record.members:
+            if member.joined:
+                self._history.join(
+                    vw=member.vw, incarnation=member.incarnation, clock=record.start, num_stages=member.num_stages
+                )
+
+
+def log_config(config: ShardConfig) -> LogConfig:
+    """What the decision log of a job is told."""
+    return LogConfig(
+        term=config.term,
+        num_shards=config.num_shards,
+        membership=config.membership,
+        sync=config.sync,
+        data=config.data,
+        checkpoint_every_waves=config.checkpoint_every_waves,
+        progress=config.progress,
+    )

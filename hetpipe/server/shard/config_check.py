@@ -1,0 +1,168 @@
+"""Can a shard do what it is told? Judged before anything is made from it: a wrong plan is an answer, no crash.
+
+Pure. The coordinator sends configurations that always pass; this is for one of another version, and for whoever else
+reaches the port.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hetpipe.errors import ProtocolViolation, ResourceExhausted
+from hetpipe.values.addresses import split_address
+from hetpipe.values.bounds import (
+    JOB_ID,
+    MAX_COUNT,
+    MAX_NAME_CHARACTERS,
+    MAX_PATH_CHARACTERS,
+    MAX_RANK,
+    MAX_SHARDS,
+    MAX_STAGES,
+)
+from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
+from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
+from hetpipe.values.run_document import RunDocument
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import DataSpec, Progress, SyncSpec
+
+_COMBINES = ("sum", "mean")
+
+#: Nobody waits longer for a disk: a day, as in a job file.
+_MOST_SECONDS = 86_400.0
+
+
+def check_config(config: ShardConfig, *, memory_bytes: int) -> None:
+    """Refuse what no shard could serve.
+
+    Args:
+        config: what the coordinator asks for.
+        memory_bytes: of the machine; one copy of the weights must fit.
+
+    Raises:
+        ProtocolViolation: a value out of its range, named.
+        ResourceExhausted: the slices are larger than the machine's memory.
+        UserError: the clock shard's address is none.
+    """
+    wrong = next(_mistakes(config), None)
+    if wrong is not None:
+        raise ProtocolViolation(f"a shard cannot be configured with {wrong}")
+    if config.shard:
+        split_address(config.clock_shard_address)
+    num_bytes = sum((piece.stop - piece.start) * DTYPE_BYTES[piece.parameter.dtype] for piece in config.slices)
+    if num_bytes > memory_bytes:
+        raise ResourceExhausted(
+            f"shard {config.shard} of job {config.job_id} holds {num_bytes} bytes of weights, its machine has "
+            f"{memory_bytes} bytes of memory; use more shards (parameter_servers.count)"
+        )
+
+
+def _mistakes(config: ShardConfig) -> Iterator[str]:
+    if not JOB_ID.fullmatch(config.job_id):
+        yield f"job id {config.job_id!r:.80}: letters, digits, dots, dashes and underscores, 128 at most"
+    if not 0 <= config.term < MAX_COUNT:
+        yield f"term {config.term}"
+    if not 0 <= config.shard < config.num_shards <= MAX_SHARDS:
+        yield f"shard {config.shard} of {config.num_shards}; there are at most {MAX_SHARDS}"
+    counts = config.membership.num_stages
+    if not counts or min(counts) < 0 or min(counts.values()) < 1 or sum(counts.values()) > MAX_STAGES:
+        yield f"{len(counts)} virtual workers of {sum(counts.values())} stages; there are at most {MAX_STAGES} stages"
+    if max(counts, default=0) >= MAX_COUNT:
+        yield f"virtual worker {max(counts)}"
+    if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
+        yield f"run folder {config.run_dir!r:.80}"
+    every = config.checkpoint_every_waves
+    if config.checkpoint_keep < 1 or (every is not None and not 1 <= every < MAX_COUNT):
+        yield f"checkpoints every {every} waves of which {config.checkpoint_keep} are kept"
+    if not 0 <= config.last_checkpoint_seconds <= _MOST_SECONDS:
+        yield f"the last checkpoint tried again for {config.last_checkpoint_seconds} s; at most {_MOST_SECONDS}"
+    yield from _mistakes_of_slices(config.slices)
+    yield from _mistakes_of_sync(config.sync)
+    yield from _mistakes_of_data(config.data)
+    yield from _mistakes_of_progress(config.progress, config.data)
+    if config.run is not None:
+        yield from _mistakes_of_run(config, config.run)
+
+
+def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:
+    for piece in slices:
+        spec = piece.parameter
+        if spec.dtype not in DTYPE_BYTES:
+            yield f"slice {spec.name!r:.80} of dtype {spec.dtype!r:.40}; known are {', '.join(DTYPE_BYTES)}"
+        if len(spec.name) > MAX_NAME_CHARACTERS:
+            yield f"a parameter whose name has {len(spec.name)} characters"
+        if len(spec.shape) > MAX_RANK or min(spec.shape, default=0) < 0 or max(spec.shape, default=0) >= MAX_COUNT:
+            yield f"slice {spec.name!r:.80} of shape {str(spec.shape)[:80]}"
+        elif not 0 <= piece.start <= piece.stop <= math.prod(spec.shape) < MAX_COUNT:
+            yield f"slice {spec.name!r:.80} [{piece.start}, {piece.stop}) of {math.prod(spec.shape)} elements"
+    if len({(piece.parameter.name, piece.start, piece.stop) for piece in slices}) < len(slices):
+        yield "a slice that is named twice"
+
+
+def _mistakes_of_sync(sync: SyncSpec) -> Iterator[str]:
+    if not 1 <= sync.minibatches_per_wave < MAX_COUNT or not 0 <= (sync.staleness or 0) < MAX_COUNT:
+        yield f"N = {sync.minibatches_per_wave}, D = {sync.staleness}"
+    if sync.combine not in _COMBINES:
+        yield f"combine: {sync.combine!r:.40}; known are {', '.join(_COMBINES)}"
+
+
+def _mistakes_of_data(data: DataSpec) -> Iterator[str]:
+    length = data.epochs if data.total_minibatches is None else data.total_minibatches
+    if not 0 <= data.num_samples < MAX_COUNT or not 1 <= data.batch_size < MAX_COUNT:
+        yield f"{data.num_samples} samples in minibatches of {data.batch_size}"
+    if length is None or not 0 <= min(length, data.epochs or 0) <= max(length, data.epochs or 0) < MAX_COUNT:
+        yield f"{data.epochs} epochs, {data.total_minibatches} minibatches; one of the two bounds a run"
+
+
+def _mistakes_of_progress(progress: Progress, data: DataSpec) -> Iterator[str]:
+    counts = (progress.clock, progress.epoch, progress.minibatches, progress.samples)
+    if not 0 <= min(counts) <= max(counts) < MAX_COUNT:
+        yield f"a start at clock {counts[0]}, epoch {counts[1]}, {counts[2]} minibatches, {counts[3]} samples"
+    elif len(progress.used) != -(-data.num_samples // 8):
+        yield f"a bitmap of {len(progress.used)} bytes for {data.num_samples} samples"
+    elif data.num_samples % 8 and progress.used[-1] >> data.num_samples % 8:
+        yield "a bitmap with samples used that there are not"
+
+
+def _mistakes_of_run(config: ShardConfig, run: RunDocument) -> Iterator[str]:
+    plan = run.plan
+    if config.shard:
+        yield f"the document of a run on shard {config.shard}; shard 0 keeps it"
+    if (plan.job_id, plan.term) != (config.job_id, config.term):
+        yield f"the document of a run of job {plan.job_id!r:.80} in term {plan.term}"
+    if not plan.num_shards == len(run.shards) == config.num_shards:
+        yield f"the document of a run on {len(run.shards)} shards, planned for {plan.num_shards}"
+    counts = [len(vw.stages) for vw in plan.virtual_workers]
+    if not counts or min(counts) < 1 or sum(counts) > MAX_STAGES:
+        yield f"the document of a run of {len(counts)} virtual workers of {sum(counts)} stages"
+    elif [vw.index for vw in plan.virtual_workers] != list(range(len(counts))):
+        yield "the document of a run whose virtual workers are not in order"
+    if run.data != config.data or run.start != config.progress:
+        yield "the document of a run with other data, or another start"
+
+
+def check_run(config: ShardConfig, run: RunDocument) -> None:
+    """Refuse the document of a run that is not the one the clock shard serves.
+
+    Raises:
+        ProtocolViolation: as named.
+    """
+    wrong = next(_mistakes_of_run(config, run), None)
+    if wrong is not None:
+        raise ProtocolViolation(f"a shard cannot keep {wrong}")
+
+
+def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1) -> None:
+    """Refuse what no virtual worker can be called, or have.
+
+    Raises:
+        ProtocolViolation: a number is out of bounds.
+    """
+    bounds = (
+        ("virtual worker", vw, 0, MAX_STAGES - 1),
+        ("incarnation", incarnation, 0, MAX_COUNT),
+        ("number of stages", num_stages, 1, MAX_STAGES),
+    )
+    for what, value, least, most in bounds:
+        if not least <= value <= most:
+            raise ProtocolViolation(f"{what} {value} is not from {least} to {most}")

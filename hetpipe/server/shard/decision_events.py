@@ -1,0 +1,161 @@
+"""What happened to the decision log, as data: the clock shard writes it down, and a restarted one plays it again.
+
+The log is a deterministic machine, so the events that it accepted, in their order, make it again. `tell` returns the
+records that the log appended; what it refuses has not happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.records import Record
+from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.values.requests import Blocks
+from hetpipe.values.run_document import RunDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A stage is there, and awaits others at these addresses; it is ready, or only meets its neighbours yet."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    link_address: str
+    replicas_address: str
+    ready: bool
+    kind: Literal["joined"] = "joined"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.join`."""
+        return log.join(self.vw, self.incarnation, self.stage, ready=self.ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """A stage has staged its part of the first weights."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    kind: Literal["initialized"] = "initialized"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.initialized`."""
+        return log.initialized(self.vw, self.incarnation, self.stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A stage has staged its part of a wave."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    wave: Wave
+    stage: StageIndex
+    blocks: Blocks | None
+    segment: Clock
+    kind: Literal["staged"] = "staged"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.staged`."""
+        return log.staged(self.vw, self.incarnation, self.wave, self.stage, self.blocks, segment=self.segment)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A virtual worker was given its clock for a switch point."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    switch: int
+    kind: Literal["held"] = "held"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.hold`."""
+        log.hold(self.vw, self.incarnation, self.switch)
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierRequested:
+    """Somebody wants a barrier."""
+
+    reason: str
+    kind: Literal["barrier"] = "barrier"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.request_barrier`."""
+        return log.request_barrier(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A life of a virtual worker is over."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    kind: Literal["evicted"] = "evicted"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.evict`."""
+        return log.evict(self.vw, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A virtual worker is to leave at the next barrier."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    kind: Literal["drained"] = "drained"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.drain`."""
+        return log.drain(self.vw, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A new life of a virtual worker will come."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    num_stages: int
+    kind: Literal["admitted"] = "admitted"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.admit`."""
+        return log.admit(self.vw, self.incarnation, self.num_stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A shard has carried out records."""
+
+    shard: ShardIndex
+    num_records: int
+    durable: int | None
+    kind: Literal["acknowledged"] = "acknowledged"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Let the log decide; see `DecisionLog.acknowledge`."""
+        return log.acknowledge(self.shard, self.num_records, self.durable)
+
+
+@dataclass(frozen=True, slots=True)
+class RunKept:
+    """A coordinator has changed what the next one is to be told of the run. It decides nothing."""
+
+    run: RunDocument
+    kind: Literal["run_kept"] = "run_kept"
+
+    def tell(self, _log: DecisionLog) -> Sequence[Record]:
+        """The log does not need to know."""
+        return ()
+
+
+Event = Joined | Initialized | Staged | Held | BarrierRequested | Evicted | Drained | Admitted | Acknowledged | RunKept

@@ -1,0 +1,190 @@
+"""Is there room on the disks of a parameter server? Asked every second, so that it is told before they are full.
+
+A disk is nearly full when it has less room than the next two checkpoints and snapshots take, and a reserve for what
+grows beside them: histories, traces, logs, and what is pushed between two snapshots. The reserve is 5 % of the disk,
+but at most 1 GiB: of a large disk 5 % may be enough for months.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.conditions import Conditions
+from hetpipe.observe.log import get_logger
+from hetpipe.values.conditions import ConditionKind
+
+_log = get_logger(__name__)
+
+#: Between two looks.
+LOOK_SECONDS = 1.0
+
+_RESERVE_SHARE = 0.05
+_MAX_RESERVE_BYTES = 1 << 30
+
+#: A disk has room again when it has so many times what it needs: what is written next must not tip it over at once.
+_ROOM_AGAIN = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """One disk at one moment."""
+
+    mount: Path
+    """Where it is mounted, which tells disks of one machine apart."""
+    free_bytes: int
+    total_bytes: int
+
+    def wanted_bytes(self, needed_bytes: int) -> int:
+        """What has to be free where `needed_bytes` are written next."""
+        return needed_bytes + min(int(_RESERVE_SHARE * self.total_bytes), _MAX_RESERVE_BYTES)
+
+
+def is_short(disk: Disk, needed_bytes: int, *, was_short: bool) -> bool:
+    """Whether `disk` is nearly full.
+
+    >>> there = Path("/")
+    >>> is_short(Disk(there, 90, 1_000), 100, was_short=False), is_short(Disk(there, 160, 1_000), 100, was_short=False)
+    (True, False)
+    >>> is_short(Disk(there, 160, 1_000), 100, was_short=True)
+    True
+    """
+    wanted = disk.wanted_bytes(needed_bytes)
+    return disk.free_bytes < (_ROOM_AGAIN * wanted if was_short else wanted)
+
+
+@dataclass(slots=True)
+class DiskUse:
+    """What is kept on one disk."""
+
+    disk: Disk
+    folders: list[Path] = field(default_factory=list)
+    needed_bytes: int = 0
+
+
+def by_disk(needs: Mapping[Path, int], look: Callable[[Path], Disk]) -> list[DiskUse]:
+    """Folders by the disk they are on, in order; a folder that is not there yet is on that of the one above it.
+
+    Raises:
+        OSError: a disk does not answer.
+    """
+    found: dict[Path, DiskUse] = {}
+    for folder, needed_bytes in needs.items():
+        disk = look(folder)
+        use = found.setdefault(disk.mount, DiskUse(disk))
+        use.folders.append(folder)
+        use.needed_bytes += needed_bytes
+    return list(found.values())
+
+
+def disk_of(folder: Path) -> Disk:
+    """The disk that `folder` is on, or will be.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()).resolve()
+    stat = os.statvfs(there)
+    mount = next(path for path in (there, *there.parents) if path.is_mount())
+    return Disk(mount, stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize)
+
+
+class KeepsOnDisk(Protocol):
+    """A job in a parameter server."""
+
+    @property
+    def conditions(self) -> Conditions:
+        """Where it says that a disk is nearly full."""
+        ...
+
+    def disk_needs(self) -> Mapping[Path, int]:
+        """Folders, and what will be written there next."""
+        ...
+
+
+class ServesJobs(Protocol):
+    """A parameter server."""
+
+    def job_shards(self) -> Iterable[KeepsOnDisk]:
+        """Its jobs."""
+        ...
+
+
+class DiskWatch:
+    """Looks after the disks of one process, in a thread of its own: one that does not answer must hold up nobody."""
+
+    def __init__(
+        self, shards: ServesJobs, *, look: Callable[[Path], Disk] = disk_of, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """Look at nothing yet."""
+        self._shards = shards
+        self._look = look
+        self._clock = clock
+        self._host = socket.gethostname()
+        #: What is nearly full, by conditions and name.
+        self._short: set[tuple[int, str]] = set()
+
+    def start(self) -> None:
+        """Look every second, as long as the process lives."""
+        threading.Thread(target=self._run, name="disk-watch", daemon=True).start()
+
+    def look(self) -> None:
+        """Look once at the disks of every job."""
+        seen: set[tuple[int, str]] = set()
+        for job in self._shards.job_shards():
+            try:
+                uses = by_disk(job.disk_needs(), self._look)
+            except OSError as error:
+                _log.info("disk_not_seen", reason=str(error))
+                continue
+            for use in uses:
+                seen.add(self._judge(job.conditions, use))
+        self._short &= seen
+
+    def _judge(self, conditions: Conditions, use: DiskUse) -> tuple[int, str]:
+        disk = use.disk
+        who = f"the disk at {disk.mount} on {self._host}"
+        key = id(conditions), who
+        free = f"{_size(disk.free_bytes)} of {_size(disk.total_bytes)} are free"
+        if not is_short(disk, use.needed_bytes, was_short=key in self._short):
+            self._short.discard(key)
+            conditions.clear(ConditionKind.DISK_NEARLY_FULL, who, f"{who} has room again: {free}")
+        elif key not in self._short:
+            self._short.add(key)
+            folders = " and ".join(map(str, use.folders))
+            wanted = disk.wanted_bytes(use.needed_bytes)
+            sentence = (
+                f"{who} is nearly full: {free}, and {_size(wanted)} are wanted: {_size(use.needed_bytes)} for the "
+                f"next two checkpoints and snapshots in {folders}, the rest for histories and logs; make room there, "
+                "or keep fewer checkpoints (checkpoint.keep)"
+            )
+            conditions.raise_(ConditionKind.DISK_NEARLY_FULL, who, sentence)
+        return key
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - looking must not end; what it found wrong is in the log
+                _log.exception("disk_watch_failed")
+            self._clock.sleep(LOOK_SECONDS)
+
+
+def _size(num_bytes: int) -> str:
+    """A size as people say it.
+
+    >>> _size(1_500), _size(1_500_000), _size(3 << 30)
+    ('1.5 KiB', '1.4 MiB', '3.0 GiB')
+    """
+    size, unit = num_bytes / 1024, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if size < 1024:  # noqa: PLR2004 - the next unit
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}"

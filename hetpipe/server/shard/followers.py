@@ -1,0 +1,65 @@
+"""Who follows a job's decision log over the network: as many as a job can have, and nobody whose life is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import grpc
+
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.sync.records import Record
+from hetpipe.rpc.watchers import Watchers
+from hetpipe.server.shard.clock_shard import ClockShard
+from hetpipe.values.bounds import MAX_SHARDS, MAX_STAGES
+from hetpipe.values.requests import Requester
+
+#: Streams of one job that may follow its log at a time.
+MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
+
+#: Longest time for which commits are kept from followers that gather them, and for which whoever is over may wait on.
+GATHER_SECONDS = 1.0
+
+
+class Followers:
+    """The followers of one clock shard: those who want every record at once, and those who gather commits."""
+
+    def __init__(self, own: ClockShard, clock: TimeSource) -> None:
+        self._own = own
+        self._watchers = {
+            gathered: Watchers(limit=limit, what="the decision log", condition=bell, clock=clock)
+            for gathered, limit, bell in ((False, MAX_SHARDS, own.bell), (True, MAX_STAGES, own.news))
+        }
+
+    def follow(
+        self, start: int, context: grpc.ServicerContext, *, gathered: bool, who: Requester | None
+    ) -> Iterator[Sequence[Record]]:
+        """The records from `start` on, until the client goes, the job ends, or the stream has lasted long enough.
+
+        Args:
+            start: see `LogCore.records_from`.
+            context: of the call.
+            gathered: commits may wait, for fewer messages.
+            who: the stage that follows; None for a shard.
+
+        Raises:
+            StaleIncarnation: that stage's life is over, or has come to its end meanwhile.
+            StaleTerm, ProtocolViolation: it is of another run, or there are no such records.
+        """
+        position = start
+
+        def after() -> Sequence[Record] | None:
+            if who is not None:
+                self._own.check_follower(who)
+            return self._own.records_from(position, jumps=gathered) or None
+
+        after()  # whoever asks for what there is not is refused before anybody waits
+        # A stage has none of the places that are the shards', whatever it asks for.
+        with self._watchers[gathered or who is not None].watch(context) as watch:
+            while (records := watch.wait(after, look_seconds=GATHER_SECONDS)) is not None:
+                position = records[-1].index + 1
+                yield records
+
+    def close(self) -> None:
+        """End all streams."""
+        for watchers in self._watchers.values():
+            watchers.close()

@@ -1,0 +1,126 @@
+"""What the clock shard keeps on its disk: the events its decision log accepted, and now and then all that it knows.
+
+An event is kept before anybody is told what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetpipe.decide.sync.log_state import LogState
+from hetpipe.server.shard.decision_events import Event, RunKept
+from hetpipe.server.shard.kept import Found, Kept
+from hetpipe.values import wire
+from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.run_document import RunDocument
+
+#: Bytes of events that make a snapshot worth while where snapshots are cheap (`Kept.is_cheap`), at a barrier, where
+#: there is least to keep, and anywhere: 100,000 events are played again in three seconds.
+_CHEAP_BYTES = 256 << 10
+_BARRIER_BYTES = 1 << 20
+_WORTH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a stage awaits others."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    link: str
+    """For the next stage of its virtual worker; empty: nowhere."""
+    replicas: str
+    """For the same stage of the other virtual workers; empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockState:
+    """All that a clock shard knows."""
+
+    log: LogState
+    addresses: tuple[Address, ...]
+    run: RunDocument | None = None
+    """What the next coordinator is to be told of the run; None: what the shard's configuration says."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldDecisions:
+    """What an earlier process kept."""
+
+    state: ClockState | None
+    """In which to begin; None: a fresh one."""
+    events: tuple[Event, ...]
+    history: int
+    """Position in the history from which on lines may be repeated."""
+
+
+def old_decisions(found: Found) -> OldDecisions:
+    """What was found, in the terms of a clock shard.
+
+    Raises:
+        ProtocolViolation: another version wrote it.
+    """
+    events = tuple(_events(found))
+    if found.snapshot is None:
+        return OldDecisions(None, events, 0)
+    label = found.snapshot.label
+    return OldDecisions(wire.from_json(ClockState, label.content), events, label.history)
+
+
+def _events(found: Found) -> Iterator[Event]:
+    for frame in found.records:
+        event: Event = wire.from_json(Event, frame.header)
+        yield event
+
+
+class Journal:
+    """The events of one clock shard. For callers that hold the bell."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        #: Bytes of the log that are no reason for a snapshot: one that was to make them superfluous failed. What an
+        #: earlier process left is one, or a log whose process is killed again and again would never be short again.
+        self._first_bytes = 0
+
+    def keep(self, event: Event) -> None:
+        """Have an event on the disk, as far as that can be had, before this returns."""
+        if isinstance(event, RunKept):  # what a job file says may be infinite
+            self._kept.append(wire.to_json(Event, event).encode())
+        else:
+            self._kept.append(wire.to_bytes(Event, event))
+
+    def wants_snapshot(self, *, at_barrier: bool) -> bool:
+        """Whether it is time for one. After the disk failed nothing else makes the log whole again."""
+        if self._kept.is_busy:
+            return False
+        grown = self._kept.log.num_bytes - self._first_bytes
+        has_gap = self._kept.log.alarm is not None
+        if (at_barrier and has_gap) or grown > (_BARRIER_BYTES if at_barrier else _WORTH_BYTES):
+            return True
+        return grown > _CHEAP_BYTES and self._kept.is_cheap
+
+    def snapshot(self, state: ClockState, *, num_records: int, history: int) -> None:
+        """Keep all that is known now, in the background; if the disk fails, that is logged, and the events stay."""
+        if self._kept.log.alarm is not None and not self._kept.log.resume():
+            return
+        since = self._kept.log.rotate()
+        self._first_bytes = self._kept.log.num_bytes  # should it fail, the next one is tried after as many again
+        number = max(num_records, (self._kept.newest or 0) + 1)
+
+        def work() -> None:
+            content = wire.to_json(ClockState, state)
+            if self._kept.snapshot(number, content, (), since=since, history=history):
+                self._kept.log.settle()
+                self._first_bytes = 0
+
+        self._kept.in_background(work, "snapshot-decisions")
+
+    def wait_idle(self) -> None:
+        """Return when no snapshot is under way."""
+        self._kept.wait_idle()
+
+    def close(self) -> None:
+        """Close the log, once no snapshot is under way."""
+        self._kept.close()

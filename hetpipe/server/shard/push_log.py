@@ -1,0 +1,333 @@
+"""What a shard keeps of its pushes on its disk, so that a restarted one goes on with the same weights.
+
+Every push is logged before it counts as staged. Once in a while the oldest weights that are alive, w^(R), are kept as a
+snapshot: the oldest clock never falls, so one snapshot and the pushes of waves ≥ R are all that a restart needs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from hetpipe.decide.sync.closed_state import ClosedState
+from hetpipe.server.shard.checksum import Bytes
+from hetpipe.server.shard.frames import Extent
+from hetpipe.server.shard.kept import Found, Kept
+from hetpipe.values import wire
+from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.weights.flat import FlatBuffer
+
+log = structlog.get_logger(__name__)
+
+#: Bytes of pushes behind a snapshot that make one worth while, beside those that grow with the shard. A shard that is
+#: smaller has the size of one copy of itself in its place, as long as snapshots are cheap (`Kept.is_cheap`).
+_FLOOR_BYTES = 64 << 20
+
+#: Waves behind a snapshot that make one worth while, however small they are: to go over them again takes time.
+_WORTH_WAVES = 500
+
+#: A log is full with so many times what makes a snapshot worth while.
+_FULL = 4
+
+#: Stands for D = ∞ where the log's size is bounded.
+_MANY_WAVES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPush:
+    """A push, as it is logged before its bytes."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    wave: Wave | None
+    followed: int
+    """Records of the decision log that the shard had followed."""
+    slices: tuple[int, ...]
+    """Positions of its slices in the shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldPush:
+    """A push of an earlier process."""
+
+    push: LoggedPush
+    payload: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class OldPushes:
+    """What an earlier process of this shard kept."""
+
+    closed: ClosedState | None
+    """The state in which to begin; None: a fresh one."""
+    weights: Extent | None
+    """The weights of `closed`."""
+    pushes: tuple[OldPush, ...]
+    history: int
+    """Position in the history from which on lines may be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushLimits:
+    """When the log is shortened, and how long it may become."""
+
+    worth_bytes: int
+    """So many bytes behind a snapshot make one worth while, whatever it costs."""
+    cheap_bytes: int
+    """The same where snapshots are cheap."""
+    barrier_bytes: int
+    """The same at a barrier."""
+    max_bytes: int
+    """With more, nothing is taken that is ahead of the clock being built."""
+
+
+def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, floor: int = _FLOOR_BYTES) -> PushLimits:
+    """The limits of a shard.
+
+    Where snapshots are cheap, one is taken after V + 1 copies of the shard and another copy, but at most `floor`. So
+    each byte of a snapshot is paid for by V + 2 bytes of pushes or more, as it is with a large shard.
+
+    Args:
+        shard_bytes: of one copy of its weights.
+        num_members: V.
+        staleness: D.
+        floor: what is not worth a snapshot, however small the shard is; in bytes.
+    """
+    copies = max(2, num_members + 1) * shard_bytes
+    worth = copies + floor
+    cheap = copies + min(floor, shard_bytes)
+    ahead = _MANY_WAVES if staleness is None else staleness
+    # A member commits up to D + 1 waves beyond the slowest, is at most D + 3 ahead of that, and R is D + 1 behind.
+    needed = num_members * (3 * ahead + 6) * shard_bytes
+    return PushLimits(worth, cheap, shard_bytes + floor // 4, max(_FULL * worth, worth + needed))
+
+
+def old_pushes(found: Found) -> OldPushes:
+    """What was found, in the terms of a shard.
+
+    Raises:
+        ProtocolViolation: another version wrote it.
+    """
+    pushes = tuple(OldPush(wire.from_json(LoggedPush, frame.header), frame.payload) for frame in found.records)
+    snapshot = found.snapshot
+    if snapshot is None:
+        return OldPushes(None, None, pushes, 0)
+    closed: ClosedState = wire.from_json(ClosedState, snapshot.label.content)
+    return OldPushes(closed, snapshot.payload, pushes, snapshot.label.history)
+
+
+@dataclass(slots=True)
+class _LoggedWave:
+    """The pushes of one wave, of all virtual workers, that are in the log."""
+
+    sequence: int
+    """Of the first one."""
+    history: int
+    """Where the history stood before it."""
+    num_bytes: int = 0
+
+
+#: The oldest weights that are alive, held by whoever asks, and the state in which they were complete.
+Oldest = tuple[ClosedState, FlatBuffer]
+
+
+class PushLog:
+    """The log of one shard's pushes. Thread-safe."""
+
+    def __init__(
+        self,
+        kept: Kept,
+        limits: Callable[[int], PushLimits],
+        *,
+        num_members: int,
+        start: Clock,
+        history_position: Callable[[], int],
+        is_whole: Callable[[], bool],
+    ) -> None:
+        """Log nothing yet.
+
+        Args:
+            kept: where.
+            limits: how much, by the number of virtual workers.
+            num_members: virtual workers that found the run.
+            start: the run's first clock.
+            history_position: where the history of this process stands.
+            is_whole: whether a restart would find all that is kept of the job.
+        """
+        self._kept = kept
+        self._limits_for = limits
+        self.divided_among(num_members)
+        self._start = start
+        self._history_position = history_position
+        self._is_whole = is_whole
+        #: Guards what follows; never held while the disk is waited for.
+        self._lock = threading.Lock()
+        #: Those that the oldest weights lack; the others are only counted, since the newest snapshot was begun.
+        self._waves: dict[int, _LoggedWave] = {}
+        self._num_behind = 0
+        self._bytes_behind = 0
+        #: clock → where the history stood when its weights were complete; of those that are alive.
+        self._completed_at: dict[Clock, int] = {}
+        #: Records of the decision log that the newest snapshot makes superfluous.
+        self.durable_records = 0
+
+    def recall(self, old: OldPushes, found: Found) -> None:
+        """Go on with what was found."""
+        with self._lock:
+            for frame, push in zip(found.records, old.pushes, strict=True):
+                self._note(frame.sequence, self._wave(push.push.wave), push.payload.num_bytes, old.history)
+        if old.closed is not None:
+            self.durable_records = _superfluous(old.closed)
+            self._completed_at[old.closed.built] = old.history
+
+    def divided_among(self, num_members: int) -> None:
+        """So many virtual workers push from now on."""
+        self._limits = self._limits_for(num_members)
+        self._kept.log.max_bytes = self._limits.max_bytes
+
+    # -- pushes ------------------------------------------------------------------------------------------------------
+
+    def keep(self, push: LoggedPush, stream: Sequence[Bytes], *, sums: Sequence[bytes] | None) -> None:
+        """Have a push on the disk, as far as that can be had, before this returns.
+
+        Args:
+            push: what it is.
+            stream: its bytes, in pieces.
+            sums: their checksums where they are known; None: to be computed.
+        """
+        wave = self._wave(push.wave)
+        header = wire.to_bytes(LoggedPush, push)
+        num_bytes = sum(memoryview(piece).nbytes for piece in stream)
+        with self._lock:
+            history = 0 if wave in self._waves else self._history_position()
+            # Before it is written: a snapshot that is taken meanwhile must not make the log forget it.
+            self._note(self._kept.log.next_sequence, wave, num_bytes, history)
+        self._kept.log.sync(self._kept.log.append(header, stream, sums=sums))
+
+    def completed(self, clock: Clock) -> None:
+        """The weights of `clock` are complete; nothing of the next one is in the history yet."""
+        with self._lock:
+            self._completed_at[clock] = self._history_position()
+
+    def check_room(self, wave: Wave | None, *, built: Clock) -> None:
+        """Refuse a push for which there is no room; never one that the clock being built needs, or nobody went on.
+
+        Raises:
+            Busy: the log is full; come again.
+        """
+        if wave is not None and wave > built:
+            self._kept.log.check_room()
+
+    def durable_clock(self, staged: Clock) -> Clock:
+        """The clock below which waves are here after a restart, if they are here now below `staged`.
+
+        While the disk fails a restart would use nothing of it, and the job go back to a checkpoint.
+        """
+        return staged if self._is_whole() else self._start
+
+    @property
+    def max_bytes(self) -> int:
+        """With more, the log is full."""
+        return self._limits.max_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the log."""
+        return self._kept.log.num_bytes
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def consider_snapshot(
+        self, oldest: Clock, hold: Callable[[], Oldest], release: Callable[[FlatBuffer], None], *, at_barrier: bool
+    ) -> None:
+        """Begin a snapshot of the oldest weights in the background, if it is worth while and none is under way.
+
+        Args:
+            oldest: their clock.
+            hold: holds and gives them.
+            release: gives them back.
+            at_barrier: whether a barrier was just passed: a good moment.
+        """
+        if self._kept.is_busy:
+            return
+        self._go_past(oldest)
+        if at_barrier and self._kept.log.alarm is not None:
+            self._kept.log.resume()
+        newest = self._kept.newest
+        if (newest is not None and oldest <= newest) or not self._is_worth_while(oldest, at_barrier=at_barrier):
+            return
+        self._num_behind = self._bytes_behind = 0  # should it fail, the next one is tried after as many again
+        closed, weights = hold()
+
+        def work() -> None:
+            try:
+                self._snapshot(closed, weights)
+            finally:
+                release(weights)
+
+        self._kept.in_background(work, "snapshot")
+
+    def wait_idle(self) -> None:
+        """Return when no snapshot is under way."""
+        self._kept.wait_idle()
+
+    def close(self) -> None:
+        """Close the log."""
+        self._kept.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _wave(self, wave: Wave | None) -> int:
+        """First weights count as the wave before the first one."""
+        return self._start - 1 if wave is None else wave
+
+    def _note(self, sequence: int, wave: int, num_bytes: int, history: int) -> None:
+        """A push has this number in the log, or a larger one. With the lock held."""
+        logged = self._waves.setdefault(wave, _LoggedWave(sequence, history))
+        logged.num_bytes += num_bytes
+
+    def _go_past(self, oldest: Clock) -> None:
+        """What is older than the oldest weights that are alive is of interest no more, however long the disk fails."""
+        with self._lock:
+            for wave in [wave for wave in self._waves if wave < oldest]:
+                self._num_behind += 1
+                self._bytes_behind += self._waves.pop(wave).num_bytes
+            for clock in [clock for clock in self._completed_at if clock < oldest]:
+                del self._completed_at[clock]
+
+    def _is_worth_while(self, oldest: Clock, *, at_barrier: bool) -> bool:
+        if self._kept.log.alarm is not None:
+            return self._kept.log.is_whole(self._first_needed(oldest))
+        worth = self._limits.barrier_bytes if at_barrier else self._limits.worth_bytes
+        if self._bytes_behind > worth or self._num_behind > _WORTH_WAVES:
+            return True
+        return self._bytes_behind > self._limits.cheap_bytes and self._kept.is_cheap
+
+    def _first_needed(self, clock: Clock) -> int:
+        """The first record that whoever begins with the weights of `clock`, the oldest ones, needs."""
+        with self._lock:
+            # The newest record that is there; one that was noted may never come.
+            newest = self._kept.log.next_sequence - 1
+            return min([newest, *(logged.sequence for wave, logged in self._waves.items() if wave >= clock)])
+
+    def _snapshot(self, closed: ClosedState, weights: FlatBuffer) -> None:
+        since = self._first_needed(closed.built)
+        with self._lock:
+            needed = [logged.history for wave, logged in self._waves.items() if wave >= closed.built]
+            history = min([self._completed_at[closed.built], *needed])
+        content = wire.to_json(ClosedState, closed)
+        if not self._kept.snapshot(closed.built, content, [weights.memory()], since=since, history=history):
+            return
+        if self._kept.log.is_whole(since):
+            self._kept.log.settle()
+        self._kept.log.rotate()
+        self.durable_records = _superfluous(closed)
+
+
+def _superfluous(closed: ClosedState) -> int:
+    """Records of the decision log that nobody who begins with `closed` asks for: all that it followed but the last."""
+    return max(0, closed.followed - 1)

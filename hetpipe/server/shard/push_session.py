@@ -1,0 +1,106 @@
+"""The bytes of one push on their way into a shard's staging buffer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from hetpipe.errors import MalformedChunk, NonFiniteUpdate, ProtocolViolation
+from hetpipe.server.shard.chunks import ChunkReceiver, Run, RunMap, stream_parts
+from hetpipe.values.requests import PushHeader, Watermarks
+from hetpipe.weights.flat import FlatBuffer, finite
+
+
+class PushSession:
+    """The bytes of one admitted push on their way into the staging buffer.
+
+    A resend that arrives while an earlier attempt is still under way takes over: the earlier one writes nothing more.
+    """
+
+    def __init__(
+        self,
+        header: PushHeader,
+        indices: tuple[int, ...],
+        buffer: FlatBuffer,
+        complete: Callable[[PushSession], Watermarks],
+    ) -> None:
+        """Begin without a byte.
+
+        Args:
+            header: what the push announces.
+            indices: the positions of its slices in the shard.
+            buffer: is filled.
+            complete: called when all bytes are there; says how far its virtual worker is, or raises if they came too
+                late.
+        """
+        self.header = header
+        self.indices = indices
+        self._buffer = buffer
+        self._complete = complete
+        slots = buffer.layout.slots
+        self._runs = RunMap(header.slices, [slots[i].offset for i in indices])
+        self._receiver = ChunkReceiver(buffer, self._runs)
+        self._lock = threading.Lock()
+        #: Why nothing more may come of this session, once that is so.
+        self._ended: ProtocolViolation | None = None
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next chunk.
+
+        Raises:
+            MalformedChunk: see `ChunkReceiver.write`.
+            NonFiniteUpdate: NaN or infinity, named by parameter; nothing of this wave will apply.
+        """
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            try:
+                for piece in self._receiver.write(chunk):
+                    self._check_finite(piece)
+            except ProtocolViolation as error:
+                self._ended = error
+                raise
+
+    def finish(self) -> Watermarks:
+        """All chunks are here: the push counts as staged. Says how far its virtual worker is.
+
+        Raises:
+            MalformedChunk: bytes are missing.
+            ProtocolViolation: what ended the session before.
+        """
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._receiver.finish()
+            return self._complete(self)
+
+    @property
+    def stream(self) -> list[bytes | memoryview]:
+        """Its bytes in the order of the stream, zeros in the gaps."""
+        return list(stream_parts(self._buffer.memory(), self._runs, 0, self._runs.num_bytes))
+
+    @property
+    def sums(self) -> tuple[bytes, ...] | None:
+        """See `ChunkReceiver.sums`."""
+        return self._receiver.sums
+
+    def abandon(self) -> None:
+        """Write nothing more: a resend took over, or the wave was dropped."""
+        with self._lock:
+            self._ended = self.given_up()
+
+    def given_up(self) -> MalformedChunk:
+        """Why its bytes are not wanted any more."""
+        return MalformedChunk(f"this push of {self.header.requester} was given up for a later one")
+
+    def _check_finite(self, piece: Run) -> None:
+        start, end = piece.buffer, piece.buffer + piece.num_bytes
+        for (dtype, first, last), region in zip(self._buffer.layout.regions, self._buffer.regions, strict=True):
+            low, high = max(start, first), min(end, last)
+            size = region.element_size()
+            if low < high and not finite(region[(low - first) // size : -(-(high - first) // size)]):
+                names = [s.name for s in self._buffer.layout.slots if s.offset < high and s.offset + s.num_bytes > low]
+                what = "first weights" if self.header.wave is None else f"wave {self.header.wave}"
+                raise NonFiniteUpdate(
+                    f"{what} of {self.header.requester} is not finite ({dtype}) in or near {', '.join(names[:3])}"
+                )

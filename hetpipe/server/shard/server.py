@@ -1,0 +1,445 @@
+"""A parameter-server process's heart: the jobs it serves, behind `rpc.shard_service.ShardHandler`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import grpc
+import structlog
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.conditions import Conditions
+from hetpipe.decide.sync.records import Record
+from hetpipe.decide.sync.segment import CHECKPOINT, STOP
+from hetpipe.errors import (
+    HetpipeError,
+    PeerUnreachable,
+    PermissionDenied,
+    ProtocolViolation,
+    StaleTerm,
+    StateLost,
+    UnknownJob,
+)
+from hetpipe.roots import Roots
+from hetpipe.rpc.fencing import FenceGuard
+from hetpipe.rpc.shard_client import GrpcClock
+from hetpipe.rpc.tls import Tls
+from hetpipe.server.shard.config_check import check_config, check_life, check_run
+from hetpipe.server.shard.followers import Followers
+from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
+from hetpipe.server.shard.job_shard import JobShard
+from hetpipe.server.shard.job_state import JobState, StateOptions, claim, disclaim, forget_job, kept_fences, old_jobs
+from hetpipe.server.shard.run_history import HistoryFactory
+from hetpipe.values.addresses import split_address
+from hetpipe.values.conditions import Condition
+from hetpipe.values.identity import NamedPeer
+from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.members import NO_TERM
+from hetpipe.values.requests import (
+    Blocks,
+    BuffersHeader,
+    CheckpointFile,
+    Meeting,
+    PullHeader,
+    PushHeader,
+    PushReply,
+    Requester,
+)
+from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run_document import RunDescription, RunDocument
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import Progress
+
+log = structlog.get_logger(__name__)
+
+#: Barriers that nobody planned are for these.
+_BARRIER_REASONS = (STOP, CHECKPOINT)
+
+
+class _Job:
+    def __init__(self, job_shard: JobShard, clock: TimeSource) -> None:
+        self.shard = job_shard
+        self.bulk = InProcessShard(job_shard)
+        self.clock = InProcessClock(job_shard) if job_shard.config.shard == 0 else None
+        #: On the clock shard.
+        self.followers = None if self.clock is None else Followers(job_shard.clock_shard, clock)
+
+    def end_streams(self) -> None:
+        """Nobody follows the log any more."""
+        if self.followers is not None:
+            self.followers.close()
+
+    def end(self) -> None:
+        """Serve nobody any more; what is kept on disk stays."""
+        self.end_streams()
+        self.shard.stop()
+
+
+class ShardServer:
+    """Serves any number of jobs. Thread-safe."""
+
+    def __init__(
+        self,
+        history: HistoryFactory,
+        clock: TimeSource = SYSTEM_CLOCK,
+        *,
+        tls: Tls | None = None,
+        memory_bytes: int | None = None,
+        state: StateOptions | None = None,
+        roots: Roots | None = None,
+    ) -> None:
+        """Serve no job yet.
+
+        Args:
+            history: opens the history of a job.
+            clock: for waits.
+            tls: how to prove oneself to the clock shard of a job.
+            memory_bytes: what one job's weights may take; None: the machine's memory.
+            state: where jobs are kept on disk, so that the next process goes on with them; None: nowhere.
+            roots: below which folder jobs may have their runs; None: anywhere.
+        """
+        self._memory_bytes = machine_memory_bytes() if memory_bytes is None else memory_bytes
+        self._history = history
+        self._tls = tls
+        self._clock = clock
+        #: Which coordinator may give orders.
+        self.fence = FenceGuard()
+        #: Held while a job is taken over.
+        self._configuring = threading.Lock()
+        self._lock = threading.Lock()
+        self._is_ending = False
+        self._jobs: dict[JobId, _Job] = {}
+        #: Highest term of any job that was ever served here.
+        self.highest_term = NO_TERM
+        self._state = state
+        self._roots = roots or Roots()
+        #: Keeps other processes out of the folder for state; open until this process ends.
+        self._claim: int | None = None
+        #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
+        self.lost: dict[JobId, str] = {}
+        self._on_condition: Callable[[], None] = lambda: None
+
+    def recover(self) -> None:
+        """Go on with the jobs that an earlier process kept in the folder of this one. Before anybody is served.
+
+        Raises:
+            UserError: another process has that folder, or it cannot be written.
+        """
+        root = None if self._state is None else self._state.root
+        if root is not None:
+            self._claim = claim(root)
+            self.fence = kept_fences(root)
+        for job_id, config in () if root is None else old_jobs(root):
+            try:
+                if isinstance(config, StateLost):
+                    raise config
+                self.configure(config)
+            except HetpipeError as error:
+                _say_lost(error)
+                self.lost[job_id] = str(error)
+
+    # -- from the coordinator ----------------------------------------------------------------------------------------
+
+    def configure(self, config: ShardConfig) -> None:
+        """Take over a job, in the place of an earlier term of it; the same term again is a no-op.
+
+        Raises:
+            StaleTerm: a later term is configured already.
+            ProtocolViolation, ResourceExhausted, UserError: this shard could not serve it, or not in that folder.
+        """
+        self._roots.check_run(config.run_dir)
+        check_config(config, memory_bytes=self._memory_bytes)
+        with self._configuring:
+            self._begin(config)
+
+    def _begin(self, config: ShardConfig) -> None:
+        with self._lock:
+            present = self._jobs.get(config.job_id)
+            if present is not None:
+                known = present.shard.config.term
+                if config.term < known:
+                    raise StaleTerm(f"job {config.job_id} is in term {known}; {config.term} is over")
+                if config.term == known:
+                    return
+                del self._jobs[config.job_id]
+        if present is not None:
+            # First of all, as its tensors and its files make room for those of the new term: nobody goes back to it.
+            present.end_streams()
+            present.shard.forget()
+        with self._lock:
+            job = _Job(self._job_shard(config), self._clock)
+            self._jobs[config.job_id] = job
+            self.highest_term = max(self.highest_term, config.term)
+            self.lost.pop(config.job_id, None)
+        remote = None
+        if config.shard != 0:
+            remote = GrpcClock(
+                config.clock_shard_address,
+                job_id=config.job_id,
+                term=config.term,
+                member_id=config.clock_shard_id,
+                tls=self._tls,
+                clock=self._clock,
+            )
+        job.shard.start(remote, self._clock, on_lost=lambda error: self._on_lost(config, error))
+
+    def release(self, job_id: JobId) -> None:
+        """Forget a job and free its tensors."""
+        with self._lock:
+            job = self._jobs.pop(job_id, None)
+            self.lost.pop(job_id, None)
+        if job is not None:
+            job.end_streams()
+            job.shard.forget()
+        elif self._state is not None and self._state.root is not None:
+            forget_job(self._state.root, job_id)
+
+    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
+        """Set an unplanned barrier.
+
+        Raises:
+            ProtocolViolation: for a reason that no barrier is set for.
+        """
+        if reason not in _BARRIER_REASONS:
+            raise ProtocolViolation(f"no barrier is set for {reason!r:.40}; ask for {' or '.join(_BARRIER_REASONS)}")
+        return self._job(job_id, term).shard.clock_shard.request_barrier(reason)
+
+    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """See `ShardControl.evict`."""
+        check_life(vw, incarnation)
+        self._job(job_id, term).shard.evict(vw, incarnation)
+
+    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """See `ShardControl.drain`."""
+        check_life(vw, incarnation)
+        self._job(job_id, term).shard.clock_shard.drain(vw, incarnation)
+
+    def admit(
+        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
+    ) -> None:
+        """See `ShardControl.admit`."""
+        check_life(vw, incarnation, num_stages)
+        self._job(job_id, term).shard.clock_shard.admit(vw, incarnation, num_stages)
+
+    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
+        """See `ShardControl.keep_run`.
+
+        Raises:
+            ProtocolViolation: it is of another job, or does not fit what this shard serves.
+        """
+        shard = self._job(job_id, term).shard
+        check_run(shard.config, run)
+        shard.clock_shard.keep_run(run)
+
+    def describe(self, job_id: JobId) -> RunDescription:
+        """See `ShardControl.describe`."""
+        return self._job(job_id).shard.clock_shard.describe()
+
+    def check_shard(self, peer: NamedPeer, job_id: JobId, shard: ShardIndex | None = None) -> None:
+        """Let nobody but a job's own parameter servers act as one of them.
+
+        Args:
+            peer: whose certificate the caller has.
+            job_id: the job.
+            shard: as which of its shards; None: as any.
+
+        Raises:
+            PermissionDenied: it is none of them, or another one.
+        """
+        ids = [member.id for member in self._job(job_id).shard.clock_shard.shards]
+        own = [index for index, member_id in enumerate(ids) if member_id == peer.member_id]
+        if not own:
+            raise PermissionDenied(f"{peer} is none of the {len(ids)} parameter servers of job {job_id}")
+        if shard is not None and shard not in own:
+            raise PermissionDenied(f"{peer} is shard {own[0]} of job {job_id}, and may not act as shard {shard}")
+
+    def clocks(self, job_id: JobId) -> ClockSnapshot:
+        """The clocks of a job."""
+        return self._job(job_id).shard.clock_shard.snapshot()
+
+    def snapshots(self) -> dict[JobId, ClockSnapshot]:
+        """The clocks of every job of which this is the clock shard; for heartbeats."""
+        with self._lock:
+            jobs = dict(self._jobs)
+        return {job_id: job.shard.clock_shard.snapshot() for job_id, job in jobs.items() if job.clock is not None}
+
+    def jobs(self) -> tuple[JobId, ...]:
+        """The jobs that are served."""
+        with self._lock:
+            return tuple(self._jobs)
+
+    def lost_jobs(self) -> dict[JobId, str]:
+        """The jobs that would be served if what was kept of them were whole, and why it is not."""
+        with self._lock:
+            return dict(self.lost)
+
+    def conditions(self) -> dict[JobId, tuple[Condition, ...]]:
+        """What endangers each job in this process, or has; for heartbeats."""
+        return {job.config.job_id: job.conditions.told() for job in self.job_shards()}
+
+    def on_condition(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, from any thread, when a condition of a job begins or ends."""
+        self._on_condition = listener
+
+    def job_shards(self) -> tuple[JobShard, ...]:
+        """This process's shard of every job."""
+        with self._lock:
+            return tuple(job.shard for job in self._jobs.values())
+
+    def stop(self) -> None:
+        """End every stream and every job; who asks for one from now on is to wait for the next process."""
+        with self._lock:
+            self._is_ending = True
+            jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            job.end()
+        claimed, self._claim = self._claim, None
+        if claimed is not None and self._state is not None and self._state.root is not None:
+            disclaim(self._state.root, claimed)
+
+    # -- from stages and shards --------------------------------------------------------------------------------------
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+        """See `ShardTransport.push`."""
+        return self._job(header.requester.job_id).bulk.push(header, chunks)
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """See `ShardTransport.pull`."""
+        return self._job(header.requester.job_id).bulk.pull(header)
+
+    def join(
+        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
+    ) -> Meeting:
+        """See `ClockTransport.join`."""
+        for address in filter(None, (link_address, replicas_address)):
+            split_address(address)
+        return self._clock_of(requester.job_id).join(requester, link_address, replicas_address, ready=ready)
+
+    def initialized(self, requester: Requester) -> None:
+        """See `ClockTransport.initialized`."""
+        self._clock_of(requester.job_id).initialized(requester)
+
+    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
+        """See `ClockTransport.staged`."""
+        self._clock_of(requester.job_id).staged(requester, wave, blocks, segment=segment)
+
+    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
+        """See `ClockTransport.hold`."""
+        return self._clock_of(requester.job_id).hold(requester, switch)
+
+    def progress(self, requester: Requester) -> Progress:
+        """See `ClockTransport.progress`."""
+        return self._clock_of(requester.job_id).progress(requester)
+
+    def report_checkpoint(
+        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
+        """See `ClockTransport.report_checkpoint`."""
+        return self._clock_of(requester.job_id).report_checkpoint(requester, clock, files, failure=failure)
+
+    def report_shard_checkpoint(
+        self,
+        job_id: JobId,
+        term: Term,
+        shard: ShardIndex,
+        clock: Clock,
+        files: Sequence[CheckpointFile],
+        *,
+        failure: str = "",
+    ) -> bool:
+        """See `ClockTransport.report_shard_checkpoint`."""
+        self._job(job_id, term)
+        return self._clock_of(job_id).report_shard_checkpoint(shard, clock, files, failure=failure)
+
+    def acknowledge(
+        self,
+        job_id: JobId,
+        term: Term,
+        shard: ShardIndex,
+        num_records: int,
+        durable: int | None = None,
+        *,
+        applied: bool = False,
+    ) -> None:
+        """See `ClockTransport.acknowledge`."""
+        self._job(job_id, term).shard.clock_shard.acknowledge(shard, num_records, durable, applied=applied)
+
+    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
+        """See `ClockTransport.push_buffers`."""
+        self._clock_of(header.requester.job_id).push_buffers(header, chunks)
+
+    def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
+        """See `ClockTransport.pull_buffers`."""
+        return self._clock_of(header.requester.job_id).pull_buffers(header)
+
+    def follow(
+        self,
+        job_id: JobId,
+        term: Term,
+        start: int,
+        context: grpc.ServicerContext,
+        *,
+        gathered: bool = False,
+        who: Requester | None = None,
+    ) -> Iterator[Sequence[Record]]:
+        """See `Followers.follow`."""
+        job = self._job(job_id, term)
+        yield from job.shard.of_clock_shard(job.followers).follow(start, context, gathered=gathered, who=who)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _job_shard(self, config: ShardConfig) -> JobShard:
+        """A job as it begins, or as an earlier process left it.
+
+        Raises:
+            StateLost: an earlier process left something that cannot be used.
+        """
+        history = self._history(config)
+        conditions = Conditions(self._clock)
+        conditions.on_change(self._tell_condition)
+        state = None if self._state is None else JobState(config, self._state, history, conditions)
+        return JobShard(config, history, state, conditions)
+
+    def _tell_condition(self) -> None:
+        self._on_condition()
+
+    def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
+        """A job's state turned out to be damaged: whoever asks for the job hears that it is not served here."""
+        _say_lost(error)
+        with self._lock:
+            job = self._jobs.get(config.job_id)
+            if job is None or job.shard.config.term != config.term:
+                return
+            del self._jobs[config.job_id]
+            self.lost[config.job_id] = str(error)
+        job.end()
+
+    def _job(self, job_id: JobId, term: Term | None = None) -> _Job:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            is_ending, lost = self._is_ending, self.lost.get(job_id)
+        if job is None and lost is not None:
+            raise StateLost(lost)
+        if job is None and is_ending:
+            raise PeerUnreachable("this parameter server ends")
+        if job is None:
+            raise UnknownJob(f"this parameter server does not serve job {job_id!r:.80}")
+        if term is not None and term != job.shard.config.term:
+            raise StaleTerm(f"request for term {term} of job {job_id}; it is in term {job.shard.config.term}")
+        return job
+
+    def _clock_of(self, job_id: JobId) -> InProcessClock:
+        job = self._job(job_id)
+        return job.clock if job.clock is not None else InProcessClock(job.shard)
+
+
+def machine_memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _say_lost(error: HetpipeError) -> None:
+    log.error("state_lost", error=type(error).__name__, sentence=str(error))

@@ -1,0 +1,382 @@
+"""One shard of one job: the tensors behind `sync.ShardState`.
+
+A push is staged in a buffer of the shard's own layout while its bytes arrive; the decision log, followed by one thread,
+says when it is added. Published versions are never written again. Every buffer is recycled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from hetpipe import failpoints
+from hetpipe.decide.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
+from hetpipe.decide.sync.records import CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
+from hetpipe.decide.sync.shard_state import Admission, ShardState
+from hetpipe.errors import Busy, ClockFreed, ProtocolViolation
+from hetpipe.observe.history import HistoryWriter
+from hetpipe.server.shard.chunks import RunMap, chunks, fill
+from hetpipe.server.shard.push_log import LoggedPush, Oldest, OldPush, OldPushes, PushLog
+from hetpipe.server.shard.push_session import PushSession
+from hetpipe.server.shard.shard_facts import ShardCounts, ShardFacts
+from hetpipe.values.bounds import MAX_STAGES
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.plan import SlicePlan
+from hetpipe.values.requests import PullHeader, PushHeader, Requester, SliceHeader, Watermarks
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+
+
+def slice_name(piece: SlicePlan) -> str:
+    """A slice's name within its shard."""
+    return f"{piece.parameter.name}[{piece.start}:{piece.stop}]"
+
+
+def shard_layout(config: ShardConfig) -> FlatLayout:
+    """Where the slices of a shard lie in its buffers."""
+    return FlatLayout([(slice_name(s), (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
+
+
+class Shard:
+    """Stages, applies and serves the slices of one shard. Thread-safe; `follow` is for one thread.
+
+    Bounded memory: per member at most D + 3 staged waves, the clocks the log retains, one being built,
+    and two that checkpoints are written from.
+    """
+
+    def __init__(self, config: ShardConfig, history: HistoryWriter, pushes: PushLog | None = None) -> None:
+        """Hold nothing yet.
+
+        Args:
+            config: the job.
+            history: of this process.
+            pushes: keeps what is staged on disk; None: it is lost with this process.
+        """
+        self.config = config
+        self._history = history
+        self._pushes = pushes
+        self.layout = shard_layout(config)
+        self._pool = BufferPool(self.layout, torch.device("cpu"))
+        self._state = ShardState(
+            job_id=config.job_id,
+            term=config.term,
+            slices=config.slices,
+            founders=config.membership.members,
+            start=config.progress.clock,
+            staleness=config.sync.staleness,
+        )
+        #: Guards everything below and the state; never held while bytes are copied or added.
+        self._lock = threading.Lock()
+        self._staging: dict[StageKey, FlatBuffer] = {}
+        self._sessions: dict[tuple[StageKey, int], PushSession] = {}
+        self._versions: dict[Clock, FlatBuffer] = {}
+        self._building: FlatBuffer | None = None
+        self._counts = ShardCounts()
+        #: What an earlier process staged and this one has not come to yet, in order.
+        self._old: deque[OldPush] = deque()
+        #: Whether there may be records that an earlier process followed and this one has not: until then what is asked
+        #: for may be out of order here only.
+        self._is_behind = False
+
+    # -- after a restart ---------------------------------------------------------------------------------------------
+
+    def recall(self, old: OldPushes) -> None:
+        """Go on where an earlier process was; before anything else. `caught_up` ends it.
+
+        Raises:
+            StateLost: the weights or a push cannot be read any more.
+        """
+        self._is_behind = True
+        self._old = deque(sorted(old.pushes, key=lambda each: each.push.followed))
+        if old.closed is not None and old.weights is not None:
+            self._state.restore(old.closed)
+            weights = self._pool.take()
+            old.weights.read_into(weights.memory())
+            self._versions[old.closed.built] = weights
+            if self._pushes is not None:
+                self._pushes.divided_among(old.closed.num_members)
+        self._restage()
+        for instruction in self._state.resume():
+            self._carry_out(instruction)
+
+    def caught_up(self) -> None:
+        """Everything that an earlier process followed is followed."""
+        self._is_behind = False
+
+    def _restage(self) -> None:
+        """Stage what an earlier process had staged when it was here."""
+        while self._old and self._old[0].push.followed <= self._state.followed:
+            old = self._old.popleft()
+            header = self._header_of(old.push)
+            with self._lock:
+                if not self._state.restage(header, old.push.slices):
+                    continue
+                key = stage_key(header)
+                if key not in self._staging:
+                    self._staging[key] = self._pool.take()
+                buffer = self._staging[key]
+            fill(buffer, self._run_map(header.slices, old.push.slices), old.payload.blocks())
+            self._tell_staged(header, old.push.slices)
+
+    def _header_of(self, push: LoggedPush) -> PushHeader:
+        requester = Requester(self.config.job_id, self.config.term, push.vw, push.incarnation, push.stage)
+        slices = [self.config.slices[index] for index in push.slices]
+        return PushHeader(
+            requester,
+            push.wave,
+            tuple(SliceHeader(s.parameter.name, s.start, s.stop, s.parameter.dtype) for s in slices),
+        )
+
+    # -- pushes and pulls --------------------------------------------------------------------------------------------
+
+    def begin_push(self, header: PushHeader) -> PushSession | Watermarks:
+        """Admit a push before anything is allocated; of one that is staged already, how far its virtual worker is.
+
+        Raises:
+            ProtocolViolation: a kind of it, by `ShardState.admit`.
+            Busy: the log of pushes is full, or this shard is still reading what it was told before a restart.
+        """
+        self._check_stage(header.requester)
+        self._check_caught_up()
+        key = stage_key(header)
+        with self._lock:
+            verdict, indices = self._state.admit(header)
+            if verdict is Admission.DUPLICATE:
+                self._counts.duplicate_pushes += 1
+                return self._watermarks(header.requester.vw)
+            if self._pushes is not None:
+                self._pushes.check_room(header.wave, built=self._state.built)
+            if key not in self._staging:
+                self._staging[key] = self._pool.take()
+            session = PushSession(header, indices, self._staging[key], self._complete)
+            earlier = self._sessions.get((key, header.requester.stage))
+            self._sessions[key, header.requester.stage] = session
+        if earlier is not None:
+            earlier.abandon()
+        return session
+
+    def _complete(self, session: PushSession) -> Watermarks:
+        """A session received all its bytes: keep them, and count the push as staged.
+
+        Raises:
+            MalformedChunk: a resend took over meanwhile, or the wave was dropped.
+        """
+        header, indices = session.header, session.indices
+        who = header.requester
+        if self._pushes is not None:
+            push = LoggedPush(who.vw, who.incarnation, who.stage, header.wave, self._state.followed, indices)
+            self._pushes.keep(push, session.stream, sums=session.sums)
+            failpoints.reach("push.after_durable")
+        place = stage_key(header), who.stage
+        with self._lock:
+            if self._sessions.get(place) is not session:
+                raise session.given_up()
+            del self._sessions[place]
+            self._state.staged_by(header, indices)
+            self._counts.pushes += 1
+            self._counts.pushed_bytes += self._num_bytes(indices)
+            # Under the lock, so that no life is told to have staged anything behind what followed its eviction.
+            self._tell_staged(header, indices)
+            return self._watermarks(who.vw)
+
+    def _watermarks(self, vw: VirtualWorkerIndex) -> Watermarks:
+        """With the lock held."""
+        staged, committed = self._state.clocks_of(vw)
+        return Watermarks(staged, committed, self._durable_clock(staged))
+
+    def _durable_clock(self, staged: Clock) -> Clock:
+        return self.config.progress.clock if self._pushes is None else self._pushes.durable_clock(staged)
+
+    def _tell_staged(self, header: PushHeader, indices: tuple[int, ...]) -> None:
+        if header.wave is not None:
+            requester = header.requester
+            self._history.staged(
+                vw=requester.vw,
+                incarnation=requester.incarnation,
+                stage=requester.stage,
+                wave=header.wave,
+                shard=self.config.shard,
+                slices=indices,
+            )
+
+    @contextmanager
+    def pull(self, header: PullHeader) -> Iterator[Iterator[bytes]]:
+        """The chunks of the asked-for slices of w^(clock), inside a `with` that keeps the version alive.
+
+        Raises:
+            ClockNotPublished, ClockFreed, SliceMismatch, StaleTerm, StaleIncarnation: as named.
+            Busy: this shard is still reading what it was told before a restart.
+        """
+        self._check_stage(header.requester)
+        self._check_caught_up()
+        with self._lock:
+            self._state.check_request(header.requester)
+            indices = self._state.slice_index.of(header.slices)
+            self._state.check_pull(header.clock)
+            version = self._pool.hold(self._versions[header.clock])
+            self._counts.pulls += 1
+            self._counts.pulled_bytes += self._num_bytes(indices)
+        requester = header.requester
+        self._history.pull(shard=self.config.shard, vw=requester.vw, stage=requester.stage, clock=header.clock)
+        try:
+            yield chunks(version, self._run_map(header.slices, indices))
+        finally:
+            self._pool.release(version)
+
+    def hold(self, clock: Clock) -> FlatBuffer:
+        """w^(clock), kept alive until `release`; for reading only.
+
+        Raises:
+            ClockFreed: it is not here, or not any more.
+        """
+        with self._lock:
+            version = self._versions.get(clock)
+            if version is None:
+                raise ClockFreed(f"w^({clock}) is not on shard {self.config.shard}")
+            return self._pool.hold(version)
+
+    def release(self, version: FlatBuffer) -> None:
+        """Give back what `hold` gave."""
+        self._pool.release(version)
+
+    @property
+    def num_records(self) -> int:
+        """Records followed so far."""
+        return self._state.followed
+
+    def facts(self) -> ShardFacts:
+        """How it stands."""
+        with self._lock:
+            staged = self._state.staged_clock
+            return ShardFacts(
+                counts=replace(self._counts),
+                followed_records=self._state.followed,
+                staged_waves=len(self._state.staged),
+                published=self._state.published,
+                retained_versions=len(self._state.alive),
+                weight_bytes=self._pool.alive * self.layout.num_bytes,
+                staged_clock=staged,
+                committed_clock=self._state.committed_clock,
+                durable_clock=self._durable_clock(staged),
+                log_bytes=0 if self._pushes is None else self._pushes.num_bytes,
+            )
+
+    def follow(self, record: Record) -> None:
+        """Carry out the next record of the decision log. Called by one thread, in order.
+
+        Raises:
+            StateLost: what an earlier process had kept of a push is gone, or cannot be read any more.
+        """
+        with self._lock:
+            instructions = self._state.follow(record)
+        for instruction in instructions:
+            self._carry_out(instruction)
+        self._restage()
+        if self._pushes is not None and isinstance(record, SegmentRecord):
+            self._pushes.divided_among(len(record.members))
+        if self._pushes is not None and isinstance(record, PublishRecord | SegmentRecord):
+            oldest, at_barrier = min(self._state.alive), isinstance(record, SegmentRecord)
+            self._pushes.consider_snapshot(oldest, self._hold_oldest, self._pool.release, at_barrier=at_barrier)
+        if isinstance(record, CommitRecord):
+            failpoints.reach("commit.after_some_shards")
+        if isinstance(record, EvictRecord):
+            # What an evicted virtual worker began to push and did not finish: nothing else will drop it.
+            self._end_pushes(lambda key: key[:2] == (record.vw, record.incarnation))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _hold_oldest(self) -> Oldest:
+        with self._lock:
+            clock = min(self._state.alive)
+            return self._state.closed(clock), self._pool.hold(self._versions[clock])
+
+    def _check_caught_up(self) -> None:
+        if self._is_behind:
+            raise Busy(
+                f"shard {self.config.shard} of job {self.config.job_id} was restarted and is reading the decision log"
+            )
+
+    def _run_map(self, slices: tuple[SliceHeader, ...], indices: tuple[int, ...]) -> RunMap:
+        return RunMap(slices, [self.layout.slots[index].offset for index in indices])
+
+    def _num_bytes(self, indices: tuple[int, ...]) -> int:
+        return sum(self.layout.slots[index].num_bytes for index in indices)
+
+    def _check_stage(self, requester: Requester) -> None:
+        """Refuse a stage that its virtual worker does not have; whether it has that one is for `ShardState` to say.
+
+        How many stages a later life has is known to the clock shard alone, which lets no others join.
+        """
+        founded = self.config.membership.num_stages.get(requester.vw, MAX_STAGES)
+        count = founded if requester.incarnation == 0 else MAX_STAGES
+        if not 0 <= requester.stage < count:
+            raise ProtocolViolation(f"virtual worker {requester.vw} has {count} stages; there is no {requester}")
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Initialize(clock, key):
+                with self._lock:
+                    self._versions[clock] = self._staging.pop(key) if key in self._staging else self._pool.take()
+                # Whoever else had begun to push them may have died; no record says so of who is no member yet.
+                self._end_pushes(lambda key: key[2] is None)
+                self._completed(clock)
+            case Apply():
+                self._apply(instruction)
+            case Close(clock):
+                with self._lock:
+                    previous = self._versions[Clock(clock - 1)]
+                built = self._building or self._pool.take().copy_(previous)
+                self._building = None
+                with self._lock:
+                    self._versions[clock] = built
+                self._completed(clock)
+            case Drop(key):
+                self._drop(key)
+            case Free(clock):
+                with self._lock:
+                    self._discard(self._versions.pop(clock, None))
+
+    def _apply(self, instruction: Apply) -> None:
+        vw, incarnation, wave = instruction.key
+        with self._lock:
+            update = self._staging.pop(instruction.key, None)
+            previous = self._versions[Clock(instruction.clock - 1)]
+        if update is not None:
+            if self.config.sync.combine == "mean":
+                update.mul_(1.0 / instruction.num_members)
+            if self._building is None:
+                self._building = update.add_(previous)  # the staging buffer becomes the version: no third buffer
+            else:
+                self._building.add_(update)
+                self._discard(update)
+        assert wave is not None, "only waves are applied"
+        failpoints.reach("push.after_apply")
+        self._history.apply(shard=self.config.shard, vw=vw, incarnation=incarnation, wave=wave)
+
+    def _completed(self, clock: Clock) -> None:
+        if self._pushes is not None:
+            self._pushes.completed(clock)
+
+    def _end_pushes(self, concerns: Callable[[StageKey], bool]) -> None:
+        """Drop what was begun to be pushed and is not finished."""
+        with self._lock:
+            keys = {key for key, _ in self._sessions if concerns(key)}
+        for key in keys:
+            self._drop(key)
+
+    def _drop(self, key: StageKey) -> None:
+        with self._lock:
+            buffer = self._staging.pop(key, None)
+            late = [self._sessions.pop(place) for place in tuple(self._sessions) if place[0] == key]
+        for session in late:
+            session.abandon()  # before the buffer is recycled, or late bytes would end up in another wave
+        self._discard(buffer)
+
+    def _discard(self, buffer: FlatBuffer | None) -> None:
+        if buffer is not None:
+            self._pool.release(buffer)

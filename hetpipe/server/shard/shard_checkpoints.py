@@ -1,0 +1,169 @@
+"""A shard's part of checkpoints: its slices of w^(c), written in the background while training goes on from it.
+
+The weights of a checkpoint come from the shards and not from a stage: whoever dies after the barrier, they are there.
+A version that is being written is held, so at most `MAX_SETS` versions live longer than without checkpoints. If the
+disk is so slow that one more falls due meanwhile, that one is not written, which costs the run that checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from hetpipe.checkpoint.format import save_slices
+from hetpipe.checkpoint.keeper import MAX_SETS
+from hetpipe.checkpoint.manifest import MANIFEST, checkpoint_dir, file_digest, read_label
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.sync.records import Record, SegmentRecord
+from hetpipe.decide.sync.segment import CHECKPOINTS, ends_run
+from hetpipe.errors import Busy, CheckpointError, CheckpointNotWritten, ClockFreed, HetpipeError, Unavailable
+from hetpipe.observe.log import bind_context, get_logger
+from hetpipe.server.shard.shard import Shard, slice_name
+from hetpipe.values.checkpoint import PartLabel, StoredSlice, shard_file
+from hetpipe.values.ids import Clock, ShardIndex
+from hetpipe.values.requests import CheckpointFile
+from hetpipe.weights.flat import FlatBuffer
+
+_log = get_logger(__name__)
+
+_TOO_SLOW = "older ones are not written yet: the disk is slow; let checkpoint.every_waves be larger"
+
+#: Pause before telling a clock shard again that could not be reached.
+_RETRY_SECONDS = 0.2
+
+#: Pause before writing a part of the run's last checkpoint again.
+_WRITE_AGAIN_SECONDS = 1.0
+
+
+class ReportPart(Protocol):
+    """Tells the clock shard of a shard's part; see `ClockTransport.report_shard_checkpoint`."""
+
+    def __call__(self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> bool:
+        """Returns whether all parts are there."""
+        ...
+
+
+class ShardCheckpoints:
+    """Writes one shard's parts and reports them. `follow` is for the thread that follows the log."""
+
+    def __init__(self, shard: Shard, report: ReportPart, clock: TimeSource = SYSTEM_CLOCK) -> None:
+        """Write what is in `shard`; `clock` paces repeated reports."""
+        self._shard = shard
+        self._report = report
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+        self._name = shard_file(shard.config.shard)
+
+    def follow(self, record: Record) -> None:
+        """Begin to write if the record says that a barrier which asks for a checkpoint is passed."""
+        if isinstance(record, SegmentRecord) and CHECKPOINTS.intersection(record.reasons):
+            self._begin(record.start, is_last=ends_run(record.reasons))
+
+    def take_up(self, records: Sequence[Record], adopt: Callable[[], None] | None = None) -> None:
+        """After a restart, do what the newest barrier asks for, unless that checkpoint is complete.
+
+        Args:
+            records: of the log, from that barrier's record on; that may have been followed by an earlier process.
+            adopt: on the clock shard, then counts what others have written meanwhile.
+        """
+        for record in records[:1]:
+            if not isinstance(record, SegmentRecord) or not (self._folder(record.start) / MANIFEST).exists():
+                self.follow(record)
+        if adopt is not None:
+            self._writer.submit(adopt)
+
+    def close(self) -> None:
+        """Begin nothing more, and tell nobody any more."""
+        self._stopped.set()
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _folder(self, clock: Clock) -> Path:
+        return checkpoint_dir(Path(self._shard.config.run_dir), clock)
+
+    def _begin(self, clock: Clock, *, is_last: bool) -> None:
+        patience = self._shard.config.last_checkpoint_seconds if is_last else 0.0
+        until = self._clock.monotonic() + patience
+        with self._lock:
+            is_late = self._num_waiting >= MAX_SETS and not is_last
+            self._num_waiting += 1
+        weights: FlatBuffer | CheckpointNotWritten
+        try:
+            weights = CheckpointNotWritten(_TOO_SLOW) if is_late else self._shard.hold(clock)
+        except ClockFreed as error:
+            weights = CheckpointNotWritten(str(error))
+        self._writer.submit(self._write, clock, weights, until)
+
+    def _write(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
+        """On the writer's thread; `weights` are released. An error in their place says why there are none.
+
+        A file that cannot be written is tried again `until` then.
+        """
+        bind_context(job=self._shard.config.job_id, shard=self._shard.config.shard)
+        try:
+            self._save_and_report(clock, weights, until)
+        except CheckpointNotWritten as error:
+            _log.error("checkpoint_not_written", error=type(error).__name__, clock=clock, reason=str(error))
+        except (HetpipeError, OSError) as error:
+            _log.warning("checkpoint_not_reported", clock=clock, reason=str(error))
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
+    def _save_and_report(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
+        folder, label = self._folder(clock), PartLabel(self._shard.config.job_id, clock, self._name)
+        try:
+            if not self._is_written(folder / label.name, label):
+                self._save(folder, label, weights, until)
+        except CheckpointNotWritten as error:
+            self._tell(clock, [], failure=str(error))
+            raise
+        finally:
+            if isinstance(weights, FlatBuffer):
+                self._shard.release(weights)
+        self._tell(clock, [file_digest(folder / label.name)])
+
+    @staticmethod
+    def _is_written(path: Path, label: PartLabel) -> bool:
+        """Whether an earlier process has written it, and perhaps reported it."""
+        try:
+            return path.exists() and read_label(path) == label
+        except CheckpointError:
+            return False
+
+    def _save(self, folder: Path, label: PartLabel, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
+        if isinstance(weights, CheckpointNotWritten):
+            raise weights
+        pieces = [
+            (StoredSlice(s.parameter.name, s.start, s.stop, s.parameter.shape), weights.views[slice_name(s)])
+            for s in self._shard.config.slices
+        ]
+        while True:
+            try:
+                save_slices(folder, label, pieces)
+            except CheckpointNotWritten as error:
+                if self._clock.monotonic() >= until or self._stopped.is_set():
+                    raise
+                _log.warning("checkpoint_waits_for_room", clock=label.clock, reason=str(error))
+                self._clock.sleep(_WRITE_AGAIN_SECONDS)
+            else:
+                return
+
+    def _tell(self, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> None:
+        """Report until it is heard: the clock shard may be away, and then comes back."""
+        while not self._stopped.is_set():
+            try:
+                self._report(self._shard.config.shard, clock, files, failure=failure)
+            except (Unavailable, Busy) as error:
+                _log.warning("checkpoint_report_waits", clock=clock, reason=str(error))
+                self._clock.sleep(_RETRY_SECONDS)
+            else:
+                return

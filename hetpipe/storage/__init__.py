@@ -1,0 +1,1 @@
+"""The coordinator's store: one contract, in memory or in Redis."""

@@ -1,0 +1,52 @@
+"""Every key hetpipe has in Redis. The braces keep them in one slot of a Redis Cluster, so that scripts may use several.
+
+| key | type | holds | lives |
+|---|---|---|---|
+| `{hetpipe}:members` | sorted set | member id → order of registration | for ever; stale entries go when listed |
+| `{hetpipe}:member:ID` | hash | `registration`, `order`, `info` (JSON) | for the lease, in milliseconds |
+| `{hetpipe}:orders` | counter | highest order given out | for ever |
+| `{hetpipe}:term` | counter | highest term given out | for ever |
+| `{hetpipe}:jobs` | sorted set | job id → order of creation | for ever; stale entries go when listed |
+| `{hetpipe}:job:ID` | hash | `version`, `record` (JSON) | for ever; once ended, for `ENDED_JOB_SECONDS` |
+| `{hetpipe}:job_orders` | counter | highest order of creation given out | for ever |
+| `{hetpipe}:events:ID` | stream | `SEQUENCE-0` → `event` (JSON), the newest `MAX_EVENTS` | as its job |
+| `{hetpipe}:leader` | hash | `candidate`, `name`, `fence` | for the lease, in milliseconds |
+| `{hetpipe}:fence` | counter | fencing number of the newest leader | for ever |
+"""
+
+from __future__ import annotations
+
+from hetpipe.values.ids import JobId
+from hetpipe.values.members import MemberId
+
+#: Begins every key.
+PREFIX = "{hetpipe}:"
+
+MEMBERS = "{hetpipe}:members"
+ORDERS = "{hetpipe}:orders"
+TERM = "{hetpipe}:term"
+JOBS = "{hetpipe}:jobs"
+JOB_ORDERS = "{hetpipe}:job_orders"
+LEADER = "{hetpipe}:leader"
+FENCE = "{hetpipe}:fence"
+
+
+#: Begin the keys of records, which end in an id.
+MEMBER_PREFIX = f"{PREFIX}member:"
+JOB_PREFIX = f"{PREFIX}job:"
+EVENTS_PREFIX = f"{PREFIX}events:"
+
+
+def member(member_id: MemberId) -> str:
+    """The hash of one member."""
+    return MEMBER_PREFIX + member_id
+
+
+def job(job_id: JobId) -> str:
+    """The hash of one job."""
+    return JOB_PREFIX + job_id
+
+
+def events(job_id: JobId) -> str:
+    """The stream of one job's events."""
+    return EVENTS_PREFIX + job_id

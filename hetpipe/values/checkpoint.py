@@ -1,0 +1,108 @@
+"""What a checkpoint consists of: which files, and what each of them says about itself (`docs/files.md`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hetpipe.values.ids import Clock, JobId, ShardIndex, StageIndex, VirtualWorkerIndex
+
+#: What a file of a checkpoint may be called: no folder, no dots but the extension's.
+FILE_NAME = re.compile(r"(?:vw-\d{1,9}-stage-\d{1,9}|shard-\d{1,9})\.safetensors", re.ASCII)
+
+#: Virtual workers that write what is the same for all: the lowest ones that pass the barrier.
+NUM_KEEPERS = 2
+
+#: Key of a file's metadata under which JSON stands with all that is no tensor. One key, because safetensors writes
+#: several in any order, and the same content shall give the same bytes.
+FACTS = "hetpipe"
+
+#: Keys in that JSON: the file's label, and what is stored in slices.
+LABEL = "label"
+SLICES = "slices"
+
+
+@dataclass(frozen=True, slots=True)
+class PartLabel:
+    """What a file of a checkpoint says about itself, so that files of two checkpoints cannot be taken for one."""
+
+    job_id: JobId
+    clock: Clock
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlice:
+    """The elements [start, stop) of a flattened parameter that is divided over shards.
+
+    >>> part = StoredSlice("0.weight", 0, 5, (2, 5))
+    >>> part.whole, part.key
+    ('weights/0.weight', 'weights/0.weight[0:5]')
+    """
+
+    parameter: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+
+    @property
+    def whole(self) -> str:
+        """Under which the whole parameter would be stored."""
+        return f"weights/{self.parameter}"
+
+    @property
+    def key(self) -> str:
+        """Under which the slice is stored."""
+        return f"{self.whole}[{self.start}:{self.stop}]"
+
+
+def stage_file(vw: VirtualWorkerIndex, stage: StageIndex) -> str:
+    """The file of one stage.
+
+    >>> stage_file(VirtualWorkerIndex(1), StageIndex(0))
+    'vw-1-stage-0.safetensors'
+    """
+    return f"vw-{vw}-stage-{stage}.safetensors"
+
+
+def shard_file(shard: ShardIndex) -> str:
+    """The file of one shard.
+
+    >>> shard_file(ShardIndex(2))
+    'shard-2.safetensors'
+    """
+    return f"shard-{shard}.safetensors"
+
+
+def stage_files(num_stages: Mapping[VirtualWorkerIndex, int]) -> Iterator[str]:
+    """The files of all stages, virtual worker by virtual worker."""
+    for vw in sorted(num_stages):
+        for stage in range(num_stages[vw]):
+            yield stage_file(vw, StageIndex(stage))
+
+
+def optimizer_source(
+    members: tuple[VirtualWorkerIndex, ...], vw: VirtualWorkerIndex, *, is_shared: bool
+) -> VirtualWorkerIndex:
+    """Whose optimizer state of a checkpoint virtual worker `vw` goes on with.
+
+    Its own. One that the checkpoint does not know takes that of number `vw` modulo their count, so that all states are
+    used, and equally often. Replicas that average gradients must have equal states: all take the lowest one's.
+
+    Args:
+        members: the virtual workers in the checkpoint, in order; at least one.
+        vw: who goes on.
+        is_shared: whether all must go on with the same state.
+
+    >>> [optimizer_source((0, 1), vw, is_shared=False) for vw in range(5)]
+    [0, 1, 0, 1, 0]
+    >>> [optimizer_source((0, 2), vw, is_shared=False) for vw in range(3)]
+    [0, 2, 2]
+    >>> [optimizer_source((1, 2), vw, is_shared=True) for vw in range(3)]
+    [1, 1, 1]
+    """
+    if is_shared:
+        return members[0]
+    return vw if vw in members else members[vw % len(members)]

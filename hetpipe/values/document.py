@@ -1,0 +1,216 @@
+"""Files that people and programs exchange: profiles, clusters, plans. Read with every mistake at once.
+
+A document is JSON or YAML; the models say what is legal, this module how a file becomes one. What one key alone shows
+to be wrong is found by pydantic; what only several keys show, by the document's `contradictions`, which look at plain
+data and so also work on a file that is wrong in other places.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from hetpipe.errors import DocumentError
+from hetpipe.values.problems import Path as KeyPath
+from hetpipe.values.problems import Problem, problems_of, shown
+from hetpipe.values.suggest import join_names
+from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
+
+
+class Section(BaseModel):
+    """Base of everything in a document: frozen, unknown keys refused, no guessing of types."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class Document(Section):
+    """Base of what stands in a file of its own."""
+
+    version: Literal[1] = 1
+    """Of the format."""
+
+    #: Whether what is written has the keys with their default as well.
+    WRITES_DEFAULTS: ClassVar[bool] = False
+
+    @classmethod
+    def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:  # noqa: ARG003 - for the formats below
+        """The mistakes that only several keys together show.
+
+        Args:
+            value: plain data with lists as tuples; any part may be missing or of a wrong type, and then counts as
+                mentioned elsewhere.
+        """
+        yield from ()
+
+    @model_validator(mode="after")
+    def _without_contradictions(self) -> Self:
+        found = [str(problem) for problem in self.contradictions(self.model_dump())]
+        if found:
+            raise ValueError("; ".join(found))
+        return self
+
+
+DocumentT = TypeVar("DocumentT", bound=Document)
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """`value` if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def entries(value: object) -> Sequence[Any]:
+    """`value` if it is a list, else an empty one."""
+    return value if isinstance(value, tuple) else ()
+
+
+def document_of(kind: type[DocumentT], value: object, *, what: str) -> DocumentT:
+    """The document in `value`, plain data as JSON and YAML have it.
+
+    Args:
+        kind: what it must be.
+        value: mappings, lists, numbers, text.
+        what: names the origin in the error, for example the file.
+
+    Raises:
+        DocumentError: with every mistake in it.
+    """
+    return _checked(kind, value, what=what, known=())
+
+
+def parse_document(kind: type[DocumentT], text: str, *, what: str) -> DocumentT:
+    """The document in `text`, which is JSON or YAML.
+
+    Raises:
+        DocumentError: with every mistake in it.
+    """
+    try:
+        value, repeated = _parsed(text, what)
+        return _checked(kind, value, what=what, known=repeated)
+    except RecursionError as error:
+        raise DocumentError(what, ["is nested too deeply"]) from error
+
+
+def read_document(kind: type[DocumentT], path: Path) -> DocumentT:
+    """The document in the file `path`.
+
+    Raises:
+        DocumentError: it cannot be read, or with every mistake in it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DocumentError(str(path), [f"cannot be read ({error.strerror}); give the path of a file"]) from error
+    except UnicodeDecodeError as error:
+        raise DocumentError(str(path), [f"is not UTF-8 text ({error.reason}); save it as UTF-8"]) from error
+    return parse_document(kind, text, what=str(path))
+
+
+def write_document(document: Document, path: Path) -> None:
+    """Write `document` as JSON; replaces `path` only when it is complete.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(to_json(document) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def to_json(document: Document) -> str:
+    """The JSON text of `document`, indented."""
+    return json.dumps(to_plain(document), indent=2, ensure_ascii=False)
+
+
+def to_yaml(document: Document) -> str:
+    """The YAML text of `document`, without a newline at its end."""
+    return yaml.safe_dump(to_plain(document), sort_keys=False, allow_unicode=True).rstrip("\n")
+
+
+def to_plain(document: Document) -> dict[str, Any]:
+    """`document` as JSON has it, the version first; other keys with their default only if the format wants them."""
+    without = not document.WRITES_DEFAULTS
+    return {"version": document.version, **document.model_dump(mode="json", exclude_defaults=without)}
+
+
+def _checked(kind: type[DocumentT], value: object, *, what: str, known: Iterable[Problem]) -> DocumentT:
+    """The document in `value`, if nothing is wrong with it and nothing `known` to be wrong with its text."""
+    problems = list(known)
+    if not isinstance(value, Mapping):
+        keys = join_names((name for name, field in kind.model_fields.items() if field.is_required()), "and")
+        given = "is empty" if value is None else f"is {shown(value)}"
+        raise DocumentError(what, [f"{given}; it must be a mapping with the keys {keys}"])
+    plain = _plain(value)
+    try:
+        document = kind.model_validate(plain)
+    except ValidationError as error:
+        contradictions = list(kind.contradictions(plain))
+        # Of two about the same key the contradiction knows more; the one about the whole repeats them all.
+        told = {problem.path for problem in (*problems, *contradictions)} | ({()} if contradictions else set())
+        problems += [problem for problem in problems_of(error, kind) if problem.path not in told]
+        problems += contradictions
+    if problems:
+        raise DocumentError(what, [str(problem) for problem in problems])
+    return document
+
+
+def _plain(value: object) -> Any:
+    """As JSON has it: text keys, tuples for lists, and text for what only YAML has (dates)."""
+    if isinstance(value, Mapping):
+        return {_text(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set):
+        return tuple(_plain(entry) for entry in value)
+    return value if value is None or isinstance(value, bool | int | float) else _text(value)
+
+
+def _text(value: object) -> str:
+    """Text that can be written again: JSON's escapes can make halves of characters, which become question marks."""
+    return str(value).encode(errors="replace").decode()
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that knows which keys it was given more than once."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    made = _Object(pairs)
+    if len(made) < len(pairs):
+        made.repeated = tuple(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+    return made
+
+
+def _repeated_below(value: object, path: KeyPath) -> Iterator[Problem]:
+    if isinstance(value, _Object):
+        for key in value.repeated:
+            yield Problem((*path, key), "is given twice; keep one of them")
+        for key, entry in value.items():
+            yield from _repeated_below(entry, (*path, key))
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from _repeated_below(entry, (*path, index))
+
+
+def _parsed(text: str, what: str) -> tuple[Any, list[Problem]]:
+    """The value of a JSON or YAML text, and the keys that are given twice."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except ValueError as error:
+        as_json = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
+    else:
+        return value, list(_repeated_below(value, ()))
+    try:
+        return parse_yaml(text)
+    except YamlSyntaxError as error:
+        if text.lstrip().startswith("{"):
+            raise DocumentError(what, [f"{as_json}; it must be JSON or YAML"]) from error
+        where = f"line {error.line}: " if error.line is not None else ""
+        raise DocumentError(what, [f"{where}{error}; it must be JSON or YAML"]) from error

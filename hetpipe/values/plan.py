@@ -1,0 +1,202 @@
+"""Who does what: the frozen values that travel from planner to coordinator, agents, stages and shards.
+
+A `Plan` is complete: with it and the job file, every process knows its part. It is data, written to
+`RUN_DIR/plan.json`, and a new one gets a higher term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from hetpipe.values.bounds import (
+    COUNT,
+    MAX_COUNT,
+    MAX_LISTED,
+    MAX_RANK,
+    MAX_SAMPLES,
+    Count,
+    Name,
+    Seconds,
+    Sentence,
+)
+from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+
+#: Bytes per element of every dtype that may cross a wire. An allow-list: anything else is refused.
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+#: What a model computes in that has no trainable parameter.
+DEFAULT_DTYPE = "float32"
+
+
+def compute_dtype(sizes: Iterable[tuple[str, int]]) -> str:
+    """The dtype of most of the parameters, by bytes.
+
+    Args:
+        sizes: dtype and number of elements of each parameter; of other dtypes than those known, all are as large.
+
+    >>> compute_dtype([("float32", 10), ("bfloat16", 30)])
+    'bfloat16'
+    """
+    bytes_by_dtype = Counter[str]()
+    for dtype, num_elements in sizes:
+        bytes_by_dtype[dtype] += num_elements * DTYPE_BYTES.get(dtype, 1)
+    return bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else DEFAULT_DTYPE
+
+
+def _checked_dtype(dtype: str) -> str:
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"one of {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) > MAX_RANK or math.prod(shape) >= MAX_COUNT:
+        raise ValueError(f"at most {MAX_RANK} dimensions and 2^53 elements")
+    return shape
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, shape and dtype of one tensor; `name` is the model's own (`state_dict`) name."""
+
+    name: Name
+    shape: Annotated[tuple[Count, ...], AfterValidator(_checked_shape)]
+    dtype: Annotated[str, AfterValidator(_checked_dtype)]
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return self.num_elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """What the inspection found about one layer of the chain."""
+
+    index: Annotated[LayerIndex, COUNT]
+    name: Name
+    parameters: tuple[TensorSpec, ...]
+    buffers: tuple[TensorSpec, ...]
+    activation_elements: Count
+    """Elements of the layer's output for one minibatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What one sample of the training data takes."""
+
+    tokens_per_sample: Annotated[int, Field(ge=1)] | None
+    """None where samples are no sequences of ids, and the job says no number."""
+    flops_per_sample: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    """Of the model's forward and backward, without what is computed again; None where torch cannot count them."""
+    compute_dtype: Name = DEFAULT_DTYPE
+    """Of most of the parameters, by bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofReport:
+    """That the cut model computes what the user's model computes, as the inspection found out before training."""
+
+    scope: Name
+    """What was proven: `whole model`."""
+    equality: Name
+    """`bits`, or `rounding` where something differed no more than rounding does."""
+    samples: Count
+    """Of each minibatch that it was proven on."""
+    seconds: Seconds
+    """What it took."""
+    checked: Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED)]
+    """What was compared, in order."""
+    notices: Annotated[tuple[Sentence, ...], Field(max_length=MAX_LISTED)] = ()
+    """What the user should know."""
+    work: ModelWork | None = None
+    """What a sample takes, counted in the same runs of the model; None of an agent of an earlier version."""
+
+    @property
+    def sentence(self) -> str:
+        """All in one line, for people."""
+        how = "to the bit" if self.equality == "bits" else "within rounding"
+        said = f"the layers compute what the model computes, {how} (proof: {self.scope}, {self.seconds:.1f} s)"
+        return "; ".join((said, *self.notices))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What must be known of the user's code to plan a run; made by the inspection process."""
+
+    layers: tuple[LayerReport, ...]
+    train_samples: Annotated[int, Field(ge=0, le=MAX_SAMPLES)]
+    eval_samples: Count | None
+    proof: ProofReport | None = None
+    """None where nobody has proven it: in tests, and of an agent of an earlier version."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """A piece of one parameter on one shard: the elements [start, stop) of the flattened parameter."""
+
+    parameter: TensorSpec
+    layer: LayerIndex
+    shard: ShardIndex
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Consecutive layers [first_layer, last_layer) on one device of one agent."""
+
+    agent: AgentId
+    device: DeviceId
+    first_layer: LayerIndex
+    last_layer: LayerIndex
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualWorkerPlan:
+    """The stages of one virtual worker, first to last."""
+
+    index: VirtualWorkerIndex
+    stages: tuple[StagePlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole assignment: virtual workers in index order, slices in chain order."""
+
+    job_id: JobId
+    term: Term
+    virtual_workers: tuple[VirtualWorkerPlan, ...]
+    slices: tuple[SlicePlan, ...]
+    num_shards: int
+
+    def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
+        """The plan of one stage."""
+        return self.virtual_workers[vw].stages[stage]
+
+    def slices_of_stage(self, stage: StagePlan) -> tuple[SlicePlan, ...]:
+        """The slices of the parameters that `stage` holds, in chain order."""
+        return tuple(s for s in self.slices if stage.first_layer <= s.layer < stage.last_layer)

@@ -1,0 +1,164 @@
+"""What each layer costs on each type of device: the profile, a public file format (`docs/files.md`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from hetpipe.values.document import Document, Section, entries, mapping
+from hetpipe.values.plan import compute_dtype
+from hetpipe.values.problems import Path, Problem, format_path, shown
+from hetpipe.values.suggest import closest, did_you_mean, join_names
+
+#: No layer takes an hour for a minibatch; such a number is in another unit.
+_LONGEST_MS = 3_600_000.0
+
+_TIMES = ("forward_ms", "backward_ms")
+
+
+def _in_milliseconds(time_ms: float) -> float:
+    if time_ms > _LONGEST_MS:
+        raise ValueError(
+            f"is {time_ms:g} ms, more than an hour; if microseconds are meant, write {time_ms / 1e3:g}, "
+            f"if nanoseconds, {time_ms / 1e6:g}"
+        )
+    return time_ms
+
+
+Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+Milliseconds = Annotated[float, Field(ge=0), AfterValidator(_in_milliseconds)]
+
+
+class ParameterProfile(Section):
+    """One trainable parameter of a layer."""
+
+    name: str
+    """The model's own (`state_dict`) name."""
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    """Elements in each dimension."""
+    dtype: str
+    """As torch calls it, for example `float32`."""
+
+
+class LayerProfile(Section):
+    """One layer of the chain, for one minibatch."""
+
+    name: str
+    """As the model calls it; of layers with parameters, one of a kind."""
+    parameter_bytes: Bytes
+    """Of its trainable parameters together."""
+    activation_bytes: Bytes
+    """What the layer keeps on the device from its forward to its backward, for one minibatch."""
+    output_bytes: Bytes
+    """What crosses a cut after this layer; its gradient has the same size."""
+    forward_ms: dict[str, Milliseconds]
+    """Device type → milliseconds."""
+    backward_ms: dict[str, Milliseconds]
+    """Device type → milliseconds."""
+    forward_flops: Count | None = None
+    """Floating-point operations of the model in the forward, for one minibatch: a multiplication and an addition are
+    two; only matrix products, convolutions and attention count. Null: nobody has counted."""
+    backward_flops: Count | None = None
+    """The same of the backward, without what it computes again."""
+    parameters: tuple[ParameterProfile, ...] = ()
+    """The layer's trainable parameters, where the profile was measured; placement deals with them one by one."""
+
+
+class Profile(Document):
+    """A whole model, layer by layer, on every device type that was measured or estimated."""
+
+    version: Literal[1]
+    """Of the format."""
+    model: str
+    """What the profile is of; for people."""
+    batch_size: Annotated[int, Field(ge=1)]
+    """Samples per minibatch; every other figure is for a minibatch of this size."""
+    input_bytes: Bytes
+    """What the first stage reads per minibatch."""
+    layers: tuple[LayerProfile, ...]
+    """In the order of the chain."""
+    tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of one sample, for tokens/s beside samples/s; null: samples are no sequences of tokens."""
+    estimated: tuple[str, ...] = ()
+    """The device types whose times were not measured but estimated from the catalogue."""
+
+    @classmethod
+    def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
+        """Names given twice, layers without a time that others have, types with times that hardly any layer has."""
+        layers = entries(value.get("layers"))
+        if value.get("layers") == ():
+            yield Problem(("layers",), "is an empty list; a model has at least one layer")
+            return
+        yield from _names_given_twice(layers)
+        tables = [(index, key, layer[key]) for index, layer in enumerate(layers) for key in _TIMES if _has(layer, key)]
+        counts = Counter(kind for _, _, times in tables for kind in times)
+        if tables and not counts:
+            yield Problem(("layers", 0, "forward_ms"), "names no device type; give the times of at least one")
+        # A type that most tables lack is a slip where it stands, not a gap everywhere else.
+        expected = {kind for kind, count in counts.items() if 2 * count > len(tables) or len(layers) == 1}
+        for index, key, times in tables:
+            yield from _slips(index, key, times, expected)
+        for position, kind in enumerate(entries(value.get("estimated"))):
+            if isinstance(kind, str) and counts and kind not in expected:
+                yield Problem(
+                    ("estimated", position),
+                    f"is {shown(kind)}, for which the layers have no times; {did_you_mean(kind, expected)}",
+                )
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """The types with times, sorted."""
+        return tuple(sorted(self.layers[0].forward_ms))
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of most of the parameters, by bytes; float32 where the profile names none."""
+        return compute_dtype((p.dtype, prod(p.shape)) for layer in self.layers for p in layer.parameters)
+
+    def model_flops(self, first: int, last: int) -> int | None:
+        """Operations of layers [first, last), forward and backward, for one minibatch; None where nobody counted."""
+        total = 0
+        for layer in self.layers[first:last]:
+            if layer.forward_flops is None or layer.backward_flops is None:
+                return None
+            total += layer.forward_flops + layer.backward_flops
+        return total
+
+
+def _names_given_twice(layers: Sequence[Any]) -> Iterator[Problem]:
+    """A placement knows parameters by their own names or their layers'; only layers without parameters share one."""
+    owners: dict[str, Path] = {}
+    for index, layer in enumerate(map(mapping, layers)):
+        parameters = entries(layer.get("parameters"))
+        named: list[tuple[object, Path]] = [
+            (mapping(parameter).get("name"), ("layers", index, "parameters", position))
+            for position, parameter in enumerate(parameters)
+        ]
+        if parameters or layer.get("parameter_bytes"):
+            named.insert(0, (layer.get("name"), ("layers", index)))
+        for name, path in named:
+            if isinstance(name, str) and owners.setdefault(name, path) != path:
+                yield Problem((*path, "name"), f"is {shown(name)}, as that of {format_path(owners[name])}; rename one")
+
+
+def _has(layer: object, key: str) -> bool:
+    return isinstance(mapping(layer).get(key), Mapping)
+
+
+def _slips(index: int, key: str, times: Mapping[str, Any], expected: set[str]) -> Iterator[Problem]:
+    """What is wrong with the types of one table of times, if all tables are to name the `expected` ones."""
+    missing, strange = sorted(expected - times.keys()), sorted(times.keys() - expected)
+    for kind in strange:
+        likely = closest(kind, missing)
+        if likely:
+            missing.remove(likely)
+        hint = f"did you mean `{likely}`?" if likely else "give every layer both times for it, or remove it"
+        yield Problem(("layers", index, key, kind), f"most layers have no time for this type; {hint}")
+    if missing:
+        names = join_names(missing, "and")
+        yield Problem(("layers", index, key), f"has no time for {names}; every layer needs one for every type")

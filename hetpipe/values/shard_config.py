@@ -1,0 +1,44 @@
+"""What a shard is told of a job that it is to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.values.ids import JobId, ShardIndex, Term
+from hetpipe.values.plan import SlicePlan
+from hetpipe.values.run_document import RunDocument
+from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """Everything one shard needs to serve a job."""
+
+    job_id: JobId
+    term: Term
+    shard: ShardIndex
+    num_shards: int
+    clock_shard_address: str
+    membership: Membership
+    slices: tuple[SlicePlan, ...]
+    """The slices this shard holds, in chain order."""
+    sync: SyncSpec
+    data: DataSpec
+    checkpoint_every_waves: int | None
+    checkpoint_keep: int
+    run_dir: str
+    progress: Progress
+    """Where the run starts: clock 0, or the barrier of the restored checkpoint."""
+    run: RunDocument | None = None
+    """What the clock shard keeps for a coordinator that has never heard of the job; None for the others."""
+    clock_shard_id: str = ""
+    """Member id of the clock shard, which with TLS it must prove; empty in what earlier versions have kept."""
+    last_checkpoint_seconds: float = 60.0
+    """How long the checkpoint that ends the run is tried again where a disk is full or broken."""
+    keeps_history: bool = True
+    """Whether the shard writes what it does into the folder of the run."""
+
+
+def shard_name(shard: ShardIndex) -> str:
+    """A parameter server's name for a sentence."""
+    return f"parameter server {shard}"

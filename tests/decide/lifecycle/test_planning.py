@@ -1,0 +1,224 @@
+"""Plans of runs: as the job says, or as the planner finds; on real devices, or on devices that play others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from hetpipe.decide.lifecycle.inspections import Inspected
+from hetpipe.decide.lifecycle.planning import PlannedRun, num_devices_wanted, options_of, plan_run
+from hetpipe.decide.planner.choose import choose_plan, closed_form
+from hetpipe.errors import InfeasiblePlan, PlanError
+from hetpipe.job.file import Job
+from hetpipe.values.ids import Term
+from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.run import AgentInfo, LinkTime
+from tests.decide.lifecycle.test_known_links import NOW, link
+from tests.job.test_job_cluster import CLUSTER, LAYER, PROFILE
+from tests.server.coordinator.builders import BASE, JOB_ID, agent_info, measured, model
+
+PLANNER = partial(choose_plan, predict=closed_form)
+LAYERS = [
+    {
+        **LAYER,
+        "name": str(index),
+        "parameter_bytes": 40,
+        "parameters": [{"name": f"{index}.weight", "shape": [10], "dtype": "float32"}],
+    }
+    for index in range(2)
+]
+NAMED: dict[str, Any] = {"file": CLUSTER, "profile": {**PROFILE, "layers": LAYERS}}
+PLAYED = {**NAMED, "emulate": True, "emulate_links": True}
+
+
+def job(**changes: Any) -> Job:
+    return Job(**{**BASE, "workers": {"stages": "auto"}, "cluster": NAMED, **changes})
+
+
+def planned(of: Job, *agents: AgentInfo, num_layers: int = 2) -> PlannedRun:
+    return plan_run(of, Inspected(model(num_layers)), agents, PLANNER, term=Term(1), job_id=JOB_ID, now=NOW)
+
+
+def planned_by_measurement(of: Job, *agents: AgentInfo, num_layers: int = 2) -> PlannedRun:
+    inspected = Inspected(model(num_layers), (measured("cpu", num_layers),))
+    return plan_run(of, inspected, agents, PLANNER, term=Term(1), job_id=JOB_ID, now=NOW)
+
+
+def devices(run: PlannedRun) -> list[list[str]]:
+    return [[stage.device for stage in vw.stages] for vw in run.plan.virtual_workers]
+
+
+def test_a_job_that_says_everything_is_not_planned() -> None:
+    run = planned(Job(**BASE), agent_info(devices=4), num_layers=4)
+    assert run.document is None
+    assert run.emulations == ()
+    assert devices(run) == [["n0/0", "n0/1"], ["n0/2", "n0/3"]]
+
+
+def test_the_planner_finds_the_stages_on_the_agents_devices() -> None:
+    of = job(workers={"stages": "auto", "devices": [["n1/0", "n0/0"]]}, sync={"minibatches_per_wave": 3})
+    run = planned(of, agent_info("n0", devices=2), agent_info("n1", devices=1))
+    assert run.document is not None
+    assert run.job.is_planned
+    assert (run.job.num_workers, run.job.num_devices, run.job.sync.minibatches_per_wave) == (1, 2, 3)
+    assert sorted(devices(run)[0]) == ["n0/0", "n1/0"]
+    assert {piece.shard for piece in run.plan.slices} == {0, 1}
+    assert run.emulations == ()
+
+
+def test_parameters_on_the_nodes_that_compute_them() -> None:
+    workers = {"stages": "auto", "devices": [["n1/0", "n0/0"]]}
+    of = job(workers=workers, parameter_servers={"count": 2, "placement": "ed_local"})
+    run = planned(of, agent_info("n0", devices=2), agent_info("n1", devices=1))
+    assert run.document is not None
+    nodes = [stage.device.partition("/")[0] for stage in run.document.virtual_workers[0].stages]
+    assert [run.document.shards[piece.shard] for piece in run.plan.slices] == nodes
+
+
+def test_without_files_the_devices_that_are_there_are_planned_for() -> None:
+    run = planned_by_measurement(job(cluster={}, workers={}), agent_info("n0", devices=1), agent_info("n1", devices=1))
+    assert run.document is not None
+    assert run.described is not None
+    assert run.described.known.sources == ("assumed",)
+    assert {device for names in devices(run) for device in names} == {"n0/0", "n1/0"}
+    assert {stage.type for worker in run.document.virtual_workers for stage in worker.stages} == {"cpu"}
+    assert run.job.is_planned
+
+
+def test_links_that_agents_have_measured_are_planned_with_and_told() -> None:
+    """A plan says of each link among its nodes whether it was measured, is stated, or is assumed."""
+    n0 = replace(agent_info("n0", devices=1), links=MeasuredLinks(links=(link("n0", "n0", 7e8),)))
+    n1 = replace(agent_info("n1", devices=1), links=MeasuredLinks(links=(link("n0", "n1", 3e8, age=60.0),)))
+    run = planned_by_measurement(job(cluster={}, workers={}), n0, n1)
+    assert run.described is not None and run.document is not None
+    assert run.described.cluster.link("n0", "n1").bandwidth_bytes_per_second == 3e8
+    told = {link.between: (link.source, link.bytes_per_second, link.measured_at) for link in run.document.links}
+    assert told == {
+        ("n0", "n0"): ("measured", 7e8, NOW),
+        ("n1", "n1"): ("assumed", 2e9, None),
+        ("n0", "n1"): ("measured", 3e8, NOW - 60.0),
+    }
+    assert run.links_sentence == "links: measured within n0, between n0 and n1; assumed within n1"
+    document = planned(job(), agent_info("n0", devices=2), agent_info("n1", devices=1)).document
+    assert document is not None
+    assert {link.source for link in document.links} == {"stated"}
+
+
+def test_devices_keep_their_names_where_another_job_uses_some() -> None:
+    free = replace(agent_info("n0", devices=3), devices=agent_info("n0", devices=3).devices[1:])
+    run = planned_by_measurement(job(cluster={}, workers={}), free)
+    assert {device for names in devices(run) for device in names} == {"n0/1", "n0/2"}
+    with pytest.raises(PlanError, match="on which another job uses some; wait for its end"):
+        planned_by_measurement(job(cluster={}, workers={"devices": [["n0/1"]]}), free)
+
+
+def test_devices_that_nobody_has_are_played_by_estimate() -> None:
+    types = {"device_types": {"T4": {}}, "nodes": [{"name": "a", "devices": ["T4", "T4"]}]}
+    played = {"file": {**CLUSTER, **types}, "emulate": True}
+    for workers in ({}, {"stages": 2}):
+        run = planned_by_measurement(job(cluster=played, workers=workers), agent_info(devices=2))
+        assert run.described is not None
+        assert run.described.profile.estimated == ("T4",)
+        forward_ms = sum(layer.forward_ms["T4"] for layer in run.described.profile.layers)
+        played_seconds = sum(stage.forward_seconds for stage in run.emulations[0])
+        assert 1000 * played_seconds == pytest.approx(forward_ms)
+
+
+def test_devices_may_play_those_of_the_cluster() -> None:
+    run = planned(job(workers={"stages": "auto", "devices": [["n0/0", "n1/0"]]}, cluster=PLAYED), agent_info(devices=3))
+    ((first, second),) = run.emulations
+    assert devices(run) == [["n0/0", "n0/2"]], "the third device here plays n1/0"
+    assert (first.forward_seconds, second.forward_seconds) == (0.001, 0.0025)
+    assert (first.downstream, second.upstream) == (LinkTime(0.001, 1e9), LinkTime(0.001, 1e9))
+    assert len(first.shards) == 2
+
+
+def test_a_given_cut_may_play_a_cluster_too() -> None:
+    of = job(workers={"stages": [[1, 1], [2]]}, cluster={**PLAYED, "stragglers": {"n1/0": 4.0}})
+    run = planned(of, agent_info(devices=3))
+    assert run.document is None
+    (first, second), (only,) = run.emulations
+    assert (first.forward_seconds, second.forward_seconds) == (0.001, 0.0025)
+    assert only.forward_seconds == pytest.approx(4 * 2 * 0.0025)
+
+
+@pytest.mark.parametrize(
+    ("of", "wanted"),
+    [(job(), None), (job(cluster=PLAYED), 3), (job(workers={"stages": 2, "count": 2}, cluster=PLAYED), 4)],
+)
+def test_how_many_devices_are_claimed(of: Job, wanted: int | None) -> None:
+    assert num_devices_wanted(of) == wanted
+
+
+def test_the_job_is_what_the_planner_is_asked_for() -> None:
+    options = options_of(job(optimizer={"name": "Adam"}, sync={"D": 3, "minibatches_per_wave": 5}))
+    assert (options.allocation, options.minibatches_per_wave, options.staleness) == ("auto", 5, 3)
+    assert (options.optimizer_slots, options.num_shards, options.weights) == (2, 2, "wave")
+
+
+def test_the_jobs_policies_reach_the_planner() -> None:
+    options = options_of(job(optimizer={"name": "SGD", "lr": 0.1}, weights="predict", sync={"minibatches_per_wave": 4}))
+    assert (options.weights, options.schedule, options.optimizer_slots) == ("predict", "auto", 1)
+    options = options_of(job(gradients={"accumulate": 2, "max_norm": 1.0}))
+    assert (options.accumulate, options.waits_for_norm, options.with_shards) == (2, True, True)
+    assert not options_of(job(gradients={"max_norm": 1.0, "clip": "stage"})).waits_for_norm
+    alone = {"sync": {"kind": "none"}, "workers": {"stages": 2, "count": 1}, "parameter_servers": {}}
+    options = options_of(job(weights="flush", schedule="gpipe", **alone))
+    assert (options.schedule, options.with_shards, options.num_shards) == ("gpipe", False, None)
+
+
+SMALL = {**CLUSTER, "device_types": {kind: {"memory_bytes": 1 << 20} for kind in ("fast", "slow")}}
+LARGE = {**PROFILE, "layers": [{**layer, "parameter_bytes": 1 << 20, "parameters": []} for layer in LAYERS]}
+
+
+@pytest.mark.parametrize(
+    ("of", "num_layers", "error", "words"),
+    [
+        (job(batch_size=8), 2, PlanError, "minibatches of 4 samples, but batch_size is 8"),
+        (job(), 3, PlanError, "cluster.profile has 2 layers, but the model has 3"),
+        (job(optimizer={"name": "LBFGS"}), 2, PlanError, "how much memory LBFGS keeps"),
+        (job(cluster=PLAYED, workers={"stages": 1, "count": 4}), 2, PlanError, "has 3 devices to play; lower"),
+        (job(cluster=PLAYED), 2, PlanError, "has 3 devices to play, and 1 are free"),
+        (
+            job(cluster={**PLAYED, "file": SMALL, "profile": LARGE}, workers={"stages": 1}),
+            2,
+            InfeasiblePlan,
+            r"stage 0 of virtual worker 0 \(layers 0 to 1\) needs \d+ bytes, but n0/0, a fast, has 1048576",
+        ),
+    ],
+)
+def test_what_cannot_be_planned(of: Job, num_layers: int, error: type[PlanError], words: str) -> None:
+    agents = [agent_info(devices=4 if of.is_planned else 1)]
+    with pytest.raises(error, match=words):
+        planned(of, *agents, num_layers=num_layers)
+
+
+def test_what_is_foreseen_of_played_devices_is_what_they_play() -> None:
+    slow = {name: {**link, "latency_seconds": 0.5} for name, link in CLUSTER["links"].items()}
+    workers = {"stages": "auto", "devices": [["n0/0", "n1/0"]]}
+
+    def foreseen(**cluster: Any) -> float:
+        played = {**PLAYED, "file": {**CLUSTER, "links": slow}, **cluster}
+        run = planned(job(workers=workers, cluster=played), agent_info(devices=3))
+        assert run.document is not None
+        return run.document.predicted.samples_per_second
+
+    played, alone, slower = foreseen(), foreseen(emulate_links=False), foreseen(stragglers={"n1/0": 1000.0})
+    assert slower < played < alone / 10
+
+
+def test_alternatives_are_foreseen_as_they_would_be_played() -> None:
+    """So that they compare with the plan: here the links would hold everything back, were they played."""
+    slow = {name: {**link, "latency_seconds": 0.5} for name, link in CLUSTER["links"].items()}
+    played = {**PLAYED, "file": {**CLUSTER, "links": slow}, "emulate_links": False, "stragglers": {"n1/0": 2.0}}
+    run = planned(job(workers={"stages": "auto", "devices": [["n0/0"]]}, cluster=played), agent_info(devices=3))
+    assert run.document is not None
+    rates = {one.name: one.samples_per_second for one in run.document.alternatives}
+    assert rates["NP"] is not None
+    assert rates["NP"] > 100.0
+    (reason,) = [one.reason for one in run.document.alternatives if one.name == "NP"]
+    change = 100 * (rates["NP"] / run.document.predicted.samples_per_second - 1)
+    assert reason.startswith((f"loses {-change:.1f} %", f"gains {change:.1f} %"))

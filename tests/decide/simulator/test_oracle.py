@@ -1,0 +1,30 @@
+"""The simulator agrees, event for event, with one written a second time on simpy."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetpipe.decide.simulator.result import SimulatedActivity
+from hetpipe.decide.simulator.simulate import simulate
+from tests.decide.simulator.case import random_case
+from tests.decide.simulator.jobs import plan_of
+from tests.decide.simulator.oracle import run_oracle
+from tests.decide.simulator.oracle_network import Happening
+
+NUM_CASES = 200
+
+
+def _happening(activity: SimulatedActivity) -> Happening:
+    vw, stage, shard = (-1 if part is None else part for part in (activity.vw, activity.stage, activity.shard))
+    return activity.kind.value, vw, stage, shard, activity.number, activity.start_ticks, activity.end_ticks
+
+
+@pytest.mark.parametrize("seed", range(NUM_CASES))
+def test_same_events(seed: int) -> None:
+    case = random_case(seed)
+    result = simulate(*plan_of(case), with_activities=True)
+    judged = run_oracle(case)
+    assert sorted(map(_happening, result.activities)) == judged.happened
+    assert result.max_clock_distance == judged.max_distance
+    assert result.waiting_seconds == tuple(ticks / 1e12 for ticks in judged.waited)
+    assert result.idle_seconds == tuple(sum(idle) / len(idle) / 1e12 for idle in judged.idle)

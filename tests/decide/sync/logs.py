@@ -1,0 +1,49 @@
+"""Decision logs in a given state, driven by hand."""
+
+from __future__ import annotations
+
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.values.ids import ShardIndex, StageIndex, VirtualWorkerIndex, Wave
+from tests.decide.sync.scenario import LIFE, Scenario
+
+VW = [VirtualWorkerIndex(vw) for vw in range(3)]
+SCENARIO = Scenario(
+    num_stages=(2, 1),
+    num_shards=1,
+    n=2,
+    d=1,
+    deterministic=False,
+    num_samples=24,
+    batch_size=1,
+    epochs=1,
+    total_minibatches=None,
+    every=None,
+)
+
+
+def started(scenario: Scenario = SCENARIO) -> DecisionLog:
+    """A log whose members have all joined and whose first weights are published."""
+    log = DecisionLog(scenario.log_config())
+    for vw, count in enumerate(scenario.num_stages):
+        for stage in range(count):
+            log.join(VW[vw], LIFE, StageIndex(stage))
+            if vw == 0:
+                log.initialized(VW[vw], LIFE, StageIndex(stage))
+    acknowledge(log)
+    assert log.published == scenario.start
+    return log
+
+
+def acknowledge(log: DecisionLog) -> None:
+    """Every shard carries everything out."""
+    before = -1
+    while before != log.num_records:
+        before = log.num_records
+        for shard in range(log.config.num_shards):
+            log.acknowledge(ShardIndex(shard), log.num_records)
+
+
+def commit(log: DecisionLog, vw: int, wave: int) -> None:
+    """All stages of a member report an empty wave."""
+    for stage in range(log.members[VW[vw]].num_stages):
+        log.staged(VW[vw], LIFE, Wave(wave), StageIndex(stage), () if stage == 0 else None, segment=log.segment.start)

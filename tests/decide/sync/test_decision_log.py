@@ -1,0 +1,466 @@
+"""What the decision log decides, case by case; `test_state_machine` tries the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.log_state import LogState
+from hetpipe.decide.sync.records import (
+    BarrierRecord,
+    CommitRecord,
+    InitializeRecord,
+    PublishRecord,
+    SegmentMember,
+    SegmentRecord,
+    TermRecord,
+)
+from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.values import wire
+from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
+from hetpipe.values.policies import WeightPolicy
+from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
+from tests.decide.sync.scenario import LIFE, TERM
+
+
+def founder(vw: int, num_stages: int) -> SegmentMember:
+    """A member of the first segment."""
+    return SegmentMember(VW[vw], LIFE, num_stages, joined=True)
+
+
+class TestDecisionLog:
+    def test_the_first_records(self) -> None:
+        log = started()
+        assert log.records == [
+            TermRecord(0, TERM),
+            InitializeRecord(1, Clock(0), VW[0], LIFE),
+            PublishRecord(2, Clock(0), (Clock(0),)),
+            SegmentRecord(3, Clock(0), (), 0, (founder(0, 2), founder(1, 1))),
+            BarrierRecord(4, Clock(6), "epoch+end", 0),
+        ]
+
+    def test_who_may_join(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert not log.join(VW[0], LIFE, StageIndex(1))
+        assert not log.join(VW[0], LIFE, StageIndex(1))
+        assert log.present(VW[0]) == (1,)
+        with pytest.raises(ProtocolViolation, match="2 stages"):
+            log.join(VW[0], LIFE, StageIndex(2))
+        with pytest.raises(StaleIncarnation, match="no such virtual worker"):
+            log.join(VW[2], LIFE, StageIndex(0))
+        with pytest.raises(StaleIncarnation, match="its newest one is 0"):
+            log.join(VW[0], Incarnation(1), StageIndex(0))
+
+    def test_nothing_is_published_before_all_have_joined(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+            log.initialized(VW[0], LIFE, StageIndex(stage))
+        acknowledge(log)
+        assert log.published == -1
+        assert log.join(VW[1], LIFE, StageIndex(0))[0] == PublishRecord(2, Clock(0), (Clock(0),))
+
+    def test_the_first_whole_set_of_first_weights_counts(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        log.initialized(VW[0], LIFE, StageIndex(0))
+        assert log.initialized(VW[1], LIFE, StageIndex(0)) == [InitializeRecord(1, Clock(0), VW[1], LIFE)]
+        assert not log.initialized(VW[0], LIFE, StageIndex(1))
+
+    def test_nothing_is_staged_before_the_first_weights_are_published(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        with pytest.raises(WaveOutOfOrder):
+            log.staged(VW[0], LIFE, Wave(0), StageIndex(0), (), segment=log.segment.start)
+
+    def test_distance_d_plus_one_blocks_and_d_proceeds(self) -> None:
+        log = started()
+        for wave in range(3):
+            commit(log, 1, wave)
+        assert log.members[VW[1]].committed == 2, "wave 2 waits until clock 1 is published"
+        assert log.max_distance == 2
+        commit(log, 0, 0)
+        acknowledge(log)
+        assert log.published == 1
+        assert log.members[VW[1]].committed == 3
+
+    def test_a_wave_counts_when_all_stages_have_reported_and_shards_have_applied_it(self) -> None:
+        log = started(replace(SCENARIO, num_shards=2))
+        commit(log, 1, 0)
+        assert not log.staged(VW[0], LIFE, Wave(0), StageIndex(1), None, segment=log.segment.start)
+        committed = log.staged(VW[0], LIFE, Wave(0), StageIndex(0), ((3, 4), (5,)), segment=log.segment.start)
+        assert committed == [CommitRecord(log.num_records - 1, VW[0], LIFE, Wave(0), 3)]
+        assert isinstance(committed[0], CommitRecord)
+        assert log.take_used(committed[0]) == (0, (3, 4, 5))
+        assert not log.acknowledge(ShardIndex(0), log.num_records)
+        assert not log.acknowledge(ShardIndex(1), log.num_records - 1), "not the record of the last commit"
+        published = log.acknowledge(ShardIndex(1), log.num_records)
+        assert published == [PublishRecord(log.num_records - 1, Clock(1), (Clock(1),))]
+
+    def test_questions_at_switch_points(self) -> None:
+        log = started()
+        with pytest.raises(WaveOutOfOrder):
+            log.hold(VW[0], LIFE, -1)
+        assert log.hold(VW[0], LIFE, 2) == 0
+        with pytest.raises(ClockNotPublished, match="minibatch 8 needs clock 2, published is 0"):
+            log.hold(VW[0], LIFE, 4)
+        with pytest.raises(WaveOutOfOrder):
+            log.hold(VW[0], LIFE, 1)
+        for wave in range(2):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.hold(VW[0], LIFE, 2) == 0, "the same question gets the same answer"
+        assert log.hold(VW[0], LIFE, 3) == 2
+        assert log.hold(VW[1], LIFE, 2) == 1, "no clock that holds updates minibatch 4 must not see"
+
+    def test_who_is_waited_for(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert log.whom_a_publish_waits_for() == "the stages of virtual workers 0, 1"
+        log.join(VW[1], LIFE, StageIndex(0))
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+        assert log.whom_a_publish_waits_for() == "the first weights"
+        log = started()
+        commit(log, 0, 0)
+        assert log.whom_a_publish_waits_for() == "virtual worker 1 to commit wave 0"
+        commit(log, 1, 0)
+        assert log.whom_a_publish_waits_for() == "parameter servers [0] to apply wave 0"
+
+    def test_the_snapshot(self) -> None:
+        log = started()
+        log.staged(VW[1], LIFE, Wave(0), StageIndex(0), ((1, 2),), segment=log.segment.start)
+        found = log.snapshot()
+        assert (found.term, found.published, found.global_clock, found.local) == (TERM, 0, 0, {0: 0, 1: 1})
+        assert (found.minibatches, found.samples, found.barrier, found.barrier_reason) == (1, 2, 6, "epoch+end")
+        assert found.max_distance == 1
+
+    def test_a_stop_ends_the_run_where_it_is_set(self) -> None:
+        log = started()
+        (barrier,) = log.request_barrier("stop")
+        assert barrier == BarrierRecord(log.num_records - 1, Clock(3), "stop", 0)
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.finished
+        assert log.published == 3
+        with pytest.raises(WaveOutOfOrder):
+            log.staged(VW[0], LIFE, Wave(3), StageIndex(0), (), segment=log.segment.start)
+        assert not log.request_barrier("stop")
+
+    def test_a_barrier_drops_the_empty_waves_at_or_beyond_it(self) -> None:
+        log = started()
+        for wave in range(6):
+            log.staged(VW[0], LIFE, Wave(wave), StageIndex(1), None, segment=log.segment.start)
+        log.request_barrier("stop")
+        assert log.segment.end == 3
+        assert sorted(log.members[VW[0]].reports) == [0, 1, 2]
+        with pytest.raises(WaveOutOfOrder, match="it may report wave 3, below the barrier at 3"):
+            log.staged(VW[0], LIFE, Wave(3), StageIndex(1), None, segment=log.segment.start)
+
+    def test_under_asp_a_barrier_is_beyond_what_needs_no_question(self) -> None:
+        """Minibatches up to (start + 2)·N − 1 start without one, later ones up to the next switch point after it."""
+        log = started(replace(SCENARIO, d=None))
+        assert log.request_barrier("stop") == [BarrierRecord(log.num_records - 1, Clock(2), "stop", 0)]
+        log = started(replace(SCENARIO, d=None))
+        log.hold(VW[1], LIFE, 3)
+        assert log.request_barrier("stop") == [BarrierRecord(log.num_records - 1, Clock(4), "stop", 0)]
+
+    def test_under_asp_a_barrier_is_not_below_what_an_evicted_worker_committed(self) -> None:
+        log = started(replace(SCENARIO, d=None))
+        for wave in range(4):
+            commit(log, 1, wave)
+        log.evict(VW[1], LIFE)
+        assert log.segment.end == 4
+        log.request_barrier("stop")
+        assert (log.segment.end, log.segment.reason) == (4, "evict+stop")
+
+    def test_an_eviction_keeps_the_end_of_the_epoch_only_if_the_work_is_done(self) -> None:
+        """12 blocks each, 6 waves: all committed, or one missing."""
+        scenario = replace(SCENARIO, d=4)
+        for committed, reason in [(6, "epoch+end+evict"), (5, "evict")]:
+            log = started(scenario)
+            for wave in range(committed):
+                commit(log, 1, wave)
+                if wave < 3:
+                    commit(log, 0, wave)
+                    acknowledge(log)
+            log.evict(VW[1], LIFE)
+            assert (log.segment.end, log.segment.reason) == (6, reason)
+
+    def test_an_evicted_workers_part_is_waited_for_until_shards_know_that_it_will_not_come(self) -> None:
+        log = started()
+        commit(log, 0, 0)
+        log.acknowledge(ShardIndex(0), log.num_records)
+        log.evict(VW[1], LIFE)
+        assert log.published == 0
+        log.acknowledge(ShardIndex(0), log.num_records - 2)
+        assert log.published == 0
+        log.acknowledge(ShardIndex(0), log.num_records)
+        assert log.published == 1
+
+    def test_with_nobody_left_nothing_is_decided(self) -> None:
+        log = started()
+        log.evict(VW[0], LIFE)
+        log.evict(VW[1], LIFE)
+        acknowledge(log)
+        assert log.global_clock == log.published == 0
+        assert not log.finished
+        assert log.whom_a_publish_waits_for() == "any virtual worker to come back"
+        log.validate_state()
+
+    def test_a_barrier_that_was_asked_for_is_not_forgotten_when_it_is_set_anew(self) -> None:
+        log = started(replace(SCENARIO, d=None, num_samples=1000))
+        log.hold(VW[0], LIFE, 10)
+        log.request_barrier("stop")
+        log.evict(VW[0], LIFE)
+        assert (log.segment.end, log.segment.reason) == (11, "stop+evict")
+        log.evict(VW[1], LIFE)
+        assert (log.segment.end, log.segment.reason) == (1, "stop+evict")
+
+    def test_a_late_copy_of_a_report_does_not_count_in_the_next_segment(self) -> None:
+        """The barrier has dropped the empty wave that it is of."""
+        log = started(replace(SCENARIO, weights="flush"))
+        began = log.segment.start
+        log.request_barrier("checkpoint")
+        end = log.segment.end
+        for wave in range(end):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.segment.start == end
+        with pytest.raises(WaveOutOfOrder, match="of the segment that began at 0"):
+            log.staged(VW[1], LIFE, Wave(end), StageIndex(0), (), segment=began)
+
+
+class TestDraining:
+    def test_who_is_drained_leaves_at_the_next_barrier(self) -> None:
+        log = started()
+        (barrier,) = log.drain(VW[1], LIFE)
+        assert isinstance(barrier, BarrierRecord)
+        assert (barrier.clock, barrier.reason) == (3, "drain")
+        assert not log.drain(VW[1], LIFE), "again"
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        newest = log.records_from(-1)[0]
+        assert isinstance(newest, SegmentRecord)
+        assert newest.members == (SegmentMember(VW[0], LIFE, 2, joined=False),)
+        assert newest.left == (SegmentMember(VW[1], LIFE, 1, joined=False),)
+        log.check_stage(VW[1], LIFE, StageIndex(0))
+        assert not log.staged(VW[1], LIFE, Wave(2), StageIndex(0), (), segment=Clock(0)), (
+            "said before, and not answered"
+        )
+        with pytest.raises(WaveOutOfOrder, match="virtual worker 1 left at clock 3, and reports wave 3"):
+            log.staged(VW[1], LIFE, Wave(3), StageIndex(0), (), segment=Clock(0))
+        assert not log.evict(VW[1], LIFE), "its process has ended"
+        with pytest.raises(StaleIncarnation):
+            log.check_stage(VW[1], LIFE, StageIndex(0))
+        assert log.segment.end > 3, "the other goes on"
+
+    def test_who_left_may_be_at_work_until_its_end_is_known(self) -> None:
+        """Also behind the next barrier, and though it is asked to leave once more."""
+        log = started()
+        log.drain(VW[1], LIFE)
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        log.request_barrier("checkpoint")
+        while log.segment.start == 3:
+            commit(log, 0, log.members[VW[0]].committed)
+            acknowledge(log)
+        assert not log.drain(VW[1], LIFE)
+        log.check_stage(VW[1], LIFE, StageIndex(0))
+        newest = log.records_from(-1)[0]
+        assert isinstance(newest, SegmentRecord)
+        assert not newest.left
+        log.admit(VW[1], Incarnation(1), 1)
+        with pytest.raises(StaleIncarnation):
+            log.check_stage(VW[1], LIFE, StageIndex(0))
+
+    def test_a_newcomer_is_let_go_at_once(self) -> None:
+        log = started()
+        log.admit(VW[2], Incarnation(0), 1)
+        assert not log.drain(VW[2], Incarnation(0))
+        assert not log.newcomers
+
+    def test_all_may_leave_and_others_come_instead(self) -> None:
+        """So the model is cut anew: everybody leaves with its state, and comes back with other stages."""
+        log = started()
+        for vw in (0, 1):
+            log.drain(VW[vw], LIFE)
+        for wave in range(log.segment.end):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert not log.members
+        start = log.segment.start
+        assert log.global_clock == start
+        for vw, stages in ((0, 1), (1, 2)):
+            log.admit(VW[vw], Incarnation(1), stages)
+            for stage in range(stages):
+                log.join(VW[vw], Incarnation(1), StageIndex(stage))
+        acknowledge(log)
+        log.validate_state()
+        assert list(log.members) + list(log.newcomers) == [0, 1]
+        assert log.segment.start == start + 1
+
+    def test_nobody_leaves_at_the_end(self) -> None:
+        log = started()
+        log.drain(VW[1], LIFE)
+        log.request_barrier("stop")
+        while not log.finished:
+            for vw in (0, 1):
+                commit(log, vw, log.members[VW[vw]].committed)
+            acknowledge(log)
+        assert list(log.members) == [0, 1]
+        assert not log.drain(VW[1], LIFE)
+
+
+class TestForgetting:
+    def test_records_before_the_last_but_one_segment_go(self) -> None:
+        log = started(replace(SCENARIO, every=2))
+        for wave in range(4):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        first = log.records[0]
+        assert isinstance(first, SegmentRecord)
+        assert (first.start, log.first) == (2, first.index)
+        with pytest.raises(ProtocolViolation, match=f"holds records {first.index} to"):
+            log.records_from(0)
+        with pytest.raises(ProtocolViolation, match="none to follow from"):
+            log.records_from(log.num_records + 1, jumps=True)
+        assert log.records_from(0, jumps=True) == log.records_from(-1)
+        log.validate_state()
+
+    def test_what_a_shard_may_ask_for_again_stays(self) -> None:
+        log = started(replace(SCENARIO, every=2))
+        for wave in range(4):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            while log.acknowledged[0] < log.num_records:
+                log.acknowledge(ShardIndex(0), log.num_records, 0)
+        assert log.first == 5, "all of those at the start, which said that it kept them"
+        with pytest.raises(ProtocolViolation, match="of them durable"):
+            log.acknowledge(ShardIndex(0), 3, 4)
+
+    def test_a_restored_log_decides_as_the_first_one_would(self) -> None:
+        log = started(replace(SCENARIO, every=2))
+        commit(log, 1, 0)
+        text = wire.to_json(LogState, log.state())
+        other = DecisionLog.restore(log.config, wire.from_json(LogState, text))
+        assert other.state() == log.state()
+        for each in (log, other):
+            commit(each, 0, 0)
+            acknowledge(each)
+        assert other.state() == log.state()
+
+
+class TestPolicies:
+    """`flush` and `double_buffer`: clocks change where a wave begins (`wsp.md` §2)."""
+
+    @pytest.mark.parametrize(
+        ("weights", "first", "newest"), [("wave", (2, 1), 2), ("flush", (1, 1), 3), ("double_buffer", (2, 1), 2)]
+    )
+    def test_questions_at_switch_points(self, weights: WeightPolicy, first: tuple[int, int], newest: int) -> None:
+        """With N = 2, D = 1: which clock number 3, minibatch 6 or 7, is given when all have committed 3 waves."""
+        log = started(replace(SCENARIO, weights=weights))
+        number, _ = first
+        assert log.hold(VW[0], LIFE, number) == 0
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.hold(VW[0], LIFE, number) == 0, "the same question gets the same answer"
+        assert log.hold(VW[1], LIFE, number) == first[1]
+        assert log.hold(VW[0], LIFE, 3) == newest
+
+    @pytest.mark.parametrize(("weights", "number", "p"), [("flush", 2, 5), ("double_buffer", 3, 7)])
+    def test_a_question_that_comes_too_early(self, weights: WeightPolicy, number: int, p: int) -> None:
+        log = started(replace(SCENARIO, weights=weights))
+        with pytest.raises(ClockNotPublished, match=f"minibatch {p} needs clock 1, published is 0"):
+            log.hold(VW[0], LIFE, number)
+        with pytest.raises(WaveOutOfOrder):
+            log.hold(VW[0], LIFE, -1)
+
+    @pytest.mark.parametrize(("weights", "end"), [("wave", 3), ("flush", 2), ("double_buffer", 3)])
+    def test_a_stop_is_set_beyond_what_may_have_begun(self, weights: WeightPolicy, end: int) -> None:
+        log = started(replace(SCENARIO, weights=weights))
+        log.request_barrier("stop")
+        assert (log.segment.end, log.segment.reason) == (end, "stop")
+
+    @pytest.mark.parametrize(("weights", "end"), [("wave", 4), ("flush", 4), ("double_buffer", 4)])
+    def test_without_a_bound_a_stop_is_set_beyond_the_latest_question(self, weights: WeightPolicy, end: int) -> None:
+        log = started(replace(SCENARIO, weights=weights, d=None))
+        log.hold(VW[0], LIFE, 3)
+        log.request_barrier("stop")
+        assert log.segment.end == end
+
+    @pytest.mark.parametrize(("weights", "number"), [("wave", 3), ("flush", 2), ("double_buffer", 2)])
+    def test_who_has_not_heard_of_a_barrier_is_not_answered(self, weights: WeightPolicy, number: int) -> None:
+        """In the segment it believes in, a clock is asked for there; in the present one, no clock is chosen there."""
+        log = started(replace(SCENARIO, weights=weights, d=0))
+        log.evict(VW[1], LIFE)
+        acknowledge(log)
+        for wave in range(log.segment.end):
+            commit(log, 0, wave)
+            acknowledge(log)
+        number += log.segment.start - 2
+        with pytest.raises(ClockNotPublished, match=f"begins with the clock of the barrier at {log.segment.start}"):
+            log.hold(VW[0], LIFE, number)
+        assert log.members[VW[0]].last_switch == log.segment.start, "nothing was noted down"
+
+    @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
+    @pytest.mark.parametrize("staleness", [0, 1, None])
+    def test_whoever_goes_before_the_first_publish_stops_nobody(
+        self, weights: WeightPolicy, staleness: int | None
+    ) -> None:
+        log = DecisionLog(replace(SCENARIO, weights=weights, d=staleness).log_config())
+        log.evict(VW[1], LIFE)
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+            log.initialized(VW[0], LIFE, StageIndex(stage))
+        acknowledge(log)
+        assert (log.published, list(log.members)) == (0, [0])
+        for wave in range(log.segment.end):
+            commit(log, 0, wave)
+            acknowledge(log)
+        assert log.finished
+
+    @pytest.mark.parametrize(("weights", "kept"), [("wave", [2, 3]), ("flush", [2, 3]), ("double_buffer", [1, 2, 3])])
+    def test_a_deterministic_run_keeps_what_a_wave_may_still_begin_with(
+        self, weights: WeightPolicy, kept: list[int]
+    ) -> None:
+        """D = 1: wave 3, which everybody may be in, needs clock 2 under `flush`, and 1 under `double_buffer`."""
+        log = started(replace(SCENARIO, weights=weights, deterministic=True))
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        assert log.published == 3
+        assert list(log.retained) == kept
+
+    @pytest.mark.parametrize("staleness", [0, 1, None])
+    @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
+    def test_what_the_next_question_is_answered_with_is_kept(
+        self, weights: WeightPolicy, staleness: int | None
+    ) -> None:
+        """Also if everything that was begun is published when it is asked: `double_buffer` lacks the last wave."""
+        log = started(replace(SCENARIO, weights=weights, d=staleness, num_samples=1000))
+        for wave in range(5):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+            assert log.published == wave + 1
+            if wave + 1 < 2:
+                continue  # nobody asks: no clock of this segment is old enough
+            kept = log.retained
+            number = wave + 1 if weights != "wave" else wave + 2
+            clock = log.hold(VW[0], LIFE, number)
+            assert log.hold(VW[1], LIFE, number) == clock
+            assert clock in kept
+            assert clock == log.published - (weights == "double_buffer")

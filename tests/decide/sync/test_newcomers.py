@@ -1,0 +1,145 @@
+"""Lives that come while a run goes on: what the decision log decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.records import (
+    InitializeRecord,
+    SegmentMember,
+    SegmentRecord,
+)
+from hetpipe.errors import ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.values.ids import Clock, Incarnation, StageIndex, Wave
+from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
+from tests.decide.sync.scenario import LIFE
+
+
+class TestNewcomers:
+    def test_a_new_life_joins_at_the_barrier_that_it_asks_for(self) -> None:
+        log = started()
+        log.evict(VW[1], LIFE)
+        assert not log.admit(VW[1], Incarnation(1), 1)
+        assert not log.admit(VW[1], Incarnation(1), 1), "again"
+        acknowledge(log)
+        log.join(VW[1], Incarnation(1), StageIndex(0))
+        assert log.segment.reason == "evict+join"
+        with pytest.raises(WaveOutOfOrder, match="from the next barrier on"):
+            log.staged(VW[1], Incarnation(1), Wave(0), StageIndex(0), (), segment=Clock(0))
+        end = log.segment.end
+        for wave in range(end):
+            commit(log, 0, wave)
+            acknowledge(log)
+        newest = log.records_from(-1)[0]
+        assert newest == SegmentRecord(
+            newest.index,
+            end,
+            ("evict", "join"),
+            0,
+            (
+                SegmentMember(VW[0], LIFE, 2, joined=False),
+                SegmentMember(VW[1], Incarnation(1), 1, joined=True),
+            ),
+        )
+        assert log.members[VW[1]].committed == end
+
+    def test_who_is_not_ready_is_not_waited_for(self) -> None:
+        log = started()
+        log.evict(VW[0], LIFE)
+        log.admit(VW[0], Incarnation(1), 2)
+        for stage in (0, 1):
+            assert not log.join(VW[0], Incarnation(1), StageIndex(stage), ready=False)
+        assert log.present(VW[0]) == (0, 1)
+        assert log.segment.reason == "evict"
+        assert not log.join(VW[0], Incarnation(1), StageIndex(0))
+        assert log.join(VW[0], Incarnation(1), StageIndex(1))
+        assert log.segment.reason == "evict+join"
+
+    def test_lives_only_go_up(self) -> None:
+        log = started()
+        log.admit(VW[1], Incarnation(2), 1)
+        assert VW[1] not in log.members, "a newer life means that the older one is over"
+        with pytest.raises(StaleIncarnation, match="its newest one is 2"):
+            log.admit(VW[1], Incarnation(1), 1)
+        with pytest.raises(StaleIncarnation, match="had no incarnation 3"):
+            log.evict(VW[1], Incarnation(3))
+        assert not log.evict(VW[1], LIFE), "over already"
+        assert not log.evict(VW[1], Incarnation(2))
+        assert not log.admit(VW[1], Incarnation(2), 1), "a late copy brings nobody back"
+        assert not log.newcomers
+        with pytest.raises(ProtocolViolation, match="cannot have 0 stages"):
+            log.admit(VW[1], Incarnation(3), 0)
+
+    def test_when_all_are_gone_whoever_comes_first_goes_on(self) -> None:
+        log = started()
+        commit(log, 1, 0)
+        commit(log, 1, 1)
+        log.evict(VW[0], LIFE)
+        log.evict(VW[1], LIFE)
+        assert (log.segment.end, log.segment.reason) == (2, "evict"), "what was committed stands"
+        acknowledge(log)
+        assert log.published == 0, "nobody is there to go on"
+        log.admit(VW[0], Incarnation(1), 2)
+        for stage in (0, 1):
+            log.join(VW[0], Incarnation(1), StageIndex(stage))
+        acknowledge(log)
+        assert (log.published, log.segment.start, list(log.members)) == (2, 2, [0])
+        log.validate_state()
+
+    def test_the_start_does_not_wait_for_a_second_life(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert not log.evict(VW[1], LIFE)
+        log.admit(VW[1], Incarnation(1), 1)
+        for stage in (0, 1):
+            log.join(VW[0], LIFE, StageIndex(stage))
+            log.initialized(VW[0], LIFE, StageIndex(stage))
+        acknowledge(log)
+        assert (log.published, list(log.members)) == (0, [0])
+        log.join(VW[1], Incarnation(1), StageIndex(0))
+        assert "join" in log.segment.reasons
+
+    def test_a_second_life_may_make_the_first_weights(self) -> None:
+        log = DecisionLog(replace(SCENARIO, num_stages=(1,)).log_config())
+        log.evict(VW[0], LIFE)
+        log.admit(VW[0], Incarnation(1), 1)
+        log.join(VW[0], Incarnation(1), StageIndex(0))
+        records = log.initialized(VW[0], Incarnation(1), StageIndex(0))
+        assert records == [InitializeRecord(1, Clock(0), VW[0], Incarnation(1))]
+        acknowledge(log)
+        assert log.published == 0
+
+    def test_nobody_joins_at_the_end_unless_nobody_else_is_there(self) -> None:
+        for gone in (False, True):
+            log = started(replace(SCENARIO, num_stages=(1, 1)))
+            log.admit(VW[1], Incarnation(1), 1)
+            log.request_barrier("stop")
+            log.join(VW[1], Incarnation(1), StageIndex(0))
+            if gone:
+                log.evict(VW[0], LIFE)
+            while not log.finished:
+                if not gone:
+                    commit(log, 0, log.members[VW[0]].committed)
+                acknowledge(log)
+            assert list(log.members) == ([1] if gone else [0])
+
+    def test_a_barrier_that_is_asked_for_before_the_start_is_set_at_the_start(self) -> None:
+        log = DecisionLog(SCENARIO.log_config())
+        assert not log.request_barrier("stop")
+        assert not log.request_barrier("stop")
+        for vw, stages in ((0, 2), (1, 1)):
+            for stage in range(stages):
+                log.join(VW[vw], LIFE, StageIndex(stage))
+                log.initialized(VW[vw], LIFE, StageIndex(stage))
+        acknowledge(log)
+        assert (log.segment.end, log.segment.reason) == (3, "stop")
+
+    def test_a_run_that_is_over_ends_where_it_starts(self) -> None:
+        scenario = replace(SCENARIO, used=tuple(range(24)), total_minibatches=24, epochs=None, start=3)
+        log = started(scenario)
+        assert log.finished
+        newest = log.records_from(-1)[0]
+        assert isinstance(newest, SegmentRecord)
+        assert newest.reasons == ("end",)

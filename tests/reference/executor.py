@@ -1,0 +1,279 @@
+"""The reference executor: what a deterministic run must compute, in one process, one thread and one order.
+
+It judges the distributed runtime bit for bit, so it is written from the formulas of `wsp.md` (§2, §3, §5) and the
+equations of `policies.md`, and imports none of what it judges: no gate, no schedule, no weight policy, no shard. Speed
+and memory are no aims of it.
+
+A run is a sequence of *segments*, each between two barriers. In a segment all virtual workers do minibatch p in turn,
+then all do p + 1: when the last one has closed wave W, w^(W + 1) can be written down, and by then nobody needs more.
+A segment starts from a `ReferenceState` and ends in one, so a resumed run is the same computation as an uninterrupted
+one. The caller sets `torch.set_num_threads(1)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from hetpipe.decide.sync.division import Block, deal, shuffled
+from hetpipe.pipeline.chain import Layer, chain_of, run_layers
+from hetpipe.pipeline.modes import enter_evaluation
+from hetpipe.pipeline.seeds import (
+    evaluation_fetch_seed,
+    evaluation_layer_seed,
+    preserved_generators,
+    seed_generators,
+)
+from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from tests.reference.gradients import all_reduced
+from tests.reference.local_weights import added
+from tests.reference.optimizer import OptimizerMemory, ReferenceOptimizer
+from tests.reference.values import (
+    MapDataset,
+    MinibatchRecord,
+    ReferenceEvaluation,
+    ReferenceResult,
+    ReferenceRun,
+    ReferenceState,
+    ScalarCallable,
+    Tensors,
+)
+from tests.reference.worker import (
+    ReferenceWorker,
+    buffers_of,
+    load_buffers,
+    output_of,
+    parameters_of,
+    read_block,
+)
+
+__all__ = [
+    "MinibatchRecord",
+    "ReferenceEvaluation",
+    "ReferenceResult",
+    "ReferenceRun",
+    "ReferenceState",
+    "evaluate",
+    "initial_state",
+    "run_reference",
+]
+
+Records = dict[tuple[VirtualWorkerIndex, Minibatch], MinibatchRecord]
+
+
+def initial_state(run: ReferenceRun) -> ReferenceState:
+    """The state at clock 0: the model as built under the run's seed, fresh optimizers, no sample used."""
+    with preserved_generators():
+        layers = chain_of(_built(run))
+    weights = parameters_of(layers)
+    fresh, num_workers = ReferenceOptimizer(run, weights).memory(), run.num_virtual_workers
+    return ReferenceState(
+        clock=Clock(0),
+        epoch=0,
+        used=frozenset(),
+        minibatches=0,
+        samples=0,
+        weights=weights,
+        buffers=buffers_of(layers),
+        optimizers=(fresh.state,) * num_workers,
+        updates=(fresh.updates,) * num_workers,
+        last_gradients=(fresh.last_gradients,) * num_workers,
+    )
+
+
+def run_reference(run: ReferenceRun, start: ReferenceState | None = None) -> ReferenceResult:
+    """Compute `run`, from `start` (a barrier's state of an earlier run of the same kind) or from the beginning.
+
+    The process's random generators are used, and left as they were found.
+
+    Raises:
+        ValueError: the optimizer is unknown or cannot be predicted, the stages do not have the model's layers, a sample
+            is malformed, or `start` has another number of virtual workers.
+    """
+    state = initial_state(run) if start is None else start
+    if len(state.optimizers) != run.num_virtual_workers:
+        raise ValueError(f"start has {len(state.optimizers)} virtual workers, the run {run.num_virtual_workers}")
+    records: Records = {}
+    barriers = {state.clock: state}
+    with preserved_generators():
+        workers = [ReferenceWorker(VirtualWorkerIndex(vw), run, _built(run)) for vw in range(run.num_virtual_workers)]
+        while not _is_finished(run, state):
+            state = _segment(run, workers, state, records)
+            barriers[state.clock] = state
+    return ReferenceResult(state, barriers, records)
+
+
+def _built(run: ReferenceRun) -> nn.Module:
+    seed_generators(run.seed)
+    return run.model()
+
+
+def _is_finished(run: ReferenceRun, state: ReferenceState) -> bool:
+    if run.stop_at_clock is not None and state.clock >= run.stop_at_clock:
+        return True
+    if run.epochs is not None:
+        return state.epoch >= run.epochs
+    return run.total_minibatches is not None and state.minibatches >= run.total_minibatches
+
+
+def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorkerIndex, tuple[Block, ...]]:
+    """The unused samples of the epoch, permuted and dealt (`wsp.md` §5, Data)."""
+    unused = [index for index in range(len(run.train)) if index not in state.used]
+    order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
+    members = run.members(state.clock)
+    limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
+    return deal(order, batch_size=run.batch_size, members=members, limit=limit)
+
+
+def _next_barrier(run: ReferenceRun, start: Clock, longest: int) -> Clock:
+    """The first barrier above `start`, where `longest` is the most minibatches that one virtual worker was dealt."""
+    clocks = [start + -(-longest // run.minibatches_per_wave), *run.extra_barriers, *run.membership]
+    if run.checkpoint_every_waves is not None:
+        clocks.append((start // run.checkpoint_every_waves + 1) * run.checkpoint_every_waves)
+    if run.stop_at_clock is not None:
+        clocks.append(run.stop_at_clock)
+    return Clock(min(clock for clock in clocks if clock > start))
+
+
+def _segment(
+    run: ReferenceRun, everybody: Sequence[ReferenceWorker], state: ReferenceState, records: Records
+) -> ReferenceState:
+    """Run from the barrier `state` to the next one and return the state there; adds to `records`."""
+    blocks = _division(run, state)
+    workers = [everybody[vw] for vw in run.members(state.clock)]
+    start, n = state.clock, run.minibatches_per_wave
+    barrier = _next_barrier(run, start, max(len(own) for own in blocks.values()))
+    published: dict[Clock, Tensors] = {start: state.weights}
+    done: list[Block] = []
+    for worker in workers:
+        worker.begin(state, last=min(start * n + len(blocks[worker.index]), barrier * n))
+    for wave in range(start, barrier):
+        for p in range(wave * n + 1, (wave + 1) * n + 1):
+            position = p - 1 - start * n
+            for worker in workers:
+                own = blocks[worker.index]
+                if position < len(own):
+                    record = worker.minibatch(Minibatch(p), own[position], published)
+                    records[record.vw, record.p] = record
+                    done.append(record.samples)
+        if run.sync == "allreduce":
+            gradients = all_reduced([worker.take_group() for worker in workers])
+            for worker in workers:
+                worker.update((wave + 1) * n, gradients)
+        closed = [worker.close_wave(wave) for worker in workers]
+        published[Clock(wave + 1)] = _published(run, published[Clock(wave)], closed)
+        oldest = min(worker.clock for worker in workers)
+        published = {clock: weights for clock, weights in published.items() if clock >= oldest}
+    used = state.used.union(*done)
+    memories = _memories(run, workers, state, barrier)
+    is_epoch_over = len(used) == len(run.train)
+    return ReferenceState(
+        clock=barrier,
+        epoch=state.epoch + 1 if is_epoch_over else state.epoch,
+        used=frozenset() if is_epoch_over else used,
+        minibatches=state.minibatches + len(done),
+        samples=state.samples + sum(len(block) for block in done),
+        weights=published[barrier],
+        buffers=_merged_buffers([worker.buffers() for worker in workers]),
+        optimizers=tuple(memory.state for memory in memories),
+        updates=tuple(memory.updates for memory in memories),
+        last_gradients=tuple(memory.last_gradients for memory in memories),
+    )
+
+
+def _memories(
+    run: ReferenceRun, workers: Sequence[ReferenceWorker], state: ReferenceState, barrier: Clock
+) -> list[OptimizerMemory]:
+    """What everybody's optimizer keeps at a barrier: of who was away, what it left with.
+
+    Who comes back there takes its place in the schedule: the largest number of updates among those who were there.
+    """
+    memories = [
+        OptimizerMemory(*each) for each in zip(state.optimizers, state.updates, state.last_gradients, strict=True)
+    ]
+    for worker in workers:
+        memories[worker.index] = worker.optimizer_memory()
+    newest = max(memories[worker.index].updates for worker in workers)
+    for vw in set(run.members(barrier)) - {worker.index for worker in workers}:
+        memories[vw] = replace(memories[vw], updates=newest)
+    return memories
+
+
+def _published(run: ReferenceRun, previous: Tensors, closed: Sequence[Tensors | None]) -> Tensors:
+    """w^(W+1), from w^(W) and what the virtual workers closed wave W with.
+
+    With shards ((w^(W) + ũ_0) + ũ_1) + … in the order of the virtual workers; each ũ × 1/V first with `mean`. Without,
+    the first one's weights, which are everyone's.
+    """
+    if run.sync != "wsp":
+        assert closed[0] is not None, "without shards a virtual worker always has the weights"
+        return closed[0]
+    weights = previous
+    for update in closed:
+        if update is None:
+            continue
+        term = update
+        if run.combine == "mean":
+            term = {name: tensor.mul(1 / len(closed)) for name, tensor in update.items()}
+        weights = added(weights, term)
+    return weights
+
+
+def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
+    """Floating buffers: their mean, added in the order of the virtual workers, then × 1/V. Others: the maximum."""
+    merged = dict(buffers[0])
+    for own in buffers[1:]:
+        for name, tensor in merged.items():
+            merged[name] = tensor + own[name] if tensor.is_floating_point() else torch.maximum(tensor, own[name])
+    return {
+        name: tensor.mul(1 / len(buffers)) if tensor.is_floating_point() else tensor for name, tensor in merged.items()
+    }
+
+
+def _seed_evaluation(run: ReferenceRun, vw: VirtualWorkerIndex, number: int, layer: Layer) -> None:
+    seed_generators(evaluation_layer_seed(run.seed, vw, number, layer.index))
+
+
+def evaluate(
+    run: ReferenceRun,
+    *,
+    weights: Tensors,
+    buffers: Tensors,
+    dataset: MapDataset,
+    metrics: Mapping[str, ScalarCallable] | None = None,
+) -> ReferenceEvaluation:
+    """Loss and metrics of `weights` on `dataset`, in eval mode and without gradients.
+
+    Blocks of the run's `batch_size`, in the order of the indices, are dealt round-robin to its virtual workers; each
+    adds value × samples over its blocks, the sums are added in the order of the virtual workers and divided once.
+
+    Args:
+        run: gives the model, the loss, the batch size and V.
+        weights: published weights.
+        buffers: merged buffers.
+        dataset: what to evaluate on; not empty.
+        metrics: name → (output, target) → scalar mean.
+    """
+    functions: dict[str, ScalarCallable] = {"loss": run.loss, **(metrics or {})}
+    num_samples = len(dataset)
+    blocks = [range(i, min(i + run.batch_size, num_samples)) for i in range(0, num_samples, run.batch_size)]
+    totals = dict.fromkeys(functions, 0.0)
+    with preserved_generators(), torch.no_grad():
+        layers = chain_of(_built(run))
+        enter_evaluation(mode for layer in layers for mode in layer.modes)
+        load_buffers(layers, buffers)
+        for vw in map(VirtualWorkerIndex, range(run.num_virtual_workers)):
+            sums = dict.fromkeys(functions, 0.0)
+            for number, block in enumerate(blocks[vw :: run.num_virtual_workers], start=1):
+                seed_generators(evaluation_fetch_seed(run.seed, vw, number))
+                inputs, target = read_block(dataset, block)
+                seed = partial(_seed_evaluation, run, vw, number)
+                output = output_of(run_layers(layers, weights, inputs, before_layer=seed))
+                for name, function in functions.items():
+                    sums[name] += float(function(output, target)) * len(block)
+            totals = {name: total + sums[name] for name, total in totals.items()}
+    return ReferenceEvaluation(num_samples, {name: total / num_samples for name, total in totals.items()})

@@ -1,0 +1,255 @@
+"""One virtual worker of the reference executor: which weights a minibatch uses, and what becomes of its gradient.
+
+A minibatch is computed from end to end before the next one begins. What a pipeline would have done in another order
+shows in the versions alone: `SegmentEquations` says which they are, `LocalWeights` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from hetpipe.pipeline.chain import GradientHook, Layer, Values, chain_of, run_layers, weights_in_place
+from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
+from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from tests.reference.gradients import Gradients, MinibatchGradients, average, clipped
+from tests.reference.local_weights import AnchoredWeights, DirectWeights, LocalWeights
+from tests.reference.optimizer import OptimizerMemory, ReferenceOptimizer
+from tests.reference.policies import POLICIES, SegmentEquations, Version
+from tests.reference.prediction import Change
+from tests.reference.values import (
+    MapDataset,
+    MinibatchRecord,
+    ReferenceRun,
+    ReferenceState,
+    Tensors,
+)
+
+
+def parameters_of(layers: Sequence[Layer]) -> Tensors:
+    """Copies of the trainable parameters of `layers`, in chain order."""
+    return {
+        name: layer.module.get_parameter(local).detach().clone()
+        for layer in layers
+        for local, name in layer.parameters.items()
+    }
+
+
+def buffers_of(layers: Sequence[Layer]) -> Tensors:
+    """Copies of the buffers of `layers`, in chain order."""
+    return {
+        name: layer.module.get_buffer(local).detach().clone()
+        for layer in layers
+        for local, name in layer.buffers.items()
+    }
+
+
+def load_buffers(layers: Sequence[Layer], buffers: Tensors) -> None:
+    """Write `buffers` into the modules of `layers`."""
+    for layer in layers:
+        for local, name in layer.buffers.items():
+            layer.module.get_buffer(local).copy_(buffers[name])
+
+
+def read_block(dataset: MapDataset, block: Sequence[int]) -> tuple[Values, Any]:
+    """The inputs and the target of the samples in `block`.
+
+    Raises:
+        ValueError: a sample is no (input, target), or its input no tensor or flat tuple of tensors.
+    """
+    collated = default_collate([dataset[index] for index in block])
+    if not isinstance(collated, tuple | list) or len(collated) != len(("input", "target")):
+        raise ValueError(f"a sample must be (input, target), not {type(dataset[block[0]]).__name__}")
+    inputs, target = collated
+    values = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        raise ValueError(f"a sample's input must be a tensor or a flat tuple of tensors, not {type(inputs).__name__}")
+    return values, target
+
+
+def output_of(values: Values) -> Tensor | Values:
+    """What loss and metrics receive: the last layer's tensor, or the tuple if there are several."""
+    return values[0] if len(values) == 1 else values
+
+
+def _stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """The parameter names of each stage, in chain order; stage i has `counts[i]` layers.
+
+    Raises:
+        ValueError: the counts do not add up.
+    """
+    if sum(counts) != len(layers):
+        raise ValueError(f"stages of {counts} layers have {sum(counts)} together, but the model has {len(layers)}")
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return tuple(
+        tuple(name for layer in layers[end - count : end] for name in layer.parameters.values())
+        for end, count in zip(ends, counts, strict=True)
+    )
+
+
+class ReferenceWorker:
+    """One virtual worker. Minibatches are handed to it in the order of p; `begin` first, `close_wave` after each wave.
+
+    Attributes:
+        index: its number n.
+        clock: W*, the published clock in use.
+    """
+
+    # What `begin` makes anew for each segment.
+    _equations: SegmentEquations
+    _local: LocalWeights
+    _optimizer: ReferenceOptimizer
+    #: Minibatches of the update under way.
+    _group: list[MinibatchGradients]
+    #: q → what the update after q was expected to do when q's had been made, under policies that predict.
+    _changes: dict[int, Mapping[str, Change]]
+
+    def __init__(self, index: VirtualWorkerIndex, run: ReferenceRun, model: nn.Module) -> None:
+        """Take over `model`: its buffers belong to this virtual worker from now on.
+
+        Raises:
+            ValueError: the run's stages have another number of layers.
+        """
+        self.index = index
+        self.clock = Clock(0)
+        self._run = run
+        self._policy = POLICIES[run.weights]
+        self._layers = chain_of(model)
+        self._stages = _stages_of(self._layers, run.stages[index] if run.stages else (len(self._layers),))
+
+    def begin(self, state: ReferenceState, last: int) -> None:
+        """Start a segment from the barrier `state`; `last` is this worker's last minibatch in it."""
+        run, n = self._run, self._run.minibatches_per_wave
+        self.clock = state.clock
+        self._equations = SegmentEquations(
+            weights=run.weights,
+            num_stages=len(self._stages),
+            minibatches_per_wave=n,
+            accumulate=run.accumulate,
+            staleness=run.staleness if run.sync == "wsp" else None,
+            start=state.clock,
+            last=last,
+            pulls_when_required=run.pull == "required",
+        )
+        self._local = (AnchoredWeights if run.sync == "wsp" else DirectWeights)(state, n)
+        memory = OptimizerMemory(
+            state.optimizers[self.index], state.updates[self.index], state.last_gradients[self.index]
+        )
+        self._optimizer = ReferenceOptimizer(run, self._local.target, memory)
+        self._group = []
+        self._changes = {state.clock * n: self._optimizer.changes()} if self._policy.predicts else {}
+        load_buffers(self._layers, state.buffers)
+
+    def minibatch(self, p: Minibatch, block: tuple[int, ...], published: Mapping[Clock, Tensors]) -> MinibatchRecord:
+        """Compute minibatch `p` on the samples `block`, and make the update that it completes.
+
+        Args:
+            p: its number; above the previous one.
+            block: sample indices.
+            published: the published weights by clock; W* of `p` is among them.
+        """
+        forward = [self._equations.forward(p, stage) for stage in range(len(self._stages))]
+        backward = [self._equations.backward(p, stage) for stage in range(len(self._stages))]
+        self.clock = forward[0].clock
+        used = self._weights(forward, published)
+        read = self._weights(backward, published) if self._policy.predicts else None
+        loss, gradients = self._gradients(p, block, used, read)
+        self._group.append(MinibatchGradients(gradients, len(block)))
+        if self._run.sync != "allreduce" and self._equations.is_update(p):
+            self.update(p, average(self.take_group()), self._decayed(p, used, forward[0], published))
+        self._forget(forward[0])
+        return MinibatchRecord(self.index, p, self.clock, forward[0].through, block, loss)
+
+    def take_group(self) -> Sequence[MinibatchGradients]:
+        """The minibatches since the last update, which no other update shall count."""
+        group, self._group = self._group, []
+        return group
+
+    def update(self, through: int, gradients: Gradients, decayed: Tensors | None = None) -> None:
+        """Make one update with what `gradients` are after clipping.
+
+        Args:
+            through: its last minibatch.
+            gradients: averaged.
+            decayed: the weights whose decay belongs to it; None: the newest themselves.
+        """
+        if self._run.max_norm is not None:
+            whole = tuple(name for names in self._stages for name in names)
+            parts = self._stages if self._run.clip == "stage" else (whole,)
+            gradients = {k: g for names in parts for k, g in clipped(gradients, names, self._run.max_norm).items()}
+        self._optimizer.step(gradients, decayed)
+        self._local.keep(through)
+        if self._policy.predicts:
+            self._changes[through] = self._optimizer.changes()
+
+    def close_wave(self, wave: int) -> Tensors | None:
+        """End wave `wave` (short ones too); returns its ũ, None if it held no minibatch, or without shards w."""
+        return self._local.close_wave(wave)
+
+    def buffers(self) -> Tensors:
+        """Copies of its buffers."""
+        return buffers_of(self._layers)
+
+    def optimizer_memory(self) -> OptimizerMemory:
+        """A copy of what its optimizer keeps."""
+        return self._optimizer.memory()
+
+    def _weights(self, versions: Sequence[Version], published: Mapping[Clock, Tensors]) -> Tensors:
+        """Every stage's parameters in that stage's version."""
+        weights: dict[str, Tensor] = {}
+        for names, version in zip(self._stages, versions, strict=True):
+            found = self._local.at(version, published)
+            changes = self._changes[version.through] if version.ahead else {}
+            for name in names:
+                weights[name] = changes[name].ahead(found[name], version.ahead) if name in changes else found[name]
+        return weights
+
+    def _decayed(self, p: int, used: Tensors, version: Version, published: Mapping[Clock, Tensors]) -> Tensors | None:
+        """The weights whose decay belongs to the update after `p`; None: the newest themselves, to be stepped."""
+        newest = [self._equations.newest(p, stage) for stage in range(len(self._stages))]
+        if self._run.sync != "wsp" and (self._policy.decays_newest or version.through == newest[0].through):
+            return None
+        return self._weights(newest, published) if self._policy.decays_newest else used
+
+    def _forget(self, version: Version) -> None:
+        """Versions and W* never fall, and no stage has an older version than the first."""
+        self._local.forget(version)
+        self._changes = {q: changes for q, changes in self._changes.items() if q >= version.through}
+
+    def _gradients(
+        self, p: Minibatch, block: tuple[int, ...], used: Tensors, read: Tensors | None
+    ) -> tuple[float, Gradients]:
+        """Loss and gradients of `p`: forward with `used`, backward with `read`, or with `used` if that is None."""
+        run = self._run
+
+        def seed(layer: Layer) -> None:
+            seed_generators(layer_seed(run.seed, self.index, p, layer.index))
+
+        seed_generators(fetch_seed(run.seed, self.index, p))
+        inputs, target = read_block(run.train, block)
+        leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
+        outputs = run_layers(self._layers, leaves, inputs, before_layer=seed)
+        loss = run.loss(output_of(outputs), target)
+        if read is not None:
+            # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a
+            # parameter shares, gets other weights between forward and backward. No version counter sees it.
+            for name, leaf in leaves.items():
+                leaf.data.copy_(read[name])
+        with weights_in_place(self._layers, leaves):  # for layers that recompute
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            gradients = dict(zip(leaves, found, strict=True))
+            for name, hook in [each for layer in self._layers for each in _hooks_of(layer)]:
+                gradient = gradients[name]
+                if gradient is not None:
+                    changed = hook(gradient)
+                    gradients[name] = gradient if changed is None else changed
+        return loss.item(), gradients
+
+
+def _hooks_of(layer: Layer) -> list[tuple[str, GradientHook]]:
+    """What the user registered on the layer's parameters, with their names."""
+    return [(name, hook) for name, hooks in layer.gradient_hooks.items() for hook in hooks.values()]

@@ -1,0 +1,245 @@
+"""What goes wrong in a storm, and what people want meanwhile; most of it heals by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from hetpipe.errors import HetpipeError
+from hetpipe.server.coordinator.worker_wishes import WorkerWishes
+from hetpipe.values.events import StopMode
+from hetpipe.values.ids import VirtualWorkerIndex
+from tests.server.coordinator.storm.agents import Agent, Stage
+from tests.server.coordinator.storm.world import World
+
+
+class Faults:
+    """One at a time, drawn by the world's dice."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.random
+        #: What happened, for people.
+        self.story: list[str] = []
+        self._all: list[tuple[float, Callable[[], str]]] = [
+            (3.0, self._kill_stage),
+            (1.0, self._stage_exits),
+            (1.5, self._link_breaks),
+            (0.6, self._no_memory),
+            (0.15, self._own_fault),
+            (1.0, self._hang),
+            (1.5, self._slow),
+            (1.5, self._kill_agent),
+            (2.0, self._cut_agent),
+            (1.5, self._depart),
+            (0.7, self._replace_agent),
+            (1.0, self._mute),
+            (1.5, self._kill_shard),
+            (0.4, self._lose_disk),
+            (2.0, self._replace_coordinator),
+            (1.0, self._lose_node),
+            (0.7, self._store_away),
+            (1.0, self._flaky),
+            (0.7, self._pause),
+            (3.0, self._drain),
+            (3.0, self._add),
+            (0.15, self._stop),
+        ]
+
+    def one(self) -> None:
+        """Draw one."""
+        weights = [weight for weight, _ in self._all]
+        [(_, fault)] = self._random.choices(self._all, weights)
+        told = fault()
+        self.story.append(f"{self._world.now:6.1f} {fault.__name__[1:]} {told}")
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more, and who was away comes back."""
+        world = self._world
+        world.shards.flakiness = 0.0
+        world.store.away = False
+        world.plans = []
+        for shard in world.shards.all:
+            world.begin_shard(shard)
+        for agent in list(world.agents.values()):
+            agent.cut_until = agent.mute_until = 0.0
+            if not agent.is_alive:
+                world.new_agent(agent.name)
+            elif agent.leaves_by is not None:
+                # It was told to end a moment ago, and comes back as it would have.
+                self._back_later(agent, 9.0)
+        world.begin_coordinator()
+        self.story.append(f"{world.now:6.1f} heal")
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    def _stage(self) -> tuple[Agent, Stage] | None:
+        there = [(agent, stage) for agent in self._world.agents.values() for stage in agent.stages.values()]
+        return self._random.choice(there) if there else None
+
+    def _with_stage(self, do: Callable[[Agent, Stage], None]) -> str:
+        found = self._stage()
+        if found is None:
+            return "nobody"
+        do(*found)
+        return f"{found[1].key.vw}.{found[1].key.stage} life {found[1].key.incarnation}"
+
+    def _kill_stage(self) -> str:
+        return self._with_stage(lambda agent, stage: agent.end(stage.key, -9))
+
+    def _stage_exits(self) -> str:
+        return self._with_stage(lambda agent, stage: agent.end(stage.key, self._random.choice([0, 1])))
+
+    def _link_breaks(self) -> str:
+        return self._with_stage(lambda agent, stage: agent.fail(stage.key, "LinkClosed", secondary=True))
+
+    def _no_memory(self) -> str:
+        return self._with_stage(lambda agent, stage: agent.fail(stage.key, "OutOfMemoryError"))
+
+    def _own_fault(self) -> str:
+        return self._with_stage(lambda agent, stage: agent.fail(stage.key, "ValueError"))
+
+    def _hang(self) -> str:
+        def hang(_: Agent, stage: Stage) -> None:
+            stage.hangs = True
+
+        return self._with_stage(hang)
+
+    def _slow(self) -> str:
+        def slow(_: Agent, stage: Stage) -> None:
+            stage.slowness = self._random.choice([1.0, 10.0])
+
+        return self._with_stage(slow)
+
+    # -- agents ------------------------------------------------------------------------------------------------------
+
+    def _agent(self) -> Agent:
+        return self._random.choice(list(self._world.agents.values()))
+
+    def _back_later(self, agent: Agent, seconds: float) -> None:
+        def come() -> None:
+            if self._world.agents[agent.name] is agent and not agent.is_alive:
+                self._world.new_agent(agent.name)
+            elif self._world.agents[agent.name] is agent:
+                self._back_later(agent, 5.0)
+
+        self._world.later(seconds, come)
+
+    def _seconds(self) -> float:
+        return self._random.choice([0.5, 2.0, 5.5, 8.0, 15.0, 40.0, 70.0])
+
+    def _kill_agent(self) -> str:
+        agent, seconds = self._agent(), self._seconds()
+        agent.die()
+        self._back_later(agent, seconds)
+        return f"{agent.name} for {seconds}"
+
+    def _replace_agent(self) -> str:
+        """Another process begins while the old one lives on, until it hears of it."""
+        agent = self._agent()
+        agent.die()
+        self._world.new_agent(agent.name)
+        return agent.name
+
+    def _cut_agent(self) -> str:
+        agent, seconds = self._agent(), self._seconds()
+        agent.cut_until = self._world.now + seconds
+        return f"{agent.name} for {seconds}"
+
+    def _mute(self) -> str:
+        agent, seconds = self._agent(), self._random.choice([1.0, 3.0, 10.0])
+        agent.mute_until = self._world.now + seconds
+        return f"{agent.name} for {seconds}"
+
+    def _depart(self) -> str:
+        agent = self._agent()
+        if not agent.is_alive:
+            return "nobody"
+        agent.leaves_by = self._world.now + self._random.choice([0.5, 9.0])
+        self._back_later(agent, 9.0 + self._seconds())
+        return agent.name
+
+    # -- parameter servers, the coordinator and its store -------------------------------------------------------------
+
+    def _kill_shard(self) -> str:
+        shard, seconds = self._random.choice(self._world.shards.all), self._seconds()
+        shard.is_alive = False
+        self._world.later(seconds, lambda: self._world.begin_shard(shard))
+        return f"{shard.index} for {seconds}"
+
+    def _lose_disk(self) -> str:
+        shard = self._random.choice(self._world.shards.all)
+        told = self._kill_shard()
+        shard = self._world.shards.all[int(told[0])]
+        shard.lost = dict.fromkeys(shard.jobs, "its disk is gone") if self._random.random() < 0.5 else {}
+        shard.jobs = {}
+        return told
+
+    def _lose_node(self) -> str:
+        """The coordinator and the clock shard's disk are gone at once."""
+        shard, seconds = self._world.shards.all[0], self._seconds()
+        shard.is_alive = False
+        shard.lost, shard.jobs = {}, {}
+        self._world.later(seconds, lambda: self._world.begin_shard(shard))
+        return f"clock shard for {seconds}, coordinator {self._replace_coordinator(may_be_wiped=0.1)}"
+
+    def _replace_coordinator(self, *, may_be_wiped: float = 0.4) -> str:
+        is_wiped, seconds = self._random.random() < may_be_wiped, self._random.choice([0.5, 3.0, 12.0])
+        # Some of what it had ordered is still done, and nobody hears of it.
+        self._world.executor.run(self._random.choice([0, 0, 1, 2]))
+        self._world.coordinator = None
+        self._world.later(seconds, lambda: self._world.begin_coordinator(wiped=is_wiped))
+        return f"after {seconds}{', wiped' if is_wiped else ''}"
+
+    def _store_away(self) -> str:
+        world, seconds = self._world, self._seconds()
+        world.store.away = True
+
+        def back() -> None:
+            world.store.away = False
+            world.begin_coordinator()
+
+        world.later(seconds, back)
+        return f"for {seconds}"
+
+    def _flaky(self) -> str:
+        seconds = self._seconds()
+        self._world.shards.flakiness = self._random.choice([0.1, 0.5])
+
+        def well() -> None:
+            self._world.shards.flakiness = 0.0
+
+        self._world.later(seconds, well)
+        return f"for {seconds}"
+
+    def _pause(self) -> str:
+        """Nobody computes for a while, the coordinator included."""
+        seconds = self._random.choice([3.0, 7.0])
+        self._world.clock.advance(seconds)
+        return f"for {seconds}"
+
+    # -- people ------------------------------------------------------------------------------------------------------
+
+    def _wish(self, wish: Callable[[WorkerWishes], object]) -> str:
+        if self._world.coordinator is None:
+            return "nobody there"
+        try:
+            return str(wish(WorkerWishes(self._world.coordinator)))
+        except HetpipeError as error:
+            return f"refused: {error}"
+
+    def _drain(self) -> str:
+        vw = VirtualWorkerIndex(self._random.randrange(3))
+        return self._wish(lambda wishes: wishes.drain(self._random.choice(self._world.jobs), vw))
+
+    def _add(self) -> str:
+        vw = self._random.choice([None, *map(VirtualWorkerIndex, range(3))])
+        return self._wish(lambda wishes: wishes.add(self._random.choice(self._world.jobs), vw))
+
+    def _stop(self) -> str:
+        if self._world.coordinator is None:
+            return "nobody there"
+        mode = self._random.choice(list(StopMode))
+        with suppress(HetpipeError):
+            self._world.coordinator.stop_job(self._random.choice(self._world.jobs), mode)
+        return mode

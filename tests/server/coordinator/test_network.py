@@ -1,0 +1,403 @@
+"""The coordinator behind a real server: typed calls, streams, heartbeats, the user's client."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.client import Client, new_request_id
+from hetpipe.errors import (
+    JobError,
+    MemberReplaced,
+    PeerUnreachable,
+    PermissionDenied,
+    UnknownJob,
+    UnknownMember,
+    UserError,
+)
+from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.server.coordinator.servicer import CoordinatorServicer
+from hetpipe.server.membership import Hooks, Membership
+from hetpipe.values.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
+from hetpipe.values.conditions import Condition, ConditionKind
+from hetpipe.values.events import (
+    ConditionRaised,
+    JobEnded,
+    JobEvent,
+    JobState,
+    ProgressTable,
+    StateChanged,
+    StopMode,
+    Submission,
+)
+from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.ids import VirtualWorkerIndex as Vw
+from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration, Renewal
+from hetpipe.values.run import StageReady
+from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
+from tests.server.coordinator.fakes import Cluster
+from tests.support.fake_clock import FakeClock
+
+
+class Network:
+    """A cluster whose coordinator listens, and a client of it. Its time moves by hand."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.cluster = Cluster(run_dir).usual()
+        self.server = Server(ServerConfig(num_threads=16))
+        CoordinatorServicer(self.cluster.coordinator, host="here").add_to(self.server)
+        self.address = self.server.start()
+        self.client = CoordinatorClient(self.address)
+
+    def submit(self) -> JobId:
+        return self.client.submit_job(submission(job(), str(self.cluster.run_dir)))
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.stop(grace_seconds=0.0)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    network = Network(tmp_path / "run")
+    yield network
+    network.close()
+
+
+class TestCalls:
+    def test_membership(self, network: Network) -> None:
+        client = network.client
+        worker = MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1, "h:5")
+        lease = client.register(worker)
+        assert lease.lease_seconds == 5.0
+        assert [member.info for member in client.members()][-1] == worker
+        network.cluster.coordinator._has_ended(JobId("gone"))
+        assert client.heartbeat(worker.id, lease.registration).ended_jobs == ()
+        with pytest.raises(PermissionDenied, match="the heartbeat of a user's own worker tells of jobs"):
+            client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
+        client.leave(worker.id, lease.registration)
+        client.leave(worker.id, lease.registration)
+        with pytest.raises(UnknownMember):
+            client.heartbeat(worker.id, lease.registration)
+
+    def test_jobs(self, network: Network) -> None:
+        job_id = network.submit()
+        assert job_id == JOB_ID
+        network.cluster.train()
+        status = network.client.status()
+        assert (status.job_id, status.name, status.state) == (JOB_ID, "digits", JobState.RUNNING)
+        assert status.run_dir == str(network.cluster.run_dir)
+        assert [(p.role, p.index, p.vw, p.state) for p in status.processes] == [
+            ("coordinator", 0, None, "up"),
+            ("parameter_server", 0, None, "up"),
+            ("parameter_server", 1, None, "up"),
+            ("agent", 0, None, "up"),
+            ("agent", 1, None, "up"),
+            ("stage", 0, 0, "ready"),
+            ("stage", 1, 0, "ready"),
+            ("stage", 0, 1, "ready"),
+            ("stage", 1, 1, "ready"),
+        ]
+        assert network.client.stop_job(mode=StopMode.NOW) is JobState.STOPPING
+
+    def test_errors_come_through(self, network: Network) -> None:
+        with pytest.raises(JobError) as caught:
+            network.client.submit_job(Submission(new_request_id(), "{}", "/run", "/code"))
+        assert len(caught.value.problems) > 2
+        with pytest.raises(UnknownJob):
+            network.client.status(JobId("nonsense"))
+        with pytest.raises(UnknownJob):
+            next(network.client.watch_job())
+        with pytest.raises(UnknownJob):
+            next(network.client.watch_clocks(JobId("nonsense")))
+        assert network.client.status().job_id is None
+
+    def test_reports_reach_the_job(self, network: Network) -> None:
+        network.submit()
+        network.cluster.train()
+        agent, registration = AgentId("n0"), network.cluster.registrations["n0"]
+        key = network.cluster.stages("n0", JOB_ID)[0]
+        news: list[AgentNews] = [StageNews(key, StageReady(77)), ChildExit(key, 77, -9)]
+        network.client.report(agent, registration, batch=100, news=news)
+
+        workers = network.client.status().workers
+        assert [(worker.vw, worker.state, worker.deaths) for worker in workers] == [(0, "ending", 1), (1, "ready", 0)]
+
+    def test_virtual_workers_leave_and_come_back(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        assert network.client.drain_worker(Vw(1)).state == "leaving"
+        with pytest.raises(UserError, match="is the last one"):
+            network.client.drain_worker(Vw(0), job_id)
+        assert [(one.vw, one.state) for one in network.client.add_worker()] == [(1, "leaving")]
+        assert network.client.add_worker(Vw(0), job_id)[0].state == "ready"
+        network.client.depart(AgentId("n0"), network.cluster.registrations["n0"])
+
+        assert [worker.state for worker in network.client.status().workers] == ["leaving", "leaving"]
+        with pytest.raises(UnknownMember):
+            network.client.depart(AgentId("n7"), Registration("x"))
+
+
+class TestStreams:
+    def test_a_job_is_watched_from_its_beginning_to_its_end(self, network: Network) -> None:
+        job_id = network.submit()
+        seen: list[object] = []
+        running = threading.Event()
+
+        def watch() -> None:
+            for numbered in network.client.watch_job(job_id):
+                seen.append(numbered.event)
+                if isinstance(numbered.event, ProgressTable):
+                    running.set()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        network.cluster.train()
+        network.cluster.wait(2.0)
+        assert running.wait(5.0)
+        network.cluster.finish(job_id)
+        watcher.join(5.0)
+
+        states = [event.state.value for event in seen if isinstance(event, StateChanged)]
+        assert states == ["inspecting", "planning", "starting", "running", "finished"]
+        assert isinstance(seen[-1], JobEnded)
+        assert seen[-1].result is not None
+
+    def test_a_late_watcher_sees_everything_and_one_who_knows_more_only_the_rest(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        network.cluster.finish(job_id)
+
+        events = list(network.client.watch_job())
+        assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+        assert list(network.client.watch_job(after=3)) == events[3:]
+
+    def test_an_agent_follows_its_commands(self, network: Network) -> None:
+        registration = network.cluster.registrations["n0"]
+        commands = network.client.watch_commands(AgentId("n0"), registration, after=0)
+        network.submit()
+        first = next(commands)
+        assert isinstance(first.command, InspectCommand)
+        network.client.stop_job(mode=StopMode.NOW)
+        assert isinstance(next(commands).command, StopJobCommand)
+        again = network.client.watch_commands(AgentId("n0"), registration, after=first.sequence)
+        assert isinstance(next(again).command, StopJobCommand)
+        assert list(commands) == []
+
+    def test_a_stream_ends_when_its_registration_is_replaced(self, network: Network) -> None:
+        network.submit()
+        commands = network.client.watch_commands(AgentId("n0"), network.cluster.registrations["n0"], after=0)
+        next(commands)
+        network.cluster.join(agent_member("n0", devices=2))
+
+        with pytest.raises(UnknownMember, match="newer registration"):
+            next(commands)
+
+    def test_streams_end_at_once_with_the_server(self, network: Network) -> None:
+        network.submit()
+        events = network.client.watch_job()
+        next(events)
+        network.server.stop(grace_seconds=5.0)
+
+        with pytest.raises(PeerUnreachable):
+            list(events)
+
+    def test_clocks_are_watched_until_the_job_ends(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        assert network.client.clocks() is None
+        network.cluster.beat("ps0", clocks={job_id: clocks(1, 1)})
+        watch = network.client.watch_clocks()
+        assert next(watch) == clocks(1, 1)
+        network.cluster.beat("ps0", clocks={job_id: clocks(1, 1)})
+        network.cluster.beat("ps0", clocks={job_id: clocks(2, 1)})
+        assert next(watch) == clocks(2, 1)
+        network.cluster.finish(job_id)
+        assert list(watch) == [network.cluster.shards.last_clocks]
+        assert network.client.clocks() == network.cluster.shards.last_clocks
+
+    def test_lost_safety_goes_from_a_heartbeat_to_followers_and_status(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        full = Condition(ConditionKind.DISK_NEARLY_FULL, "the disk at /", "it is nearly full", since=5.0, times=1)
+        registration = network.cluster.registrations["ps0"]
+        network.client.heartbeat(MemberId("ps0"), registration, jobs=[job_id], conditions={job_id: [full]})
+        assert network.client.status(job_id).conditions == (full,)
+        told = next(numbered.event for numbered in network.client.watch_job(job_id) if _is_raised(numbered.event))
+        assert told == ConditionRaised(full.kind, (full.who,), full.sentence, 5.0, 1)
+
+
+def _is_raised(event: JobEvent) -> bool:
+    return isinstance(event, ConditionRaised)
+
+
+class TestMembership:
+    def member(self, network: Network, hooks: Hooks | None = None) -> Membership:
+        info = MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1)
+        return Membership(network.client, info, hooks=hooks, clock=network.cluster.clock)
+
+    def test_it_registers_and_leaves(self, network: Network) -> None:
+        membership = self.member(network)
+        membership.start()
+        assert "w" in [member.info.id for member in network.client.members()]
+        membership.close()
+        assert "w" not in [member.info.id for member in network.client.members()]
+
+    def test_a_heartbeat_tells_and_hears(self, network: Network) -> None:
+        network.cluster.coordinator._has_ended(JobId("gone"))
+        ended: list[JobId] = []
+        leases: list[Lease] = []
+        hooks = Hooks(jobs=lambda: [JobId("gone")], on_ended_jobs=ended.extend, on_registered=leases.append)
+        membership = Membership(network.client, agent_member("n7"), hooks=hooks, clock=network.cluster.clock)
+        membership.start()
+        membership.beat()
+        membership.close()
+
+        assert set(ended) == {"gone"}
+        assert leases == [membership.lease]
+
+    def test_a_heartbeat_tells_what_endangers_the_jobs(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[object] = []
+        heartbeat = network.client.heartbeat
+
+        def recording(*arguments: Any, **values: Any) -> Renewal:
+            sent.append(values["conditions"])
+            return heartbeat(*arguments, **values)
+
+        monkeypatch.setattr(network.client, "heartbeat", recording)
+        away = Condition(ConditionKind.DURABILITY_LOST, "parameter server 0", "no room", since=5.0, times=1)
+        membership = self.member(network, Hooks(conditions=lambda: {JOB_ID: (away,)}))
+        membership.start()
+        membership.beat()
+        membership.close()
+        assert {JOB_ID: (away,)} in sent
+
+    def test_it_registers_again_when_it_was_forgotten(self, network: Network) -> None:
+        leases: list[Lease] = []
+        membership = self.member(network, Hooks(on_registered=leases.append))
+        first = membership.start()
+        network.client.leave(MemberId("w"), first.registration)
+        membership.beat()
+        assert membership.lease.registration != first.registration
+        assert leases[0] == first
+        assert leases[-1] == membership.lease
+        membership.close()
+
+    def test_silence_is_measured(self, network: Network) -> None:
+        membership = self.member(network)
+        membership.start()
+        membership.abandon()
+        network.cluster.clock.advance(3.0)
+        assert membership.silent_seconds == 3.0
+        network.server.stop(grace_seconds=0.0)
+        membership.beat()
+        assert membership.silent_seconds == 3.0
+
+    def test_a_coordinator_that_is_not_there_is_waited_for(self) -> None:
+        clock = FakeClock(auto_advance=True)
+        client = CoordinatorClient("127.0.0.1:1", clock=clock)
+        membership = Membership(client, MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1), clock=clock)
+
+        with pytest.raises(PeerUnreachable, match=r"coordinator at 127.0.0.1:1 cannot be reached: Register"):
+            membership.start(wait_seconds=1.0)
+        assert clock.monotonic() >= 1.0
+        client.close()
+
+
+class TestClient:
+    def test_a_worker_registers_for_the_length_of_a_block(self, network: Network) -> None:
+        with Client(network.address) as client:
+            with client.register_worker("mine", address="h:1") as worker:
+                assert worker.id == "mine"
+                assert worker.lease.lease_seconds == 5.0
+                [member] = [member for member in client.members() if member.info.role is MemberRole.WORKER]
+                assert (member.info.id, member.info.address) == ("mine", "h:1")
+            assert "mine" not in [member.info.id for member in client.members()]
+            with pytest.raises(UserError):
+                client.register_worker("")
+
+    def test_who_loses_the_name_gets_an_exception(self, network: Network) -> None:
+        def lose() -> None:
+            with Client(network.address) as client, client.register_worker("mine") as worker:
+                worker.check()
+                with closing(CoordinatorClient(network.address)) as other:
+                    other.register(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
+                    worker._membership.beat()
+                    with pytest.raises(MemberReplaced, match="has taken the name mine"):
+                        worker.check()
+
+        with pytest.raises(MemberReplaced, match="has taken the name mine"):
+            lose()
+
+    def test_who_asks_for_it_is_called_when_the_name_is_lost(self, network: Network) -> None:
+        lost: list[MemberReplaced] = []
+        with (
+            Client(network.address) as client,
+            client.register_worker("mine", on_lost=lost.append) as worker,
+            closing(CoordinatorClient(network.address)) as other,
+        ):
+            other.register(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
+            worker._membership.beat()
+            assert ["has taken the name mine" in str(error) for error in lost] == [True]
+
+    def test_clocks_are_asked_for(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        with Client(network.address) as client:
+            with pytest.raises(UnknownJob, match="no clocks yet"):
+                client.clocks()
+            network.cluster.beat("ps0", clocks={job_id: clocks(4, 2)})
+            assert client.clocks(job_id) == clocks(4, 2)
+            assert (client.local_clock(0), client.local_clock(1), client.global_clock()) == (4, 2, 2)
+            with pytest.raises(UserError, match=r"virtual worker 7 is not one of \[0, 1\]"):
+                client.local_clock(7)
+            assert next(client.watch_clocks()) == clocks(4, 2)
+
+    def test_an_address_must_be_one(self) -> None:
+        with pytest.raises(UserError, match="HOST:PORT"):
+            Client("nowhere")
+
+
+def test_history_of_an_earlier_coordinator_is_shown(network: Network) -> None:
+    job_id = network.submit()
+    network.cluster.train()
+    network.cluster.finish(job_id)
+    successor = network.cluster.new_coordinator()
+    server = Server(ServerConfig())
+    CoordinatorServicer(successor, host="here").add_to(server)
+    client = CoordinatorClient(server.start())
+
+    assert client.status(job_id).state is JobState.FINISHED
+    assert isinstance(list(client.watch_job(job_id))[-1].event, JobEnded)
+    assert client.clocks(job_id) is None
+    assert list(client.watch_clocks(job_id)) == []
+    client.close()
+    server.stop(grace_seconds=0.0)
+
+
+def test_the_coordinator_needs_neither_torch_nor_user_code() -> None:
+    probe = "import sys, hetpipe.server.coordinator.main; print(sorted({'torch', 'numpy', 'redis'} & set(sys.modules)))"
+    answer = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert answer.stdout.strip() == "[]"
+
+
+def test_a_resent_submission_over_the_network_is_one_job(network: Network) -> None:
+    handed_in = submission(job(), str(network.cluster.run_dir))
+
+    assert network.client.submit_job(handed_in) == network.client.submit_job(replace(handed_in))

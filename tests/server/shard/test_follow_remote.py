@@ -1,0 +1,53 @@
+"""A shard follows the clock shard however often that is away or has too much to do: else it would never apply again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import pytest
+
+from hetpipe.decide.sync.records import Record
+from hetpipe.errors import Busy, HetpipeError, PeerUnreachable
+from hetpipe.observe.history import NullHistory
+from hetpipe.server.shard.job_shard import JobShard
+from hetpipe.server.shard.transport import ClockTransport
+from hetpipe.values.ids import ShardIndex
+from tests.server.shard.builders import shard_config
+from tests.support.fake_clock import FakeClock
+
+
+class Refusing:
+    """A clock shard that refuses once, and then has no records."""
+
+    def __init__(self, error: HetpipeError) -> None:
+        self._errors = [error]
+        self.followed = threading.Event()
+        self._closed = threading.Event()
+
+    def acknowledge(
+        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
+        if self._errors:
+            raise self._errors.pop()
+
+    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
+        self.followed.set()
+        self._closed.wait(10.0)
+        yield from ()
+
+    def report_shard_checkpoint(self, *_: object, **__: object) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@pytest.mark.parametrize("error", [PeerUnreachable("away"), Busy("too much to do")])
+def test_it_asks_again(error: HetpipeError) -> None:
+    clock_shard = Refusing(error)
+    shard = JobShard(shard_config((), shard=1, num_shards=2), NullHistory())
+    shard.start(cast("ClockTransport", clock_shard), FakeClock(auto_advance=True))
+    assert clock_shard.followed.wait(5.0)
+    shard.stop()

@@ -1,0 +1,124 @@
+"""Who may follow the decision log: a stage whose life is over hears that instead of records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import cast
+
+import grpc
+import pytest
+import torch
+
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.decide.sync.records import EvictRecord
+from hetpipe.errors import ProtocolViolation, StaleIncarnation, StaleTerm
+from hetpipe.observe.history import MemoryHistory
+from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.shard_client import GrpcClock
+from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.server.shard import followers
+from hetpipe.server.shard.followers import Followers
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.values.ids import Incarnation, Term, VirtualWorkerIndex
+from hetpipe.values.requests import Requester
+from tests.server.shard.builders import JOB, OneShard, requester, shard_config, slices_of
+
+CONFIG = shard_config(slices_of([4]), stages=(1, 1, 1))
+EVICTED = VirtualWorkerIndex(1)
+
+
+class Context:
+    """Of a call that nobody ends."""
+
+    def add_callback(self, _: object) -> bool:
+        return True
+
+
+CONTEXT = cast("grpc.ServicerContext", Context())
+
+
+@pytest.fixture
+def shard() -> OneShard:
+    return OneShard(CONFIG).begin()
+
+
+def follow(shard: OneShard, who: Requester | None, *, start: int = 0) -> Iterator[object]:
+    records = Followers(shard.clock, SYSTEM_CLOCK).follow(start, CONTEXT, gathered=True, who=who)
+    return (record for batch in records for record in batch)
+
+
+def test_members_newcomers_and_shards_follow(shard: OneShard) -> None:
+    shard.clock.admit(VirtualWorkerIndex(7), Incarnation(2), 1)
+    for who in (requester(2), requester(7, incarnation=2), None):
+        assert next(follow(shard, who)) == shard.clock.records_from(0)[0]
+
+
+def test_who_was_drained_follows_while_it_is_at_work_at_its_last_barrier(shard: OneShard) -> None:
+    shard.clock.drain(EVICTED, Incarnation(0))
+    for wave in range(shard.clock.snapshot().barrier):
+        for vw in range(3):
+            shard.push(requester(vw), wave, [torch.ones(4)])
+            shard.report(requester(vw), wave)
+    assert EVICTED not in shard.clock.snapshot().local
+    newest = shard.clock.records_from(FROM_NEWEST_SEGMENT)
+    assert next(follow(shard, requester(1), start=newest[0].index)) == newest[0]
+
+
+def test_an_evicted_one_gets_no_record(shard: OneShard) -> None:
+    shard.clock.evict(EVICTED, Incarnation(0))
+    with pytest.raises(StaleIncarnation, match="its newest one is 0 and is evicted"):
+        next(follow(shard, requester(1)))
+    assert any(isinstance(record, EvictRecord) for record in follow(shard, requester(0)))
+
+
+def test_an_older_life_gets_no_record(shard: OneShard) -> None:
+    shard.clock.admit(EVICTED, Incarnation(1), 1)
+    with pytest.raises(StaleIncarnation, match="its newest one is 1"):
+        next(follow(shard, requester(1)))
+    assert next(follow(shard, requester(1, incarnation=1)))
+
+
+@pytest.mark.parametrize("who", [requester(term=2), requester(job="other")])
+def test_one_of_another_run_gets_no_record(shard: OneShard, who: Requester) -> None:
+    with pytest.raises(StaleTerm):
+        next(follow(shard, who))
+
+
+def test_there_is_no_such_stage(shard: OneShard) -> None:
+    with pytest.raises(ProtocolViolation, match="there is no stage 1"):
+        next(follow(shard, requester(0, 1)))
+
+
+@pytest.mark.parametrize("life", [0, 1])
+def test_one_that_waits_hears_of_its_end(shard: OneShard, life: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a newcomer's end there is no record: whoever waits looks up once in a while."""
+    monkeypatch.setattr(followers, "GATHER_SECONDS", 0.01)
+    if life:
+        shard.clock.admit(EVICTED, Incarnation(1), 1)
+    records = follow(shard, requester(1, incarnation=life))
+    for _ in range(shard.clock.num_records):
+        next(records)
+    shard.clock.evict(EVICTED, Incarnation(life))
+    with pytest.raises(StaleIncarnation):
+        next(records)
+
+
+def test_over_the_network() -> None:
+    handler, server = ShardServer(lambda _config: MemoryHistory()), Server(ServerConfig(num_threads=4))
+    add_shard_service(server, handler)
+    server.on_stop(handler.stop)
+    address = server.start()
+    handler.configure(replace(CONFIG, run_dir="/nowhere"))
+    with (
+        closing(GrpcClock(address, job_id=JOB, term=Term(1), requester=requester(1))) as stage,
+        closing(GrpcClock(address, job_id=JOB, term=Term(1))) as another_shard,
+    ):
+        assert next(iter(stage.follow(0, gathered=True)))
+        handler.evict(JOB, Term(1), EVICTED, Incarnation(0))
+        with pytest.raises(StaleIncarnation):
+            next(iter(stage.follow(0, gathered=True)))
+        assert next(iter(another_shard.follow(0)))
+    server.stop(grace_seconds=0.0)

@@ -1,0 +1,398 @@
+"""A whole run inside one process: real shards, real stage runners on threads, links and transports without sockets.
+
+The code that computes, orders and synchronises is the one that runs in processes; only the wires differ. Random delays
+in stages and shards can be injected, to show that timing changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from unittest.mock import patch
+
+from hetpipe.checkpoint.manifest import newest_listed, read_manifest
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.planner.partition import plan_job
+from hetpipe.decide.schedule.policy import Kind
+from hetpipe.decide.sync.segment import DRAIN, first_progress
+from hetpipe.job.file import Job
+from hetpipe.link.in_process import in_process_pair
+from hetpipe.link.policy import Link
+from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_detail
+from hetpipe.pipeline.compute import Emulator
+from hetpipe.pipeline.replicas import Replicas
+from hetpipe.pipeline.runner import StageRunner
+from hetpipe.server.agent.inspection import inspect_job
+from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
+from hetpipe.server.shard.client import ShardClient
+from hetpipe.server.shard.clock_shard import ClockShard
+from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
+from hetpipe.server.shard.job_shard import JobShard
+from hetpipe.server.shard.transport import ShardTransport
+from hetpipe.values import wire
+from hetpipe.values.ids import AgentId, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.plan import ModelReport, Plan, VirtualWorkerPlan
+from hetpipe.values.requests import PullHeader, PushHeader, PushReply
+from hetpipe.values.run import (
+    AgentDevice,
+    AgentInfo,
+    ClockSnapshot,
+    DeviceConfig,
+    StageConfig,
+    StageEvaluation,
+    StageReport,
+)
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import DataSpec, Membership
+from tests.support.lives import Death, Life, MortalHistory, mortal_clock, mortal_shard
+from tests.support.replicas import InProcessReplicas, ReplicaMeeting
+
+
+class RandomDelays(Emulator):
+    """Sleeps a random time, seeded, up to `longest_seconds` after every computation."""
+
+    def __init__(self, seed: int, longest_seconds: float) -> None:
+        super().__init__(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=seed)
+        self._longest_seconds = longest_seconds
+
+    def stretch(self, kind: Kind, started: float) -> None:
+        """Sleep."""
+        del kind, started
+        if self._longest_seconds:
+            SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+
+
+class DelayedShard:
+    """A shard that answers late, by a random, seeded time."""
+
+    def __init__(self, shard: ShardTransport, seed: int, longest_seconds: float) -> None:
+        self._shard = shard
+        self._random = random.Random(seed)
+        self._longest_seconds = longest_seconds
+
+    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+        """See `ShardTransport.push`."""
+        self._delay()
+        return self._shard.push(header, chunks)
+
+    def pull(self, header: PullHeader) -> Iterator[bytes]:
+        """See `ShardTransport.pull`."""
+        self._delay()
+        return self._shard.pull(header)
+
+    def close(self) -> None:
+        """See `ShardTransport.close`."""
+        self._shard.close()
+
+    def _delay(self) -> None:
+        SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessRun:
+    """What to run and how."""
+
+    job: Job
+    run_dir: Path
+    import_path: Path
+    restore: Path | None = None
+    delay_seconds: float = 0.0
+    """Longest random delay of a computation, a push or a pull."""
+    delay_seed: int = 0
+    keep_history: bool = True
+    stall_seconds: float = 60.0
+    stop_when: Callable[[ClockSnapshot], bool] | None = None
+    """Asks for a stop barrier as soon as this holds, before anything else can be decided."""
+    deaths: tuple[Death, ...] = ()
+    """Each at most once. Who dies is evicted at once, and comes back in a new life unless the death says otherwise; who
+    is drained comes back when all its stages have left."""
+    replans: Mapping[int, VirtualWorkerPlan] = field(default_factory=dict)
+    """Virtual worker → the plan of its later lives, where that is not the one of its first."""
+
+
+@dataclass(slots=True)
+class InProcessResult:
+    """How it went."""
+
+    plan: Plan
+    reports: list[tuple[VirtualWorkerIndex, StageIndex, StageReport]] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    snapshot: ClockSnapshot | None = None
+    peak_buffers: dict[tuple[VirtualWorkerIndex, StageIndex], int] = field(default_factory=dict)
+    """Weight buffers that a stage had on its device, at most at once."""
+    peak_buffers_at_rest: dict[tuple[VirtualWorkerIndex, StageIndex], int] = field(default_factory=dict)
+    """The same between two actions, by the account of the version store."""
+    ended: list[tuple[VirtualWorkerIndex, Incarnation, StageIndex, Exception]] = field(default_factory=list)
+    """What the stages of lives that ended early ended with."""
+    num_lives: int = 0
+
+
+def run_in_process(run: InProcessRun) -> InProcessResult:
+    """Run a job to its end. Raises the first error of a stage."""
+    cluster = _Cluster(run)
+    result = cluster.run()
+    if result.errors:
+        raise result.errors[0]
+    return result
+
+
+def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]:
+    """`ClockShard.acknowledge`, after which clocks are published, with a stop barrier once `stop_when` holds."""
+    acknowledge = ClockShard.acknowledge
+
+    def and_stop(
+        own: ClockShard, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
+    ) -> None:
+        with own.bell:
+            acknowledge(own, shard, num_records, durable, applied=applied)
+            if stop_when(own.snapshot()):
+                own.request_barrier("stop")
+
+    return and_stop
+
+
+class _Cluster:
+    def __init__(self, run: InProcessRun) -> None:
+        self._run = run
+        report = inspect_job(run.job, run.import_path)
+        count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
+        devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, "cpu") for i in range(count))
+        agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
+        self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
+        self.result = InProcessResult(self.plan)
+        self._guard = threading.RLock()
+        self._threads: list[threading.Thread] = []
+        data = run.job.data_spec(report.train_samples)
+        self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
+        run.run_dir.mkdir(parents=True, exist_ok=True)
+        if run.keep_history:
+            self._write_facts(report)
+        self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
+        self._clock = InProcessClock(self._shards[0])
+        self._meetings: dict[StageIndex, ReplicaMeeting] = {}
+        self._lives: dict[VirtualWorkerIndex, Life] = {}
+        self._over: SimpleQueue[tuple[Life, Death]] = SimpleQueue()
+        #: Who was asked to leave and is to come back.
+        self._leaving: list[Life] = []
+
+    def run(self) -> InProcessResult:
+        if self._run.stop_when is None:
+            return self._run_to_the_end()
+        with patch.object(ClockShard, "acknowledge", _stopping(self._run.stop_when)):
+            return self._run_to_the_end()
+
+    def _run_to_the_end(self) -> InProcessResult:
+        for shard in self._shards:
+            shard.start(None if shard is self._shards[0] else InProcessClock(self._shards[0]))
+        for vw in self.plan.virtual_workers:
+            self._begin(vw.index, Incarnation(0))
+        for life in self._lives.values():
+            for thread in life.threads:
+                thread.start()
+        while (self._leaving or any(thread.is_alive() for thread in self._threads)) and not self.result.errors:
+            with suppress(Empty):
+                self._replace(*self._over.get(timeout=0.01))
+            self._replace_leavers()
+        for thread in self._threads:
+            thread.join(0.1 if self.result.errors else None)
+        self.result.snapshot = self._shards[0].clock_shard.snapshot()
+        for shard in self._shards:
+            shard.stop()
+        return self.result
+
+    # -- lives -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Life:
+        """A new life, whose threads have yet to start."""
+        life = Life(vw, incarnation, self._run.deaths, self._end)
+        life.threads.extend(self._worker(life))
+        self._lives[vw] = life
+        self._threads.extend(life.threads)
+        self.result.num_lives += 1
+        return life
+
+    def _end(self, life: Life, death: Death) -> None:
+        """A death happens, or a request to leave, on the thread of a stage."""
+        others = (self._lives[VirtualWorkerIndex(vw)] for vw in death.also)
+        if death.how == "drained":
+            for each in (life, *(other for other in others if other.drain())):
+                self._shards[0].clock_shard.drain(each.vw, each.incarnation)
+                if death.comes_back:
+                    self._leaving.append(each)
+            return
+        for each in (life, *(other for other in others if other.end())):
+            if death.how == "killed":
+                each.kill()
+            self._over.put((each, death))
+
+    def _replace_leavers(self) -> None:
+        """What a coordinator does when all stages of a life that was to leave have ended."""
+        for life in [life for life in self._leaving if not any(thread.is_alive() for thread in life.threads)]:
+            self._leaving.remove(life)
+            if life.has_left and not life.is_over:
+                self._come_back(life)
+
+    def _replace(self, life: Life, death: Death) -> None:
+        """What a coordinator does when a life is over."""
+        with self._shards[0].clock_shard.bell:  # nothing is decided in between: a run may depend on its deaths alone
+            self._shards[0].evict(life.vw, life.incarnation)
+            if death.comes_back:
+                self._come_back(life)
+
+    def _come_back(self, life: Life) -> None:
+        following = Incarnation(life.incarnation + 1)
+        workers = tuple(
+            self._run.replans.get(vw.index, vw) if vw.index == life.vw else vw for vw in self.plan.virtual_workers
+        )
+        self.plan = replace(self.plan, virtual_workers=workers)
+        self._shards[0].clock_shard.admit(life.vw, following, len(self.plan.virtual_workers[life.vw].stages))
+        for thread in self._begin(life.vw, following).threads:
+            thread.start()
+
+    def _restored(self, incarnation: Incarnation) -> Path | None:
+        """The checkpoint that a life starts from."""
+        newest = newest_listed(self._run.run_dir) if incarnation > 0 else None
+        return newest or self._run.restore
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _write_facts(self, report: ModelReport) -> None:
+        import json
+
+        run_dir, progress = self._run.run_dir, self._progress
+        (run_dir / "job.json").write_text(self._run.job.model_dump_json())
+        (run_dir / "plan.json").write_text(wire.to_json(Plan, self.plan))
+        used = [i for i in range(report.train_samples) if progress.used[i >> 3] >> (i & 7) & 1]
+        start = {
+            "clock": progress.clock,
+            "epoch": progress.epoch,
+            "used": used,
+            "minibatches": progress.minibatches,
+        }
+        facts = {"num_samples": report.train_samples, "eval_samples": report.eval_samples, "start": start}
+        (run_dir / "facts.json").write_text(json.dumps(facts))
+
+    def _history(self, name: str, role: str) -> HistoryWriter:
+        if not self._run.keep_history or self._run.job.history == "off":
+            return NullHistory()
+        return History(self._run.run_dir / "history" / f"{name}.jsonl", host="test", pid=0, role=role, term=1)
+
+    def _replicas(self, vw: VirtualWorkerIndex, stage: StageIndex) -> Replicas | None:
+        if self._run.job.sync.kind != "allreduce":
+            return None
+        meeting = self._meetings.setdefault(stage, ReplicaMeeting(self._run.job.num_workers))
+        return InProcessReplicas(meeting, vw, self._run.stall_seconds)
+
+    def _shard(self, index: ShardIndex, data: DataSpec) -> JobShard:
+        job = self._run.job
+        config = ShardConfig(
+            job_id=self.plan.job_id,
+            term=self.plan.term,
+            shard=index,
+            num_shards=self.plan.num_shards,
+            clock_shard_address="",
+            membership=Membership({vw.index: len(vw.stages) for vw in self.plan.virtual_workers}),
+            slices=tuple(s for s in self.plan.slices if s.shard == index),
+            sync=job.sync_spec(),
+            data=data,
+            checkpoint_every_waves=job.checkpoint.every_waves,
+            checkpoint_keep=job.checkpoint.keep,
+            last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
+            run_dir=str(self._run.run_dir),
+            progress=self._progress,
+        )
+        return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
+
+    def _worker(self, life: Life) -> Iterator[threading.Thread]:
+        vw = life.vw
+        stages = self.plan.virtual_workers[vw].stages
+        restored = self._restored(life.incarnation)
+        upstream: Link | None = None
+        for index in range(len(stages)):
+            stage = StageIndex(index)
+            downstream: Link | None = None
+            following: Link | None = None
+            if index + 1 < len(stages):
+                downstream, following = in_process_pair(f"stage {index} of {vw}", f"stage {index + 1} of {vw}")
+                life.links += [downstream, following]
+            yield self._stage(life, stage, upstream, downstream, restored)
+            upstream = following
+
+    def _stage(
+        self, life: Life, stage: StageIndex, upstream: Link | None, downstream: Link | None, restored: Path | None
+    ) -> threading.Thread:
+        run, vw = self._run, life.vw
+        config = self._config(life, stage, restored)
+        seed = hash((run.delay_seed, vw, stage))
+        shards: list[ShardTransport] = [
+            mortal_shard(DelayedShard(InProcessShard(shard), seed + i, run.delay_seconds), life, stage)
+            for i, shard in enumerate(self._shards)
+        ]
+        wiring = Wiring(
+            shards=shards,
+            clock_shard=mortal_clock(self._clock, life, stage),
+            upstream=upstream,
+            downstream=downstream,
+            history=in_detail(
+                MortalHistory(self._history(f"vw-{vw}-stage-{stage}", "stage"), life, stage), run.job.history
+            ),
+            report=partial(self._hear, life, stage),
+            guard=self._guard,
+            replicas=self._replicas(vw, stage),
+            emulator=RandomDelays(seed, run.delay_seconds),
+            stall_seconds=run.stall_seconds,
+        )
+        with self._guard:
+            code = load_user_code(config)
+        own = [link for link in (upstream, downstream) if link is not None]
+        body = partial(self._live, life, stage, own, partial(assemble, config, code, wiring))
+        return threading.Thread(target=body, name=f"vw-{vw}-stage-{stage}", daemon=True)
+
+    def _config(self, life: Life, stage: StageIndex, restored: Path | None) -> StageConfig:
+        return StageConfig(
+            job=self._run.job.model_dump(mode="json"),
+            plan=self.plan,
+            vw=life.vw,
+            stage=stage,
+            incarnation=life.incarnation,
+            device=DeviceConfig("cpu"),
+            shard_addresses=(),
+            run_dir=str(self._run.run_dir),
+            import_path=str(self._run.import_path),
+            host="127.0.0.1",
+            restore=None if restored is None else str(restored),
+        )
+
+    def _hear(self, life: Life, stage: StageIndex, report: StageReport) -> None:
+        if isinstance(report, StageEvaluation):
+            life.reach("before evaluation", report.clock, stage)
+        self.result.reports.append((life.vw, stage, report))
+
+    def _live(
+        self, life: Life, stage: StageIndex, own: Sequence[Link], begin: Callable[[], tuple[StageRunner, ShardClient]]
+    ) -> None:
+        """A stage's thread; `own` are its links."""
+        client: ShardClient | None = None
+        try:
+            runner, client = begin()
+            done = runner.run()
+            life.has_left = done.reason == DRAIN
+            self.result.reports.append((life.vw, stage, done))
+            self.result.peak_buffers[life.vw, stage] = runner.peak_buffers
+            self.result.peak_buffers_at_rest[life.vw, stage] = runner.peak_buffers_at_rest
+        except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
+            if life.is_over:
+                self.result.ended.append((life.vw, life.incarnation, stage, error))
+            else:
+                self.result.errors.append(error)
+        finally:
+            if client is not None:
+                client.close()
+            for link in own if life.is_over else ():
+                link.close()
