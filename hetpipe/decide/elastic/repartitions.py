@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 
 from hetpipe.decide.elastic.replanning import Basis, Recut, can_recut, expected, rate
 from hetpipe.decide.elastic.stragglers import Expected, Stragglers
-from hetpipe.decide.elastic.worker_life import WorkerLife
-from hetpipe.decide.elastic.worker_lives import WorkerLives
-from hetpipe.decide.elastic.worker_steps import Told
+from hetpipe.decide.elastic.virtual_workers import VirtualWorker, VirtualWorkers, WorkersOutput
 from hetpipe.decide.lifecycle.configs import Assignment
 from hetpipe.decide.lifecycle.exchange import Announce, Replan, Replanned, SettleReplan
 from hetpipe.values.commands import StageKey
@@ -101,7 +99,7 @@ class Repartitions:
         if self._job.survive.straggler:
             self._stragglers.expect(worker.index, expected(basis, worker))
 
-    def look(self, lives: WorkerLives, *, seconds_left: float | None, now: float) -> list[Told]:
+    def look(self, lives: VirtualWorkers, *, seconds_left: float | None, now: float) -> list[WorkersOutput]:
         """Have somebody planned anew, if it is time.
 
         Args:
@@ -116,7 +114,7 @@ class Repartitions:
             lives, self._basis, seconds_left
         )
 
-    def _ask_for_fewer(self, lives: WorkerLives, basis: Basis, *, now: float) -> list[Told]:
+    def _ask_for_fewer(self, lives: VirtualWorkers, basis: Basis, *, now: float) -> list[WorkersOutput]:
         """Have somebody go on without agents that have been gone for long, if it has devices of others, too."""
         for worker in lives:
             gone = lives.gone_of(worker.vw)
@@ -127,7 +125,7 @@ class Repartitions:
                 return [self._task(lives, worker.vw, basis, gone=gone)]
         return []
 
-    def _ask_for_faster(self, lives: WorkerLives, basis: Basis, seconds_left: float | None) -> list[Told]:
+    def _ask_for_faster(self, lives: VirtualWorkers, basis: Basis, seconds_left: float | None) -> list[WorkersOutput]:
         """Have somebody cut anew that is off."""
         settled = all(worker.state in {LifeState.READY, LifeState.OUT} for worker in lives)
         can_be = not self._job.sync.deterministic and self._job.survive.straggler > 0.0
@@ -157,7 +155,7 @@ class Repartitions:
                 return [task]
         return []
 
-    def planned(self, answer: Replanned, lives: WorkerLives, *, now: float) -> list[Told]:
+    def planned(self, answer: Replanned, lives: VirtualWorkers, *, now: float) -> list[WorkersOutput]:
         """Somebody was planned anew; have it leave, if it has not anyway."""
         self._asked = None
         vw, worker = answer.vw, _of(lives, answer.vw)
@@ -181,7 +179,7 @@ class Repartitions:
         self._moves[vw] += 1
         return lives.drain(vw, "again", now)
 
-    def follow(self, lives: WorkerLives) -> list[Told]:
+    def follow(self, lives: VirtualWorkers) -> list[WorkersOutput]:
         """Say and do what follows from where the virtual worker of a move stands now."""
         move = self._move
         if move is None:
@@ -201,7 +199,7 @@ class Repartitions:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _task(
-        self, lives: WorkerLives, vw: VirtualWorkerIndex, basis: Basis, *, gone: frozenset[AgentId] = frozenset()
+        self, lives: VirtualWorkers, vw: VirtualWorkerIndex, basis: Basis, *, gone: frozenset[AgentId] = frozenset()
     ) -> Replan:
         assignment = lives.assignment
         return Replan(
@@ -218,7 +216,7 @@ class Repartitions:
             gone=gone,
         )
 
-    def _in_force(self, move: _Move, worker: WorkerLife) -> list[Told]:
+    def _in_force(self, move: _Move, worker: VirtualWorker) -> list[WorkersOutput]:
         recut, vw = move.recut, worker.vw
         if recut is None:
             self._move = None
@@ -234,7 +232,7 @@ class Repartitions:
         told = WorkerReplanned(vw, worker.incarnation, _counts(move.before), _counts(move.after), move.gain)
         return [Announce(told), SettleReplan(vw, worker.incarnation, is_in_force=True)]
 
-    def _undo(self, move: _Move, worker: WorkerLife, lives: WorkerLives) -> list[Told]:
+    def _undo(self, move: _Move, worker: VirtualWorker, lives: VirtualWorkers) -> list[WorkersOutput]:
         self._move = None
         if move.recut is None:
             self._needs_all.add(worker.vw)
@@ -245,7 +243,7 @@ class Repartitions:
             SettleReplan(worker.vw, move.last, is_in_force=False),
         ]
 
-    def _judge(self, move: _Move, worker: WorkerLife) -> list[Told]:
+    def _judge(self, move: _Move, worker: VirtualWorker) -> list[WorkersOutput]:
         if worker.incarnation != move.first or worker.state not in COMPUTING:
             # Nobody will ever know.
             self._move = None
@@ -263,7 +261,7 @@ class Repartitions:
         return [Announce(ReplanJudged(worker.vw, gained, sentence))]
 
 
-def _of(lives: WorkerLives, vw: VirtualWorkerIndex) -> WorkerLife:
+def _of(lives: VirtualWorkers, vw: VirtualWorkerIndex) -> VirtualWorker:
     return next(worker for worker in lives if worker.vw == vw)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetpipe.decide.elastic.worker_lives import WorkerLives
+from hetpipe.decide.elastic.virtual_workers import VirtualWorkers
 from hetpipe.decide.lifecycle.conditions import ConditionBoard
 from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
 from hetpipe.decide.lifecycle.exchange import Announce, Instruction, Prepared, Release, SendCommand, WrapUp
@@ -135,7 +135,7 @@ class JobCourse:
         return None if self._training is None else self._training.clocks
 
     @property
-    def lives(self) -> WorkerLives | None:
+    def lives(self) -> VirtualWorkers | None:
         """The virtual workers; None before they were told to start."""
         return None if self._training is None else self._training.lives
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetpipe.decide.elastic.worker_lives import LivesInput
+from hetpipe.decide.elastic.virtual_workers import WorkersInput
 from hetpipe.decide.lifecycle import adoption
 from hetpipe.decide.lifecycle.configs import Assignment, assignment_of
 from hetpipe.decide.lifecycle.exchange import (
@@ -260,7 +260,7 @@ class JobMachine(JobCourse):
 
     # -- while it trains -------------------------------------------------------------------------------------------
 
-    def _train(self, fact: LivesInput, *, now: float) -> None:
+    def _train(self, fact: WorkersInput, *, now: float) -> None:
         """Let what runs go on, and the job as far as that allows."""
         training = self._training
         if training is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpipe import errors
-from hetpipe.decide.elastic.worker_lives import LivesInput
+from hetpipe.decide.elastic.virtual_workers import WorkersInput
 from hetpipe.decide.lifecycle.exchange import DrainAsked, MemberGone, Prepared, Rewind, TaskFailed
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
@@ -95,7 +95,7 @@ class Rewinds:
         self._on_leave.discard(info.id)
         self._known[info.id] = info
 
-    def note_end(self, fact: LivesInput, stages: StageTable) -> None:
+    def note_end(self, fact: WorkersInput, stages: StageTable) -> None:
         """Take in what is said of processes of which only the end is of interest any more."""
         match fact:
             case ChildExit(key=key):
@@ -222,7 +222,7 @@ class Rewinds:
             return Failure(Rank.GONE, way.cause.error, f"{way.cause.sentence}; {why}", now)
         return Rewound(way.from_clock, start, prepared.submission.run_dir, way.cause.sentence)
 
-    def old_news(self) -> Iterable[LivesInput]:
+    def old_news(self) -> Iterable[WorkersInput]:
         """What those who begin anew have to be told: who is gone, and who is to stay out."""
         yield from self._absent.values()
         yield from (DrainAsked(vw, "out") for vw in self._out)

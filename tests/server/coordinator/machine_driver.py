@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from hetpipe.decide.elastic.worker_life import WorkerLife
+from hetpipe.decide.elastic.virtual_workers import VirtualWorker
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.exchange import (
     Admitted,
@@ -154,7 +154,7 @@ class Driver:
             told = clocks(9, 9)
             self.feed(ClocksTold(replace(told, local={Vw(vw): Clock(clock)})))
 
-    def worker(self, vw: int) -> WorkerLife:
+    def worker(self, vw: int) -> VirtualWorker:
         assert self.machine._training is not None
         return next(worker for worker in self.machine._training.lives if worker.vw == vw)
 
