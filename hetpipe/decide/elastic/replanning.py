@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hetpipe.decide.lifecycle.agents_cluster import cluster_of
+from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import PlannedRun, options_of
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, MemoryModel, minibatches_per_tick
 from hetpipe.decide.planner.optimizer_slots import slots_of

@@ -4,9 +4,9 @@ The shell (`coordinator.Coordinator`) feeds `JobMachine.handle` with what it hea
 comes back. A fact that arrives too late, for example the answer of an inspection that was given up, changes nothing.
 
 The table of states is `lifecycle.py`. Three parts of a job are objects of their own, with facts in and outputs out
-like this one: `JobPreparation` until the job is planned, `Training` while there are processes, `Rewinds` on the way back
-to a checkpoint. Once the job has ended its processes have yet to: `is_settled` tells when nothing of the job is left,
-and only then are its devices free again.
+like this one: `JobPreparation` until the job is planned, `Training` while there are processes, `Rewinds` on the way
+back to a checkpoint. Once the job has ended its processes have yet to: `is_settled` tells when nothing of the job is
+left, and only then are its devices free again.
 """
 
 from __future__ import annotations

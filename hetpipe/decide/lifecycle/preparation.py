@@ -12,11 +12,10 @@ from dataclasses import replace
 from hetpipe.decide.lifecycle.configs import Assignment, with_agents
 from hetpipe.decide.lifecycle.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
 from hetpipe.decide.lifecycle.inspections import Inspections, inspect_command, is_to_measure
-from hetpipe.decide.lifecycle.job_queue import Turn
+from hetpipe.decide.lifecycle.job_queue import ClusterView, Turn, claim_devices, missing
 from hetpipe.decide.lifecycle.lifecycle import Step
 from hetpipe.decide.lifecycle.link_survey import LinkNews, LinkSurvey
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
-from hetpipe.decide.lifecycle.requirements import ClusterView, claim_devices, missing
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job

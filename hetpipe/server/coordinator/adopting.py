@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from hetpipe.decide.lifecycle.cluster_links import is_cluster_survey
 from hetpipe.decide.lifecycle.exchange import ClocksTold, MemberSeen, Tick
 from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.lifecycle.link_survey import is_cluster_survey
 from hetpipe.decide.lifecycle.orphans import Orphan
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.errors import HetpipeError, JobError, JobFailed, PermissionDenied, StateLost, Unavailable

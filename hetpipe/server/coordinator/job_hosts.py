@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from hetpipe.clock import Clock
-from hetpipe.decide.lifecycle.cluster_links import ClusterLinks
 from hetpipe.decide.lifecycle.exchange import (
     Announce,
     ClocksTold,
@@ -26,12 +25,12 @@ from hetpipe.decide.lifecycle.exchange import (
     SendCommand,
     Task,
 )
-from hetpipe.decide.lifecycle.job_queue import turns
+from hetpipe.decide.lifecycle.job_queue import ClusterView, turns, untold
+from hetpipe.decide.lifecycle.link_survey import ClusterLinks
 from hetpipe.decide.lifecycle.mailboxes import Mailboxes
 from hetpipe.decide.lifecycle.orphans import Orphans
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.registry import Registry
-from hetpipe.decide.lifecycle.requirements import ClusterView, untold
 from hetpipe.errors import HetpipeError, ResourceExhausted, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.server.coordinator.evaluation_log import append_evaluations
