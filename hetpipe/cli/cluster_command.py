@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hetpipe.decide.lifecycle import agents_cluster
-from hetpipe.decide.lifecycle.agents_cluster import BETWEEN_NODES, LATENCY_SECONDS, WITHIN_NODE, type_of
+from hetpipe.decide.lifecycle.known_cluster import BETWEEN_NODES, LATENCY_SECONDS, WITHIN_NODE
+from hetpipe.decide.lifecycle.known_cluster import cluster_of as cluster_of_agents
 from hetpipe.errors import UserError
 from hetpipe.report.text import columns, count
 from hetpipe.runs.outcome import ExitStatus, Output
@@ -17,7 +17,7 @@ from hetpipe.values.catalogue import CATALOGUE, CatalogueEntry, catalogue_hint
 from hetpipe.values.cluster import Cluster, Links, LinkSpec, node_of
 from hetpipe.values.document import read_document, to_plain, to_yaml
 from hetpipe.values.ids import AgentId, DeviceId
-from hetpipe.values.run import AgentDevice, AgentInfo
+from hetpipe.values.run import AgentDevice, AgentInfo, type_of
 
 _GIB = 1 << 30
 
@@ -61,7 +61,7 @@ def cluster_of(devices: Sequence[AgentDevice]) -> Cluster:
     """
     node = AgentId(node_of(DeviceId(devices[0].device)))
     links = Links(intra_node=_slowest_link(map(type_of, devices)), inter_node=BETWEEN_NODES)
-    return agents_cluster.cluster_of([AgentInfo(node, host="", pid=0, devices=tuple(devices))], links)
+    return cluster_of_agents([AgentInfo(node, host="", pid=0, devices=tuple(devices))], links)
 
 
 def _slowest_link(kinds: Iterable[str]) -> LinkSpec:

@@ -18,15 +18,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.decide.lifecycle import agents_cluster
-from hetpipe.decide.lifecycle.agents_cluster import type_of
+from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.errors import DocumentError, UserError
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.values.catalogue import CATALOGUE, catalogue_hint, type_of_device_name
 from hetpipe.values.document import to_plain, to_yaml
 from hetpipe.values.ids import AgentId
 from hetpipe.values.problems import shown
-from hetpipe.values.run import AgentDevice, AgentInfo
+from hetpipe.values.run import AgentDevice, AgentInfo, type_of
 
 #: What a node's labels and resources are called.
 PRODUCT = "nvidia.com/gpu.product"
@@ -104,7 +103,7 @@ def from_k8s(source: str, output: Output, *, as_agents: bool) -> ExitStatus:
     output.complaints.write("".join(f"{remark}\n" for remark in found.remarks))
     if not found.nodes:
         raise UserError(f"no node in {name} has a GPU that pods can be given, so there is no cluster to write")
-    cluster = agents_cluster.cluster_of(named_as_agents(found.nodes) if as_agents else found.nodes)
+    cluster = cluster_of(named_as_agents(found.nodes) if as_agents else found.nodes)
     output.answer(to_plain(cluster), *_HEADER, to_yaml(cluster))
     return ExitStatus.OK
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hetpipe import __version__
 from hetpipe.cli.profile_command import view_for
 from hetpipe.cli.profiling import ProfileWish, profile_job
-from hetpipe.decide.lifecycle.agents_cluster import cluster_of
+from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import options_of
 from hetpipe.deploy.box import box_devices
 from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan

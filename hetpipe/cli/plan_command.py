@@ -13,8 +13,7 @@ from hetpipe.cli.plan_request import PlanRequest, check_request, wishes_of
 from hetpipe.cli.profile_command import view_for
 from hetpipe.cli.profile_links_command import links_sentences
 from hetpipe.cli.profiling import ProfileWish, profile_job
-from hetpipe.decide.lifecycle.agents_cluster import cluster_of
-from hetpipe.decide.lifecycle.known_links import KnownLinks, known_links, stated_links
+from hetpipe.decide.lifecycle.known_cluster import KnownLinks, cluster_of, known_links, stated_links
 from hetpipe.decide.simulator.documents import costs_of
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job, load_job

@@ -11,8 +11,7 @@ from pathlib import Path
 from hetpipe.cli.link_profiling import LinkWish, ProfiledLinks, profile_links
 from hetpipe.cli.profile_command import view_for
 from hetpipe.client import new_request_id
-from hetpipe.decide.lifecycle.agents_cluster import cluster_of
-from hetpipe.decide.lifecycle.known_links import KnownLinks, LinkOrigin, known_links, together
+from hetpipe.decide.lifecycle.known_cluster import KnownLinks, LinkOrigin, cluster_of, known_links, together
 from hetpipe.errors import DeadlineExceeded, UserError
 from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import columns, duration, shown_path
@@ -153,7 +152,7 @@ def lines(measured: MeasuredLinks) -> list[str]:
 def links_sentences(known: KnownLinks, now: float) -> tuple[str, ...]:
     """What the links of a plan are: stated, measured or assumed, a sentence for each of these.
 
-    >>> from hetpipe.decide.lifecycle.agents_cluster import ASSUMED_LINKS
+    >>> from hetpipe.decide.lifecycle.known_cluster import ASSUMED_LINKS
     >>> links_sentences(KnownLinks(ASSUMED_LINKS, (LinkOrigin(("a", "a"), "measured", 0.0),)), 7384.0)
     ('links: measured within a, 2 h 03 min ago',)
     """

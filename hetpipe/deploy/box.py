@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetpipe.decide.lifecycle.agents_cluster import type_of
 from hetpipe.values.ids import DeviceId
-from hetpipe.values.run import AgentDevice
+from hetpipe.values.run import AgentDevice, type_of
 
 _CUDA = "cuda"
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from hetpipe.checkpoint.manifest import has_checkpoint
 from hetpipe.client import new_request_id
-from hetpipe.decide.lifecycle.agents_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.decide.lifecycle.inspections import is_to_measure
+from hetpipe.decide.lifecycle.known_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
 from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UserError
 from hetpipe.job.file import Job

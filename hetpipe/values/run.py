@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hetpipe.values.bounds import CLOCK, COUNT, MAX_LISTED, Count, Name, Seconds, Sentence
+from hetpipe.values.catalogue import type_of_device_name
 from hetpipe.values.conditions import Condition
 from hetpipe.values.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.link_measurement import MeasuredLinks
@@ -236,6 +237,11 @@ class AgentDevice:
     """`cpu` or the CUDA device's name."""
     memory_bytes: int
     torch_device: str
+
+
+def type_of(device: AgentDevice) -> str:
+    """The device's type: the catalogue's name where it has one, else what the device calls itself."""
+    return type_of_device_name(device.type, device.memory_bytes) or device.type
 
 
 @dataclass(frozen=True, slots=True)

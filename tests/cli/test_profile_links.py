@@ -14,7 +14,7 @@ from hetpipe.cli import link_profiling
 from hetpipe.cli.app import app
 from hetpipe.cli.link_profiling import LinkWish, ProfiledLinks, cached_links, profile_links
 from hetpipe.cli.profile_links_command import links_sentences
-from hetpipe.decide.lifecycle.known_links import known_links, stated_links
+from hetpipe.decide.lifecycle.known_cluster import known_links, stated_links
 from hetpipe.decide.planner.assembly import profile_of
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.simulator.documents import costs_of as real_costs_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.decide.lifecycle.requirements import claim_devices
+from hetpipe.decide.lifecycle.job_queue import claim_devices
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan
 from hetpipe.errors import UserError

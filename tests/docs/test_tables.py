@@ -13,7 +13,7 @@ from hetpipe.check.report import ReportJson
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_statistics import MOST_POINTS
 from hetpipe.cli.compare_view import PolicySummary, comparison_json
-from hetpipe.decide.elastic import worker_life
+from hetpipe.decide.elastic import virtual_workers
 from hetpipe.decide.lifecycle import leadership
 from hetpipe.decide.lifecycle.lifecycle import TABLE
 from hetpipe.decide.sync import segment
@@ -74,7 +74,7 @@ def test_the_life_of_a_virtual_worker() -> None:
     rows = table_after(STATE_MACHINES, "## Life of a virtual worker")
     assert rows == [
         [state.value, step.value, following.value]
-        for state, row in worker_life.TABLE.items()
+        for state, row in virtual_workers.TABLE.items()
         for step, following in row.items()
     ]
 

@@ -14,8 +14,8 @@ from itertools import accumulate
 
 from hetpipe.decide.elastic.replanning import basis_of_others, best_cut, fits, layers_of
 from hetpipe.decide.lifecycle.exchange import NewWorker
+from hetpipe.decide.lifecycle.job_queue import claim_devices
 from hetpipe.decide.lifecycle.planning import PlannedRun
-from hetpipe.decide.lifecycle.requirements import claim_devices
 from hetpipe.decide.planner.partition import equal_cost_cut, layer_cost
 from hetpipe.errors import UserError
 from hetpipe.values.bounds import MAX_STAGES

@@ -10,12 +10,11 @@ The cut is the planner's: the smallest largest stage time, transfers and memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hetpipe.decide.elastic.stragglers import Expected
-from hetpipe.decide.lifecycle.agents_cluster import cluster_of
+from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import PlannedRun, options_of
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, MemoryModel, minibatches_per_tick
 from hetpipe.decide.planner.optimizer_slots import slots_of
@@ -61,6 +60,16 @@ class Basis:
         """What joins two stages."""
         here, there = (node_of(self.names[one.agent, one.device]) for one in (stage, other))
         return self.cluster.link(here, there)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a stage is compared with."""
+
+    alike: Hashable
+    """Equal for stages that are to take as long as each other."""
+    seconds: float | None = None
+    """What was foreseen for a minibatch; None if nothing was."""
 
 
 @dataclass(frozen=True, slots=True)

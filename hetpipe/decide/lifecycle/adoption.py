@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hetpipe.decide.elastic.worker_life import WorkerLife
+from hetpipe.decide.elastic.virtual_workers import VirtualWorker
 from hetpipe.decide.lifecycle.configs import Assignment, stage_commands
 from hetpipe.decide.lifecycle.exchange import MemberGone, Prepared, SendCommand
 from hetpipe.decide.lifecycle.patience import Patience
@@ -44,7 +44,7 @@ def prepared_of(assignment: Assignment, description: RunDescription) -> Prepared
     return Prepared(planned, run.data, run.start)
 
 
-def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorkerIndex, WorkerLife]:
+def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorkerIndex, VirtualWorker]:
     """Every virtual worker of the plan as the decision log knows it, in index order."""
     seen = {life.vw: life for life in description.lives}
     run = description.run
@@ -54,7 +54,7 @@ def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorker
     }
 
 
-def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool, now: float) -> WorkerLife:
+def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool, now: float) -> VirtualWorker:
     """One virtual worker; one that the log has not heard of was to join the run, and has yet to be admitted.
 
     Each life before the newest one counts as a death, but as none that came soon. Who was asked to stay out, and is
@@ -62,12 +62,12 @@ def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool,
     """
     if seen is None:
         state = LifeState.OUT if stays_out else LifeState.AWAITING
-        return WorkerLife(vw, now, state, stays_out=stays_out)
+        return VirtualWorker(vw, now, state, stays_out=stays_out)
     if seen.standing == "gone" and not stays_out:
         return _gone(vw, seen.incarnation, now=now)
     state = _state_of(seen, stays_out=stays_out)
     is_to_ask = stays_out and state in {LifeState.LEAVING, LifeState.ENDING} and not seen.leaving
-    return WorkerLife(
+    return VirtualWorker(
         vw,
         now,
         state,
@@ -90,11 +90,11 @@ def _state_of(seen: LifeSeen, *, stays_out: bool) -> LifeState:
             return LifeState.OUT
 
 
-def _gone(vw: VirtualWorkerIndex, incarnation: Incarnation, *, now: float) -> WorkerLife:
+def _gone(vw: VirtualWorkerIndex, incarnation: Incarnation, *, now: float) -> VirtualWorker:
     """The log counts its newest life no more; what is left of its processes is to be ended."""
     sentence = f"virtual worker {vw} was lost while an earlier coordinator led"
     cause = Failure(Rank.GONE, JobFailed.__name__, sentence, now)
-    return WorkerLife(
+    return VirtualWorker(
         vw, now, LifeState.ENDING, incarnation, deaths=incarnation + 1, failures=[cause], cause=cause, evicted=True
     )
 
@@ -102,7 +102,7 @@ def _gone(vw: VirtualWorkerIndex, incarnation: Incarnation, *, now: float) -> Wo
 def fill(
     stages: StageTable,
     assignment: Assignment,
-    workers: Mapping[VirtualWorkerIndex, WorkerLife],
+    workers: Mapping[VirtualWorkerIndex, VirtualWorker],
     *,
     now: float,
 ) -> None:

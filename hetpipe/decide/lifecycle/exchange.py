@@ -7,9 +7,8 @@ from typing import Literal
 
 from hetpipe.decide.elastic.replanning import Basis, Recut
 from hetpipe.decide.lifecycle.inspections import Inspected
-from hetpipe.decide.lifecycle.job_queue import Turn
+from hetpipe.decide.lifecycle.job_queue import ClusterView, Turn
 from hetpipe.decide.lifecycle.planning import PlannedRun
-from hetpipe.decide.lifecycle.requirements import ClusterView
 from hetpipe.values.commands import (
     ChildExit,
     Command,

@@ -11,7 +11,6 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from hetpipe.decide.lifecycle.agents_cluster import type_of
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.commands import InspectCommand, InspectionPhase, InspectionResult, InspectionStep
@@ -19,7 +18,7 @@ from hetpipe.values.events import Submission
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.measurement import Measurement, ProfileStep
 from hetpipe.values.plan import ModelReport
-from hetpipe.values.run import AgentInfo
+from hetpipe.values.run import AgentInfo, type_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,23 @@
 
 The shell (`coordinator.Coordinator`) feeds `JobMachine.handle` with what it hears and the time, and carries out what
 comes back. A fact that arrives too late, for example the answer of an inspection that was given up, changes nothing.
+
+The table of states is `lifecycle.py`. Three parts of a job are objects of their own, with facts in and outputs out
+like this one: `JobPreparation` until the job is planned, `Training` while there are processes, `Rewinds` on the way
+back to a checkpoint. Once the job has ended its processes have yet to: `is_settled` tells when nothing of the job is
+left, and only then are its devices free again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from hetpipe.decide.elastic.worker_lives import LivesInput
+from hetpipe.decide.elastic.virtual_workers import VirtualWorkers, WorkersInput
 from hetpipe.decide.lifecycle import adoption
+from hetpipe.decide.lifecycle.conditions import ConditionBoard
 from hetpipe.decide.lifecycle.configs import Assignment, assignment_of
+from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
 from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
     Announce,
@@ -24,25 +31,28 @@ from hetpipe.decide.lifecycle.exchange import (
     MemberSeen,
     NewWorker,
     Prepared,
+    Release,
     SendCommand,
     ShardHeard,
     StopAsked,
     TaskFailed,
     Tick,
     WrappedUp,
+    WrapUp,
 )
-from hetpipe.decide.lifecycle.job_course import JobCourse
 from hetpipe.decide.lifecycle.lifecycle import TABLE, Lifecycle, Step
-from hetpipe.decide.lifecycle.lost_disks import LostDisks
 from hetpipe.decide.lifecycle.patience import Patience
-from hetpipe.decide.lifecycle.planning import num_devices_wanted
+from hetpipe.decide.lifecycle.planning import PlannedRun, num_devices_wanted
+from hetpipe.decide.lifecycle.preparation import JobPreparation, PreparationInput, PreparationOutput
+from hetpipe.decide.lifecycle.rewinds import Rewinds
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank, root_cause
-from hetpipe.decide.lifecycle.setting_out import Taken, WayInput
+from hetpipe.decide.lifecycle.shard_watch import LostDisks
 from hetpipe.decide.lifecycle.stage_table import StageLife, StageTable
 from hetpipe.decide.lifecycle.training import Training
 from hetpipe.errors import JobFailed, StateLost
 from hetpipe.job.file import Job
 from hetpipe.values.commands import (
+    AgentNews,
     InspectionPhase,
     InspectionResult,
     InspectionStep,
@@ -54,10 +64,23 @@ from hetpipe.values.commands import (
     StopVirtualWorkerCommand,
 )
 from hetpipe.values.conditions import consequence
-from hetpipe.values.events import Evaluated, JobState, StateChanged, StopMode, Submission, Waiting
+from hetpipe.values.events import (
+    Evaluated,
+    JobEnded,
+    JobEvent,
+    JobState,
+    NumberedEvent,
+    QueuePlace,
+    StateChanged,
+    StopMode,
+    Submission,
+    Waiting,
+    WorkerStatus,
+)
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.members import MemberInfo
-from hetpipe.values.run import StageConditions
+from hetpipe.values.plan import ProofReport
+from hetpipe.values.run import AgentInfo, ClockSnapshot, StageConditions
 from hetpipe.values.run_document import RunDescription
 
 _GOES_BACK = "the whole job goes back to its newest checkpoint"
@@ -67,8 +90,40 @@ _GOES_ON = "the whole job goes on from the checkpoint it has just taken"
 _MAX_NAMED = 3
 
 
-class JobMachine(JobCourse):
+class JobMachine:
     """One job. Not thread-safe; every call gives the monotonic time."""
+
+    def __init__(self, job_id: JobId, job: Job, submission: Submission, *, patience: Patience, now: float) -> None:
+        self.job_id = job_id
+        self._preparation = JobPreparation(job_id, job, submission)
+        self._patience = patience = patience.of(job)
+        self._lifecycle = Lifecycle(job_id)
+        #: When the current state was entered, when it last showed progress, and when its wait was last told.
+        self._entered = self._heard = self._noticed = now
+        self._out: list[Instruction] = []
+        #: Where it stood in the queue when that was last told.
+        self._told_place: QueuePlace | None = None
+        self.stages = StageTable()
+        #: How the job ended; None before.
+        self.ended: JobEnded | None = None
+        self._failures: list[Failure] = []
+        #: What endangers the job, or has.
+        self.conditions = ConditionBoard()
+        #: What came of the evaluations.
+        self.evaluations = EvaluationHistory()
+        self._rewinds = Rewinds(job, submission, patience)
+        #: What the parameter servers say of the job since they were told of it.
+        self._disks = LostDisks()
+        self._prepared: Prepared | None = None
+        #: From the moment the stages were told to start.
+        self._training: Training | None = None
+        self._stop_now = False
+        #: When to ask for the barrier of a stop; None while nobody wants one, or it was asked for.
+        self._ask_barrier_at: float | None = None
+        #: Why the job takes a barrier to wait for agents that are about to go; None while it does not.
+        self._notice: Failure | None = None
+        self._wrapping_up = False
+        self._running_seconds = 0.0
 
     @classmethod
     def adopted(
@@ -88,7 +143,7 @@ class JobMachine(JobCourse):
         run = description.run
         assignment = assignment_of(run)
         machine = cls(run.plan.job_id, assignment.job, run.submission, patience=patience, now=now)
-        machine._go_on(assignment, description, now=now)
+        machine._resume(assignment, description, now=now)
         if stop is not None and (stop is StopMode.NOW or machine.state is not JobState.STOPPING):
             machine._stop_asked(stop, now=now)
         return machine
@@ -108,20 +163,15 @@ class JobMachine(JobCourse):
             now: monotonic seconds.
         """
         machine = cls(job_id, job, submission, patience=patience, now=now)
-        machine._way.goes_back = True
+        machine._preparation.goes_back = True
         machine._rewinds.begin_whole(cause, now=now)
         machine._announce(StateChanged(machine.state, f"{cause.sentence}: {_GOES_BACK}"))
         return machine
 
-    @property
-    def goes_back(self) -> bool:
-        """Whether it is on its way back from where nobody knows how far it was."""
-        return self._rewinds.is_whole
-
-    def _go_on(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
-        """Be where the job is."""
+    def _resume(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
+        """Take the job up where an earlier coordinator left it."""
         run, state = description.run, adoption.state_of(description)
-        self._way.take_over(assignment, eval_samples=run.eval_samples)
+        self._preparation.take_over(assignment, eval_samples=run.eval_samples)
         self._lifecycle = Lifecycle(self.job_id, state)
         self._announce(StateChanged(state, adoption.ADOPTED))
         self._prepared = adoption.prepared_of(assignment, description)
@@ -142,6 +192,107 @@ class JobMachine(JobCourse):
         if state is JobState.STOPPING:
             self._training.lives.close()
 
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> Job:
+        """The job as it was submitted; once it is prepared, as it is carried out."""
+        return self._preparation.job
+
+    @property
+    def submission(self) -> Submission:
+        """How it was submitted."""
+        return self._preparation.submission
+
+    @property
+    def agents(self) -> tuple[AgentInfo, ...]:
+        """Claimed devices, by agent; none before the cluster was ready."""
+        return self._preparation.agents
+
+    @property
+    def shards(self) -> tuple[MemberInfo, ...]:
+        """Claimed shards, by index; none before the cluster was ready."""
+        return self._preparation.shards
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands."""
+        return self._lifecycle.state
+
+    @property
+    def queue_place(self) -> QueuePlace | None:
+        """Where it stands in the queue; None unless it is pending."""
+        return self._preparation.place if self.state is JobState.PENDING else None
+
+    @property
+    def rewinds(self) -> int:
+        """How often it went back to a checkpoint."""
+        return self._rewinds.count
+
+    @property
+    def run(self) -> PlannedRun | None:
+        """How it was planned; None before it was."""
+        return None if self._prepared is None else self._prepared.run
+
+    @property
+    def proof(self) -> ProofReport | None:
+        """What was proven of the model; None before that, and where nobody knows."""
+        return None if self.run is None else self.run.proof
+
+    @property
+    def clocks(self) -> ClockSnapshot | None:
+        """The newest clocks; None before the clock shard told any."""
+        return None if self._training is None else self._training.clocks
+
+    @property
+    def lives(self) -> VirtualWorkers | None:
+        """The virtual workers; None before they were told to start."""
+        return None if self._training is None else self._training.lives
+
+    @property
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """The virtual workers; none before they were told to start."""
+        return () if self._training is None else self._training.lives.statuses
+
+    def is_settled(self, *, now: float) -> bool:
+        """True when the job has ended and its processes have, or have had the time to."""
+        over = now - self._entered >= self._patience.exit_seconds
+        return self.ended is not None and not self._preparation.is_preparing and (self.stages.all_exited or over)
+
+    def recall(self, events: Iterable[NumberedEvent]) -> None:
+        """Begin with what followers were told by earlier coordinators, in order."""
+        self.conditions.recall(events)
+        self.evaluations.recall(events)
+
+    def may_have_processes(self, *, now: float) -> bool:
+        """False when an agent that still has processes of the job should end them."""
+        if self.ended is None:
+            return True
+        return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
+
+    def may_tell(self, agent: AgentId, news: AgentNews) -> bool:
+        """Whether it is for `agent` to tell `news`: of a process that the plan puts on its node, or as it was asked.
+
+        News of what the job does not have, or not any more, have no effect, whoever tells them.
+        """
+        if isinstance(news, InspectionPhase | InspectionStep | InspectionResult):
+            return self._preparation.is_asked(agent)
+        if isinstance(news, LinkAwaited | LinkResult):
+            return self._preparation.may_tell_link(agent, news)
+        life = self.stages.get(news.key)
+        return life is None or life.agent == agent
+
+    def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
+        """Whether the process that `agent` starts to measure a link is to be called that."""
+        return self._preparation.may_be_end(agent, stage)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it is on its way back from where nobody knows how far it was."""
+        return self._rewinds.is_whole
+
+    # -- facts ------------------------------------------------------------------------------------------------------
+
     def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901, PLR0912 - one case per kind of fact
         """Take one fact in.
 
@@ -155,7 +306,7 @@ class JobMachine(JobCourse):
             case (
                 ClusterSeen() | InspectionStep() | InspectionPhase() | InspectionResult() | LinkAwaited() | LinkResult()
             ):
-                self._set_out(fact, now=now)
+                self._prepare(fact, now=now)
             case Prepared():
                 self._shards_prepared(fact, now=now)
             case TaskFailed():
@@ -191,36 +342,36 @@ class JobMachine(JobCourse):
 
     # -- on the way to training ------------------------------------------------------------------------------------
 
-    def _set_out(self, fact: WayInput, *, now: float) -> None:
+    def _prepare(self, fact: PreparationInput, *, now: float) -> None:
         """Go on towards training."""
         if self._rewinds.is_waiting:
             # Processes of before may have the devices.
             return
         if self.state is JobState.INSPECTING:
             self._heard = now
-        self._set_out_further(self._way.handle(fact, state=self.state, now=now), now=now)
+        self._follow_preparation(self._preparation.handle(fact, state=self.state, now=now), now=now)
 
-    def _set_out_further(self, steps: Sequence[Taken], *, now: float) -> None:
-        for taken in steps:
-            match taken:
+    def _follow_preparation(self, outputs: Sequence[PreparationOutput], *, now: float) -> None:
+        for output in outputs:
+            match output:
                 case Step.CLUSTER_LACKS:
-                    self._told_place = self._way.place
-                    self._step(taken, now=now, remark=str(self._way.place))
+                    self._told_place = self._preparation.place
+                    self._step(output, now=now, remark=str(self._preparation.place))
                 case Step():
-                    self._step(taken, now=now, remark=self._way.remark(taken))
+                    self._step(output, now=now, remark=self._preparation.remark(output))
                 case Failure():
-                    self._fail(taken, now=now)
+                    self._fail(output, now=now)
                 case _:
-                    self._out.append(taken)
+                    self._out.append(output)
 
     def _shards_prepared(self, prepared: Prepared, *, now: float) -> None:
-        self._way.is_preparing = False
+        self._preparation.is_preparing = False
         if self.state is not JobState.PLANNING:
             # Given up meanwhile: the shards have just been configured for nothing.
             self._wrap_up()
             return
         self._prepared = prepared
-        self._way.prepared(prepared)
+        self._preparation.prepared(prepared)
         told = self._rewinds.prepared(prepared, now=now)
         if isinstance(told, Failure):
             self._fail(told, now=now)
@@ -233,10 +384,10 @@ class JobMachine(JobCourse):
         self._step(Step.PREPARED, now=now, remark=prepared.run.links_sentence)
         self.stages, self._disks = StageTable(), LostDisks()
         self._training = Training(
-            self._way.assignment(prepared),
+            self._preparation.assignment(prepared),
             prepared,
             self.stages,
-            eval_samples=self._way.eval_samples,
+            eval_samples=self._preparation.eval_samples,
             patience=self._patience,
             now=now,
         )
@@ -250,17 +401,17 @@ class JobMachine(JobCourse):
             if self.state is JobState.STOPPING or self._notice is not None:
                 self._ask_barrier_at = now + self._patience.retry_seconds
             return
-        self._way.is_preparing = False
+        self._preparation.is_preparing = False
         if self.state is not JobState.PLANNING:
             # Given up meanwhile: some shards may have been configured for nothing.
             self._wrap_up()
             return
-        if not self._rewinds.puts_up_with(failed, now=now):
+        if not self._rewinds.is_retryable(failed, now=now):
             self._fail(Failure(Rank.REPORTED, failed.error, failed.sentence, now, failed.problems), now=now)
 
     # -- while it trains -------------------------------------------------------------------------------------------
 
-    def _train(self, fact: LivesInput, *, now: float) -> None:
+    def _train(self, fact: WorkersInput, *, now: float) -> None:
         """Let what runs go on, and the job as far as that allows."""
         training = self._training
         if training is None:
@@ -290,7 +441,7 @@ class JobMachine(JobCourse):
         run = self._prepared.run
         plan = replace(run.plan, virtual_workers=(*run.plan.virtual_workers, new.plan))
         self._prepared = replace(self._prepared, run=replace(run, plan=plan))
-        self._way.enlarge(new.agents)
+        self._preparation.enlarge(new.agents)
         self._training.enlarge(new, self._prepared, now=now)
         self._train(Tick(), now=now)
 
@@ -305,7 +456,7 @@ class JobMachine(JobCourse):
             new = [key for key in old if self.stages.get(key) is None]
             for key in new:
                 self.stages.add(key, agent, info.host, now=now)
-                self._way.above = max(self._way.above, key.term)
+                self._preparation.above = max(self._preparation.above, key.term)
             if new and self.state.is_queued:
                 self._rewinds.wait_again(now=now)
         for vw, term, incarnation in sorted({(key.vw, key.term, key.incarnation) for key in old}):
@@ -350,9 +501,9 @@ class JobMachine(JobCourse):
 
     def _queue_again(self, lacks: str, *, now: float) -> None:
         """Wait once more for a turn: nothing was done yet that would be lost."""
-        self._way.queue_again(lacks)
-        self._told_place = self._way.place
-        self._step(Step.CLUSTER_LACKS, now=now, remark=str(self._way.place))
+        self._preparation.queue_again(lacks)
+        self._told_place = self._preparation.place
+        self._step(Step.CLUSTER_LACKS, now=now, remark=str(self._preparation.place))
 
     def _advance(self, training: Training, *, now: float) -> None:
         """Go on as far as the stages allow."""
@@ -418,15 +569,15 @@ class JobMachine(JobCourse):
             return
         found: Instruction | Failure | None
         if self._rewinds.is_whole:
-            may = self._rewinds.may_prepare(self._way, now=now)
-            found = may if isinstance(may, Failure) else (self._way.prepare() if may else None)
+            may = self._rewinds.may_prepare(self._preparation, now=now)
+            found = may if isinstance(may, Failure) else (self._preparation.prepare() if may else None)
         else:
             assert self._prepared is not None
-            found = self._rewinds.check(self.stages, self._way, self._prepared, now=now)
+            found = self._rewinds.check(self.stages, self._preparation, self._prepared, now=now)
         if isinstance(found, Failure):
             self._fail(found, now=now)
         elif found is not None:
-            self._way.is_preparing = True
+            self._preparation.is_preparing = True
             self._out.append(found)
 
     # -- towards the end -------------------------------------------------------------------------------------------
@@ -446,7 +597,7 @@ class JobMachine(JobCourse):
         if self._training is not None:
             self._training.lives.close()
             self._train(Tick(), now=now)
-        elif not self._way.is_preparing:
+        elif not self._preparation.is_preparing:
             self._wrap_up(now=now)
 
     def _ask_barrier(self, *, now: float) -> None:
@@ -470,6 +621,60 @@ class JobMachine(JobCourse):
         else:
             self._fail(cause, now=now)
 
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _wrap_up(self, *, now: float | None = None) -> None:
+        """Ask for the last clocks, once; the answer ends the job if it has not ended yet, and releases the shards."""
+        if self._wrapping_up:
+            return
+        self._wrapping_up = True
+        if self._training is not None and now is not None:
+            self._running_seconds = self._training.running_seconds(now=now)
+        self._out.append(WrapUp(self.shards))
+
+    def _wrapped_up(self, clocks: ClockSnapshot | None, *, now: float) -> None:
+        if self.state in {JobState.RUNNING, JobState.STOPPING}:
+            self._end_well(clocks, now=now)
+        # Not before the end is told: a coordinator that dies in between finds the job again.
+        self._out.append(Release(self.shards))
+
+    def _end_well(self, clocks: ClockSnapshot | None, *, now: float) -> None:
+        """The run is over, or was stopped."""
+        result = None
+        if self._training is not None:
+            self._training.clocks = clocks or self._training.clocks
+            result = self._training.result(
+                self.submission.first_run_dir,
+                self._running_seconds,
+                rewinds=self._rewinds.count,
+                conditions=self.conditions.all,
+                evaluations=self.evaluations,
+            )
+        is_stopped = self._training is None or self._training.is_stopped
+        state = self._step(Step.STOP_REACHED if is_stopped else Step.END_REACHED, now=now)
+        self._end(JobEnded(state, result=result, conditions=self.conditions.all))
+
+    def _fail(self, failure: Failure, *, now: float) -> None:
+        self._step(Step.FAIL, now=now)
+        conditions = self.conditions.all
+        sentence = consequence(failure.sentence, failure.error, conditions)
+        self._end(JobEnded(JobState.FAILED, sentence, failure.error, failure.problems, conditions=conditions))
+        self._stop_processes()
+        if self.shards and not self._preparation.is_preparing:
+            self._wrap_up()
+
+    def _end(self, ended: JobEnded) -> None:
+        self.ended = ended
+        if self._training is not None:
+            self._training.lives.halt()
+        self._announce(ended)
+
+    def _stop_processes(self) -> None:
+        if self._training is not None:
+            self._training.lives.halt()
+        for agent in self.agents:
+            self._out.append(SendCommand(agent.agent, StopJobCommand(self.job_id)))
+
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _tick(self, *, now: float) -> None:
@@ -484,9 +689,9 @@ class JobMachine(JobCourse):
             self._train(Tick(), now=now)
             if self.state.is_terminal:
                 return
-        if self.state is JobState.INSPECTING and self._way.is_measuring_links:
+        if self.state is JobState.INSPECTING and self._preparation.is_measuring_links:
             self._heard = now
-            self._set_out_further(self._way.tick(now=now), now=now)
+            self._follow_preparation(self._preparation.tick(now=now), now=now)
         if self._rewinds.is_waiting:
             self._go_back(now=now)
         if self.state.is_queued and not self._rewinds.is_waiting:
@@ -520,7 +725,7 @@ class JobMachine(JobCourse):
 
     def _tell_place(self, *, now: float) -> None:
         """Say again where the job stands in the queue: soon when that has changed, else now and then."""
-        place = self._way.place
+        place = self._preparation.place
         pause = self._patience.notice_seconds if place != self._told_place else self._patience.queue_notice_seconds
         if place is not None and now - self._noticed >= pause:
             self._noticed, self._told_place = now, place
@@ -530,15 +735,28 @@ class JobMachine(JobCourse):
         """For whom the coordinator waits, and for what."""
         match self.state:
             case JobState.SUBMITTED | JobState.PENDING | JobState.PLANNING if self._rewinds.is_waiting:
-                return self._rewinds.awaited(self.stages, self._way)
+                return self._rewinds.awaited(self.stages, self._preparation)
             case JobState.INSPECTING | JobState.PLANNING:
-                return self._way.awaited(self.state)
+                return self._preparation.awaited(self.state)
             case JobState.STARTING:
                 return f"these to become ready: {_some(self.stages.unready())}"
             case _ if self._stop_now:
                 return "all stages to end"
             case _:
                 return "all stages to reach the barrier of the stop"
+
+    # -- small things ----------------------------------------------------------------------------------------------
+
+    def _step(self, step: Step, *, now: float, remark: str = "") -> JobState:
+        before = self.state
+        state = self._lifecycle.take(step, now=now)
+        self._entered = self._heard = self._noticed = now
+        if state is not before:
+            self._announce(StateChanged(state, remark))
+        return state
+
+    def _announce(self, event: JobEvent) -> None:
+        self._out.append(Announce(event))
 
 
 def _some(lives: list[StageLife]) -> str:

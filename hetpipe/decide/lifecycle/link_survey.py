@@ -1,8 +1,9 @@
-"""Which links between nodes are measured before a job is planned: those that nobody knows, one after the other. Pure.
+"""Which links between nodes are measured: those that nobody knows, one after the other. Pure.
 
-Both agents of a pair are asked, each for one end: the first awaits and measures, the second calls where it is told that
-it is awaited. A pair that fails is skipped: its link is assumed, and a sentence says why. What was measured is told to
-both agents, so that no job measures it again while it is valid.
+`LinkSurvey` is one survey, for a job before it is planned or, in `ClusterLinks`, for an operator. Both agents of a
+pair are asked, each for one end: the first awaits and measures, the second calls where it is told that it is awaited.
+A pair that fails is skipped: its link is assumed, and a sentence says why. What was measured is told to both agents,
+so that no job measures it again while it is valid.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from hetpipe.decide.lifecycle.exchange import SendCommand
+from hetpipe.errors import ResourceExhausted
 from hetpipe.values.addresses import split_address
 from hetpipe.values.commands import (
     KeepLinksCommand,
@@ -29,6 +31,9 @@ from hetpipe.values.policies import AskedLink
 from hetpipe.values.run import AgentInfo
 
 LinkNews = LinkAwaited | LinkResult
+
+#: Begins what agents take for the id of a job; those of jobs end with a dash and twelve digits.
+_PREFIX = "links."
 
 #: Longest time for one pair: two processes import torch, find each other, and measure for some seconds.
 PAIR_SECONDS = 60.0
@@ -187,3 +192,58 @@ class LinkSurvey:
     def _skip(self, problem: str, *, now: float) -> list[SendCommand]:
         self._problems.append(f"{self._pairs[self._number]} was not measured: {problem}")
         return self._next(now=now)
+
+
+def is_cluster_survey(job_id: JobId) -> bool:
+    """Whether what an agent takes for a job is, or was, a survey of the cluster."""
+    return job_id.startswith(_PREFIX)
+
+
+class ClusterLinks:
+    """The newest survey that an operator has asked for. Every call gives the monotonic time."""
+
+    def __init__(self) -> None:
+        self._job_id = JobId("")
+        self._survey: LinkSurvey | None = None
+
+    def ask(
+        self, request_id: str, agents: Sequence[AgentInfo], *, fresh: bool, now: float
+    ) -> tuple[LinksProgress, list[SendCommand]]:
+        """Begin a survey, or tell how far it is: the same request id means the same survey.
+
+        Args:
+            request_id: of the operator's wish.
+            agents: who is registered, with what is known of their links.
+            fresh: measure also what is known.
+            now: monotonic seconds.
+
+        Raises:
+            ResourceExhausted: somebody else's survey is under way.
+        """
+        job_id, sent = JobId(f"{_PREFIX}{request_id}"), []
+        if self._survey is None or job_id != self._job_id:
+            if self._survey is not None and not self._survey.is_over:
+                raise ResourceExhausted(f"links are measured for somebody else; wait for {self._survey.awaited}")
+            if fresh:
+                agents = [replace(agent, links=MeasuredLinks()) for agent in agents]
+            self._job_id, self._survey = job_id, LinkSurvey(agents, job_id=job_id, run_dir="", link="auto")
+            sent = self._survey.begin(now=now)
+        return self._survey.progress, sent
+
+    def handle(self, agent: AgentId, news: LinkNews, *, now: float) -> list[SendCommand] | None:
+        """Take in what an agent tells; None if it was not asked for that."""
+        if self._survey is None or news.job_id != self._job_id or not self._survey.may_tell(agent, news):
+            return None
+        return self._survey.handle(news, now=now)
+
+    def tick(self, *, now: float) -> list[SendCommand]:
+        """Time has passed."""
+        return [] if self._survey is None else self._survey.tick(now=now)
+
+    def is_under_way(self, job_id: JobId) -> bool:
+        """Whether it is this survey for which an agent may have a process."""
+        return self._survey is not None and job_id == self._job_id and not self._survey.is_over
+
+    def may_be(self, agent: AgentId, stage: StageKey) -> bool:
+        """Whether the process that `agent` starts for its end of a link is to be called that."""
+        return self._survey is not None and stage.job_id == self._job_id and self._survey.may_be(agent, stage)

@@ -10,8 +10,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hetpipe.decide.lifecycle.lost_disks import LostDisks
 from hetpipe.decide.lifecycle.patience import Patience
+from hetpipe.decide.lifecycle.shard_watch import LostDisks
 from hetpipe.storage.store import JobRecord
 from hetpipe.values.commands import AgentNews
 from hetpipe.values.events import StopMode

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import Protocol
 
 from hetpipe.decide.lifecycle.configs import Assignment
-from hetpipe.decide.lifecycle.described import Described, describe
 from hetpipe.decide.lifecycle.inspections import Inspected
+from hetpipe.decide.lifecycle.known_cluster import Described, describe
 from hetpipe.decide.planner.assignment import Offered, assign
 from hetpipe.decide.planner.choose import choose_plan
 from hetpipe.decide.planner.costs import Costs

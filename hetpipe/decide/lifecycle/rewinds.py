@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpipe import errors
-from hetpipe.decide.elastic.worker_lives import LivesInput
+from hetpipe.decide.elastic.virtual_workers import WorkersInput
 from hetpipe.decide.lifecycle.exchange import DrainAsked, MemberGone, Prepared, Rewind, TaskFailed
 from hetpipe.decide.lifecycle.patience import Patience
+from hetpipe.decide.lifecycle.preparation import JobPreparation
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
-from hetpipe.decide.lifecycle.setting_out import SettingOut
 from hetpipe.decide.lifecycle.stage_table import StageTable
 from hetpipe.decide.lifecycle.training import Training
 from hetpipe.errors import JobFailed, Unavailable
@@ -95,7 +95,7 @@ class Rewinds:
         self._on_leave.discard(info.id)
         self._known[info.id] = info
 
-    def note_end(self, fact: LivesInput, stages: StageTable) -> None:
+    def note_end(self, fact: WorkersInput, stages: StageTable) -> None:
         """Take in what is said of processes of which only the end is of interest any more."""
         match fact:
             case ChildExit(key=key):
@@ -137,7 +137,7 @@ class Rewinds:
         assert self._way is not None
         self._way.is_preparing, self._way.since = False, now
 
-    def may_prepare(self, members: SettingOut, *, now: float) -> bool | Failure:
+    def may_prepare(self, members: JobPreparation, *, now: float) -> bool | Failure:
         """Whether the shell may try once more what it could not do before, or why that can never be."""
         way = self._way
         assert way is not None
@@ -165,7 +165,7 @@ class Rewinds:
         self._out = tuple(life.vw for life in training.lives if life.stays_out)
 
     def check(
-        self, stages: StageTable, members: SettingOut, before: Prepared, *, now: float
+        self, stages: StageTable, members: JobPreparation, before: Prepared, *, now: float
     ) -> Rewind | Failure | None:
         """What is next: nothing yet, to prepare the job anew, or why that can never be.
 
@@ -187,7 +187,7 @@ class Rewinds:
         self._number += 1
         return Rewind(self._number, before, members.agents, members.shards, members.eval_samples)
 
-    def puts_up_with(self, failed: TaskFailed, *, now: float) -> bool:
+    def is_retryable(self, failed: TaskFailed, *, now: float) -> bool:
         """Whether a failure to prepare the job anew is one to wait out."""
         kind = getattr(errors, failed.error, None)
         if self._way is None or not (isinstance(kind, type) and issubclass(kind, Unavailable)):
@@ -222,18 +222,18 @@ class Rewinds:
             return Failure(Rank.GONE, way.cause.error, f"{way.cause.sentence}; {why}", now)
         return Rewound(way.from_clock, start, prepared.submission.run_dir, way.cause.sentence)
 
-    def old_news(self) -> Iterable[LivesInput]:
+    def old_news(self) -> Iterable[WorkersInput]:
         """What those who begin anew have to be told: who is gone, and who is to stay out."""
         yield from self._absent.values()
         yield from (DrainAsked(vw, "out") for vw in self._out)
 
-    def awaited(self, stages: StageTable, members: SettingOut) -> str:
+    def awaited(self, stages: StageTable, members: JobPreparation) -> str:
         """For whom the way back waits, and for what."""
         if not stages.all_exited:
             return "all stages to end, before the job goes back to its newest checkpoint"
         why = self._missing(members) or ("" if self._way is None else self._way.refusal)
         return f"what it takes to go back to the newest checkpoint: {why or 'the pause between two rewinds'}"
 
-    def _missing(self, members: SettingOut) -> str:
+    def _missing(self, members: JobPreparation) -> str:
         """Who of those that must be there is not, as a sentence; empty if nobody."""
         return "; ".join(self._absent[member].sentence for member in members.members if member in self._absent)

@@ -1,16 +1,21 @@
-"""Parameter servers that a running job has lost, and how long they are waited for. Pure.
+"""The parameter servers of a job: those that are gone, and those that lost what they kept of it. Pure.
 
-Training stands still without them, but loses nothing: a parameter server that comes back has all it acknowledged.
+Training stands still without one that is gone, but loses nothing: a parameter server that comes back has all it
+acknowledged. One that lost its state sends the job back to a checkpoint.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.errors import JobFailed
 from hetpipe.values.events import Waiting
 from hetpipe.values.members import MemberId, MemberInfo
+
+#: Heartbeats in a row without the job after which it is lost.
+_BEATS = 2
 
 
 @dataclass(slots=True)
@@ -69,3 +74,31 @@ class ShardWatch:
                 awaited = f"the parameter server to come back at {lost.shard.address}{lost.elsewhere}"
                 found.append(Waiting(f"the coordinator waits for {awaited}: {lost.sentence}", waited))
         return found
+
+
+class LostDisks:
+    """The parameter servers of one job that serve it no more although they were to: what they kept of it is lost.
+
+    Each heartbeat names the jobs that its sender serves. One that is under way while a parameter server is told of a
+    job does not name it yet, so that one alone proves nothing; two in a row do.
+    """
+
+    def __init__(self) -> None:
+        #: Heartbeats in a row that did not name the job.
+        self._missed: Counter[MemberId] = Counter()
+
+    def heard(self, shard: MemberInfo, *, serves: bool, reason: str) -> str:
+        """Take in what a heartbeat says of the job.
+
+        Args:
+            shard: the sender, a parameter server of the job.
+            serves: whether it names the job among those that it serves.
+            reason: why it serves it no more, if it says so.
+
+        Returns:
+            What is lost, as a sentence; empty while nothing is.
+        """
+        self._missed[shard.id] = 0 if serves else self._missed[shard.id] + 1
+        if self._missed[shard.id] < _BEATS:
+            return ""
+        return f"{shard} has lost what it kept of the job: {reason or 'its folder for state holds nothing of it'}"

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetpipe.decide.lifecycle.agents_cluster import type_of
 from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
 from hetpipe.job.file import Job
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import Evaluated
 from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.values.plan import DEFAULT_DTYPE, Plan, ProofReport
-from hetpipe.values.run import AgentInfo, ClockSnapshot, StageProgress
+from hetpipe.values.run import AgentInfo, ClockSnapshot, StageProgress, type_of
 from hetpipe.values.sync import Progress
 from hetpipe.values.utilisation import ModelSpeed, Peak, model_speed, peak_of_types
 from hetpipe.values.wire import plain

@@ -11,9 +11,7 @@ from typing import Any
 
 from hetpipe.decide.elastic.repartitions import Repartitions
 from hetpipe.decide.elastic.replanning import basis_if_known
-from hetpipe.decide.elastic.worker_life import WorkerLife
-from hetpipe.decide.elastic.worker_lives import LivesInput, WorkerLives
-from hetpipe.decide.elastic.worker_steps import Told
+from hetpipe.decide.elastic.virtual_workers import VirtualWorker, VirtualWorkers, WorkersInput, WorkersOutput
 from hetpipe.decide.lifecycle import adoption
 from hetpipe.decide.lifecycle.adoption import Returning
 from hetpipe.decide.lifecycle.configs import Assignment
@@ -79,7 +77,7 @@ class Training:
             workers = adoption.workers_of(adopted, now=now)
             adoption.fill(stages, assignment, workers, now=now)
             self._returning = Returning(assignment, stages, adopted, patience=patience, now=now)
-        self._lives = WorkerLives(assignment, stages, patience=patience, now=now, adopted=workers)
+        self._lives = VirtualWorkers(assignment, stages, patience=patience, now=now, adopted=workers)
         self._repartitions = Repartitions(assignment, basis_if_known(prepared.run, assignment.agents))
         self._shard_watch = ShardWatch(assignment.job.survive.absence.total_seconds(), patience.notice_seconds)
         self._evaluations = Evaluations(eval_samples)
@@ -90,7 +88,7 @@ class Training:
         self.clocks: ClockSnapshot | None = None if adopted is None else adopted.clocks
 
     @property
-    def lives(self) -> WorkerLives:
+    def lives(self) -> VirtualWorkers:
         """The virtual workers."""
         return self._lives
 
@@ -121,13 +119,13 @@ class Training:
         if self._board is not None:
             self._board.follow(assignment.plan, now=now)
 
-    def handle(self, fact: LivesInput, *, now: float) -> list[Told]:
+    def handle(self, fact: WorkersInput, *, now: float) -> list[WorkersOutput]:
         """Take one fact in.
 
         Returns:
             What to do, in order, and what the job cannot survive.
         """
-        out: list[Told] = []
+        out: list[WorkersOutput] = []
         match fact:
             case StageNews() if self._stages.get(fact.key) is not None:
                 out += map(Announce, self._heard(fact, now=now))
@@ -206,8 +204,8 @@ class Training:
                 """Its life is told of elsewhere."""
         return []
 
-    def _tick(self, *, now: float) -> list[Told]:
-        out: list[Told] = []
+    def _tick(self, *, now: float) -> list[WorkersOutput]:
+        out: list[WorkersOutput] = []
         for fact in () if self._returning is None else self._returning.check(now=now):
             out += self.handle(fact, now=now)
         watched = self._shard_watch.check(now=now)
@@ -233,7 +231,7 @@ class Training:
         return out
 
 
-def _may_compute(worker: WorkerLife) -> bool:
+def _may_compute(worker: VirtualWorker) -> bool:
     """Whether parts of evaluations may come from it. That a first life is ready may be told after its first part."""
     is_first = worker.state is LifeState.STARTING and worker.incarnation == 0
     return is_first or worker.state in COMPUTING

@@ -1,13 +1,17 @@
-"""The coordinator: members, jobs, and the shell around each job's machine.
+"""The coordinator: members, jobs, and what each of them hears of the others.
 
 One lock guards everything, and `condition` is notified after every change. Nothing slow happens under the lock: what
 takes time runs on the job's own thread and comes back as a fact. `tick` must be called several times a second; it ends
 leases, feeds the machines with time, and retries what the store has not taken.
+
+Three parts are objects of their own, under the same lock: `JobHosts` has the jobs and carries out what their machines
+say, `DeviceClaims` offers what is free to those that wait, `Adoption` takes up jobs that an earlier coordinator led.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -18,29 +22,38 @@ from hetpipe.clock import Clock
 from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
     ConditionsTold,
+    Input,
+    MemberGone,
     MemberSeen,
     ShardHeard,
     StopAsked,
     Tick,
 )
 from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.lifecycle.job_queue import untold
+from hetpipe.decide.lifecycle.link_survey import ClusterLinks, is_cluster_survey
+from hetpipe.decide.lifecycle.mailboxes import Mailboxes
+from hetpipe.decide.lifecycle.orphans import Orphans
 from hetpipe.decide.lifecycle.patience import LEASE_SECONDS, Patience
+from hetpipe.decide.lifecycle.registry import Registry
 from hetpipe.errors import (
     HetpipeError,
     JobFailed,
     PermissionDenied,
     ProtocolViolation,
     StoreUnavailable,
+    Unavailable,
     UnknownJob,
     UnknownMember,
     VersionConflict,
 )
 from hetpipe.job.as_json import job_from_json
 from hetpipe.observe.log import get_logger
-from hetpipe.server.coordinator.adopting import Adopting, job_id_of
-from hetpipe.server.coordinator.fences import Election, NoElection
+from hetpipe.server.coordinator.adoption import Adoption, job_id_of
+from hetpipe.server.coordinator.control_numbers import Election, Fences, NoElection, Terms
+from hetpipe.server.coordinator.device_claims import DeviceClaims
 from hetpipe.server.coordinator.job_host import JobHost
-from hetpipe.server.coordinator.job_hosts import thread_per_job
+from hetpipe.server.coordinator.job_hosts import Context, JobHosts, thread_per_job
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.storage.store import JobRecord, MemberRecord, Store
 from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResult, NumberedCommand, StageKey, StageNews
@@ -49,7 +62,7 @@ from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StopMode, S
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.link_measurement import LinksProgress
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
-from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run import AgentInfo, ClockSnapshot
 
 _log = get_logger(__name__)
 
@@ -89,7 +102,7 @@ def _away(outage: str) -> str:
     )
 
 
-class Coordinator(Adopting):
+class Coordinator:
     """The logic of one coordinator. Thread-safe; `servicer` puts it on the network."""
 
     def __init__(
@@ -108,20 +121,30 @@ class Coordinator(Adopting):
         Raises:
             StoreUnavailable: the store cannot be reached.
         """
-        super().__init__(
-            store,
-            tools,
-            clock=clock,
-            patience=patience or Patience(),
-            lease_seconds=lease_seconds,
-            executor_of=executor_of,
-            election=election or NoElection(),
+        self._store = store
+        self._tools = tools
+        self._clock = clock
+        self._patience = patience or Patience()
+        #: Guards everything below; notified after every change.
+        self.condition = threading.Condition()
+        self._registry = Registry(lease_seconds)
+        #: These two lock themselves; the store may be asked under it.
+        self._fences = Fences(election or NoElection())
+        self._terms = Terms(store)
+        self._mailboxes = Mailboxes()
+        #: What operators have measured.
+        self._cluster_links = ClusterLinks()
+        context = Context(store=store, tools=tools, clock=clock, patience=self._patience, condition=self.condition)
+        self._jobs = JobHosts(
+            context, self._mailboxes, executor_of=executor_of, first_number=self._fences.first_event_number
         )
+        self._orphans = Orphans(self._patience, now=clock.monotonic())
+        self._claims = DeviceClaims(context, self._jobs, self._registry, self._orphans)
         #: When `tick` was last called.
         self._ticked = clock.monotonic()
         #: Whether the store answers.
         self._store_condition = Condition(ConditionKind.STORE_UNREACHABLE, _STORE, cleared=clock.wall())
-        self._remember_jobs()
+        self._adoption = Adoption(context, self._jobs, self._claims, self._registry, self._orphans, self._terms)
 
     # -- members ---------------------------------------------------------------------------------------------------
 
@@ -153,12 +176,11 @@ class Coordinator(Adopting):
             if info.role is MemberRole.AGENT:
                 self._mailboxes.open(AgentId(info.id), is_new=replaced is not None)
             for job_id in {key.job_id for key in info.stages}:
-                self._hear_of(job_id, teller=info.id)
+                self._adoption.hear_of(job_id, teller=info.id)
             if replaced is not None:
                 self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
-            for host in list(self._hosts.values()):
-                self._feed(host, MemberSeen(info))
-            self._offer_cluster()
+            self._jobs.feed_all(MemberSeen(info))
+            self._claims.offer()
             self.condition.notify_all()
         failpoints.reach("membership.published_not_seen")
         _log.info("member_registered", member=str(info), member_role=info.role.value)
@@ -200,20 +222,20 @@ class Coordinator(Adopting):
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
             for job_id, snapshot in clocks.items():
-                self._clock_told(record.info, job_id, snapshot)
+                self._adoption.clock_told(record.info, job_id, snapshot)
             lost = lost or {}
             if record.info.role is MemberRole.PARAMETER_SERVER:
-                self._shard_told(record.info, clocks, lost)
-            for host in list(self._hosts.values()):
+                self._adoption.shard_told(record.info, clocks, lost)
+            for host in self._jobs:
                 if any(shard.id == member_id for shard in host.machine.shards):
                     reason = lost.get(host.job_id, "")
-                    self._feed(host, ShardHeard(member_id, serves=host.job_id in jobs, reason=reason))
+                    self._jobs.feed(host, ShardHeard(member_id, serves=host.job_id in jobs, reason=reason))
                     if told := (conditions or {}).get(host.job_id):
-                        self._feed(host, ConditionsTold(member_id, told))
+                        self._jobs.feed(host, ConditionsTold(member_id, told))
             ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id, member_id))
-            self._look_after_orphans()
+            self._adoption.tick()
             if is_first:
-                self._offer_cluster()
+                self._claims.offer()
         self._renew_in_store(record)
         return Renewal(self._registry.lease_seconds, ended, self._fences.own)
 
@@ -246,8 +268,7 @@ class Coordinator(Adopting):
         with self.condition:
             if not self._registry.depart(MemberId(agent), registration):
                 return
-            for host in list(self._hosts.values()):
-                self._feed(host, AgentDeparts(agent))
+            self._jobs.feed_all(AgentDeparts(agent))
         _log.info("agent_departs", member=agent)
 
     def members(self) -> tuple[Member, ...]:
@@ -319,10 +340,10 @@ class Coordinator(Adopting):
         _check_request_id(request_id)
         with self.condition:
             members = self._registry.of_role(MemberRole.AGENT)
-            agents = [self._known_agent(member) for member in members if not self._registry.departs(member.id)]
+            agents = [self._claims.known_agent(member) for member in members if not self._registry.departs(member.id)]
             now = self._clock.monotonic()
             progress, sent = self._cluster_links.ask(request_id, agents, fresh=fresh, now=now)
-            self._post(sent)
+            self._jobs.post(sent)
         return progress
 
     def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
@@ -338,7 +359,7 @@ class Coordinator(Adopting):
             raise ProtocolViolation("this coordinator certifies no stages: it was started without --tls")
         with self.condition:
             self._registry.check(MemberId(agent), registration)
-            host = self._hosts.get(stage.job_id)
+            host = self._jobs.get(stage.job_id)
             lives = () if host is None else host.machine.stages
             is_end = self._cluster_links.may_be(agent, stage)
             is_end = is_end or (host is not None and host.machine.may_be_end(agent, stage))
@@ -347,6 +368,38 @@ class Coordinator(Adopting):
         return self._tools.certify(request_pem, stage.peer)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def host(self, job_id: JobId | None) -> JobHost | None:
+        """A job that this coordinator leads, or the newest one; look at it under the `condition` only."""
+        with self.condition:
+            return self._jobs.get(job_id) if job_id else self._jobs.newest
+
+    def hosts(self) -> tuple[JobHost, ...]:
+        """The jobs that this coordinator leads, oldest first; look at them under the `condition` only."""
+        with self.condition:
+            return tuple(self._jobs)
+
+    def tell(self, host: JobHost, fact: Input) -> None:
+        """Let a job take a fact in, and carry out what it says."""
+        with self.condition:
+            self._jobs.feed(host, fact)
+
+    def free_devices(self) -> tuple[AgentInfo, ...]:
+        """The agents in order of registration, with the devices that no job uses.
+
+        Raises:
+            Unavailable: that is not known yet.
+        """
+        with self.condition:
+            cluster = self._claims.view()
+        if cluster.unled:
+            raise Unavailable(f"the coordinator waits for {untold(cluster.unled[0])}; ask again in a few seconds")
+        return cluster.agents
+
+    def is_orphan(self, job_id: JobId) -> bool:
+        """Whether a job is under way that nobody leads, and somebody may tell more of it."""
+        with self.condition:
+            return job_id in self._orphans and job_id not in self._jobs
 
     def submit_job(self, submission: Submission, *, owner: str = "") -> JobId:
         """Take a job; the same request id gives the same job.
@@ -367,7 +420,7 @@ class Coordinator(Adopting):
         job = job_from_json(submission.job_json)
         job_id = job_id_of(job.name, submission.request_id)
         with self.condition:
-            self._check_room(job_id, owner)
+            self._jobs.check_room(job_id, owner)
         record = JobRecord(
             job_id=job_id,
             name=job.name,
@@ -380,17 +433,16 @@ class Coordinator(Adopting):
         with self.condition:
             if submission.has_begun and not kept.state.is_terminal:
                 # Its clock shard may know more of it; else it goes back to its newest checkpoint.
-                self._ended.pop(job_id, None)
-                self._hear_of(job_id, kept)
+                self._jobs.forget_end(job_id)
+                self._adoption.hear_of(job_id, kept)
                 return job_id
-            if job_id in self._hosts or not kept.state.is_queued:
+            if job_id in self._jobs or not kept.state.is_queued:
                 return job_id
             now = self._clock.monotonic()
             machine = JobMachine(job_id, job, submission, patience=self._patience, now=now)
-            self._hosts[job_id] = JobHost(machine, kept, self._executor_of(job_id), first=self._first_number())
-            self._hosts[job_id].owner = owner
+            self._jobs.lead(machine, kept).owner = owner
             _log.info("job_submitted", job=job_id, run_dir=submission.run_dir)
-            self._offer_cluster()
+            self._claims.offer()
             self.condition.notify_all()
         return job_id
 
@@ -406,7 +458,7 @@ class Coordinator(Adopting):
                 return self._stop_orphan(self.record(job_id), mode)
             _log.info("job_stop_asked", job=host.job_id, mode=mode)
             host.want_stop(mode)
-            self._feed(host, StopAsked(mode))
+            self._jobs.feed(host, StopAsked(mode))
             return host.machine.state
 
     def _stop_orphan(self, record: JobRecord, mode: StopMode) -> JobState:
@@ -418,16 +470,14 @@ class Coordinator(Adopting):
         except VersionConflict:
             # Whoever gave it up a moment ago has written its end.
             return self._stop_orphan(self.record(record.job_id), mode)
-        orphan = self._orphans.get(record.job_id)
-        if orphan is not None:
-            orphan.stop = mode
+        self._adoption.want_stop(record.job_id, mode)
         _log.info("job_stop_asked", job=record.job_id, mode=mode)
         return record.state
 
     def awaited(self, job_id: JobId) -> str:
         """What is waited for before somebody leads a job, as a sentence; empty if somebody does, or it has ended."""
         with self.condition:
-            return "" if job_id in self._hosts else self._orphans.awaited(job_id, now=self._clock.monotonic())
+            return "" if job_id in self._jobs else self._orphans.awaited(job_id, now=self._clock.monotonic())
 
     def record(self, job_id: JobId | None) -> JobRecord:
         """What is kept of a job, or of the newest one.
@@ -445,7 +495,7 @@ class Coordinator(Adopting):
         if not kept.state.is_terminal:
             with self.condition:
                 # Whoever nobody leads is led on, sent back or ended, however it was overlooked.
-                self._hear_of(kept.job_id, kept)
+                self._adoption.hear_of(kept.job_id, kept)
         return kept
 
     def _forgotten(self, job_id: JobId | None) -> JobRecord:
@@ -457,7 +507,7 @@ class Coordinator(Adopting):
         if job_id is None:
             raise UnknownJob(_NO_JOB)
         with self.condition:
-            sentence, awaited = self._ended.get(job_id, ""), self.awaited(job_id)
+            sentence, awaited = self._jobs.end_of(job_id), self.awaited(job_id)
         if not sentence:
             why = f"; {awaited}" if awaited else ""
             raise UnknownJob(f"job {job_id!r:.80} is not known here{why}")
@@ -498,25 +548,61 @@ class Coordinator(Adopting):
                 silent = self._registry.lease_seconds
                 _log.warning("lease_ran_out", member=gone.info.id, silent_seconds=silent)
                 self._tell_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
-            self._look_after_orphans()
-            self._offer_cluster()
+            self._adoption.tick()
+            self._claims.offer()
             self._look_at_store()
-            self._post(self._cluster_links.tick(now=now))
-            for host in list(self._hosts.values()):
+            self._jobs.post(self._cluster_links.tick(now=now))
+            for host in self._jobs:
                 # A job of which somebody may know more has not begun to wait.
                 if host.job_id not in self._orphans:
-                    self._feed(host, Tick())
-            self._forget_old_jobs()
+                    self._jobs.feed(host, Tick())
+            self._jobs.forget_old()
 
     def close(self) -> None:
         """Wait for the jobs' threads and give up the store."""
         with self.condition:
-            executors = [*(host.executor for host in self._hosts.values()), *self._askers.values()]
+            executors = [*(host.executor for host in self._jobs), *self._adoption.executors]
         for executor in executors:
             executor.shutdown()
         self._store.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _tell_gone(self, info: MemberInfo, sentence: str) -> None:
+        self._jobs.feed_all(MemberGone(info.id, sentence))
+
+    def _may_have_processes(self, job_id: JobId, teller: MemberId) -> bool:
+        """Whether a member may still do something for a job that it tells of; under the lock."""
+        if is_cluster_survey(job_id):
+            return self._cluster_links.is_under_way(job_id)
+        host = self._jobs.get(job_id)
+        if host is not None:
+            return host.machine.may_have_processes(now=self._clock.monotonic())
+        self._adoption.hear_of(job_id, teller=teller)
+        return not self._jobs.has_ended(job_id)
+
+    def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
+        """An agent tells of a job; whether that is for it to tell. Under the lock."""
+        if is_cluster_survey(news.job_id):
+            return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
+        host = self._jobs.get(news.job_id)
+        if not self._adoption.keep_news(agent, news) and host is not None:
+            if not host.machine.may_tell(agent, news):
+                return False
+            if isinstance(news, LinkResult):
+                self._registry.learn_links(news.measured)
+            self._jobs.feed(host, news)
+        return True
+
+    def _survey_told(self, agent: AgentId, news: LinkAwaited | LinkResult) -> bool:
+        """An agent tells of a link of the cluster; whether it was asked for it. Under the lock."""
+        sent = self._cluster_links.handle(agent, news, now=self._clock.monotonic())
+        if sent is None:
+            return False
+        if isinstance(news, LinkResult):
+            self._registry.learn_links(news.measured)
+        self._jobs.post(sent)
+        return True
 
     def _look_at_store(self) -> None:
         """Tell every job whether the store is there, if somebody has told that it is not; under the lock."""
@@ -528,10 +614,10 @@ class Coordinator(Adopting):
         elif before.holds and not outage:
             self._store_condition = replace(before, cleared=self._clock.wall(), clearance=_STORE_IS_BACK)
             _log.warning("store_reachable", sentence=_STORE_IS_BACK)
-        for host in self._hosts.values():
+        for host in self._jobs:
             board = host.machine.conditions
             if self._store_condition.times or board.current[ConditionKind.STORE_UNREACHABLE]:
-                self._feed(host, ConditionsTold(_COORDINATOR, (self._store_condition,)))
+                self._jobs.feed(host, ConditionsTold(_COORDINATOR, (self._store_condition,)))
 
     def _renew_in_store(self, record: MemberRecord) -> None:
         """Let the store know; a store that is away or has lost its memory evicts nobody."""

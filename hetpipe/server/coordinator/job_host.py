@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
 
+from hetpipe.clock import Clock
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.errors import VersionConflict
 from hetpipe.observe.log import get_logger
@@ -14,6 +19,7 @@ from hetpipe.storage.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Stor
 from hetpipe.values.events import (
     ConditionCleared,
     ConditionRaised,
+    Evaluated,
     JobEvent,
     JobState,
     NumberedEvent,
@@ -30,6 +36,11 @@ from hetpipe.values.events import (
 from hetpipe.values.ids import JobId
 
 _log = get_logger(__name__)
+
+
+#: Every evaluation of a run, in its first folder: one JSON object per line, appended. After a rewind it goes on in the
+#: same file: what was evaluated after the checkpoint comes again, with another `rewinds`.
+EVALUATIONS = "evaluations.jsonl"
 
 
 class JobHost:
@@ -179,3 +190,33 @@ def _write(store: Store, unsaved: Unsaved) -> JobRecord | None:
     if not unsaved.is_record:
         return None
     return store.replace_job(record, keep_seconds=ENDED_JOB_SECONDS if record.state.is_terminal else None)
+
+
+def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:
+    """The line of an evaluation that was heard of `wall` seconds after 1970. Numbers that are not finite become null.
+
+    >>> from hetpipe.values.ids import Clock
+    >>> evaluation_line(Evaluated(Clock(6), 2, 46, {"loss": 0.5}), wall=0.0)
+    '{"t":"1970-01-01T00:00:00Z","epoch":2,"clock":6,"minibatches":0,"samples":46,"rewinds":0,"within_epoch":false,"whole":true,"values":{"loss":0.5}}'
+    """
+    date = datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return json.dumps({"t": date, **evaluated.to_object()}, separators=(",", ":"))
+
+
+def append_evaluations(run_dir: Path, events: Iterable[JobEvent], clock: Clock) -> None:
+    """Append a line for every evaluation among `events`, with one write.
+
+    A disk that does not take it is told in the log: the run goes on, and its newest evaluation is in its result anyway.
+    """
+    lines = [evaluation_line(event, wall=clock.wall()) for event in events if isinstance(event, Evaluated)]
+    if not lines:
+        return
+    text = "".join(f"{line}\n" for line in lines).encode()
+    try:
+        descriptor = os.open(run_dir / EVALUATIONS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, text)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _log.warning("evaluation_not_written", path=str(run_dir / EVALUATIONS), reason=str(error))

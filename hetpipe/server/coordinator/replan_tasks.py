@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetpipe import failpoints
-from hetpipe.decide.elastic.replanning import gain, left_over, played, recut
+from hetpipe.decide.elastic.repartitions import replanned
 from hetpipe.decide.lifecycle.configs import with_agents
 from hetpipe.decide.lifecycle.exchange import Admit, NewPlan, Replan, Replanned, SettleReplan
 from hetpipe.errors import CheckpointError
@@ -33,7 +33,9 @@ class ReplanTasks:
     def replan(self, task: Replan, run_dir: str) -> Replanned:
         """Plan anew; never raises: with any trouble the plan that is stays."""
         try:
-            found = self._without(task) if task.gone else self._better(task)
+            found = replanned(task)
+            if found.plan is None and found.gain is not None:
+                _log.info("replan_does_not_pay", job=self._job_id, vw=task.vw, gain=found.gain, least=task.least_gain)
             if found.plan is not None:
                 failpoints.reach("repartition.plan_computed")
                 workers = tuple(found.plan if vw.index == task.vw else vw for vw in task.plan.virtual_workers)
@@ -43,26 +45,6 @@ class ReplanTasks:
             _log.exception("not_replanned", job=self._job_id, vw=task.vw)
             return Replanned(task.vw, task.incarnation, None, None, None, ())
         return found
-
-    def _better(self, task: Replan) -> Replanned:
-        """By what was measured."""
-        before = task.plan.virtual_workers[task.vw]
-        found = recut(task.basis, before, task.seconds, task.healthy)
-        if found is None or found.worker == before:
-            return Replanned(task.vw, task.incarnation, None, None, None, ())
-        share = gain(found, task.others, staleness=task.staleness)
-        if share < task.least_gain:
-            _log.info("replan_does_not_pay", job=self._job_id, vw=task.vw, gain=share, least=task.least_gain)
-            return Replanned(task.vw, task.incarnation, None, None, share, ())
-        emulations = played(task.basis, before, found.worker, task.emulations) if task.emulations else ()
-        return Replanned(task.vw, task.incarnation, found.worker, found, share, emulations)
-
-    def _without(self, task: Replan) -> Replanned:
-        """On the devices that are left."""
-        before = task.plan.virtual_workers[task.vw]
-        found = left_over(task.basis, before, task.gone)
-        emulations = () if found is None or not task.emulations else played(task.basis, before, found, task.emulations)
-        return Replanned(task.vw, task.incarnation, found, None, None, emulations)
 
     def settle(self, task: SettleReplan, run_dir: str) -> None:
         """File the proposed plan, or forget it. Never raises: a file that is missing keeps nobody from training."""

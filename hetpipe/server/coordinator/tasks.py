@@ -21,7 +21,6 @@ from hetpipe.decide.lifecycle.configs import (
     run_document,
     shard_configs,
 )
-from hetpipe.decide.lifecycle.described import Described
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
     Admitted,
@@ -45,6 +44,7 @@ from hetpipe.decide.lifecycle.exchange import (
     WrappedUp,
     WrapUp,
 )
+from hetpipe.decide.lifecycle.known_cluster import Described
 from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
 from hetpipe.decide.sync.division import unused
 from hetpipe.decide.sync.segment import STOP

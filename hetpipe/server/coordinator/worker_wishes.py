@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetpipe.decide.elastic.enlarging import new_worker
-from hetpipe.decide.elastic.worker_life import WorkerLife
+from hetpipe.decide.elastic.virtual_workers import VirtualWorker
 from hetpipe.decide.lifecycle.exchange import AddAsked, DrainAsked, NewWorker
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.errors import Unavailable, UserError
@@ -100,7 +100,7 @@ class WorkerWishes:
         return host
 
 
-def named(machine: JobMachine, vw: VirtualWorkerIndex) -> WorkerLife:
+def named(machine: JobMachine, vw: VirtualWorkerIndex) -> VirtualWorker:
     """The virtual worker of that index.
 
     Raises:
@@ -113,7 +113,7 @@ def named(machine: JobMachine, vw: VirtualWorkerIndex) -> WorkerLife:
     return workers[vw]
 
 
-def check_drain(machine: JobMachine, worker: WorkerLife) -> None:
+def check_drain(machine: JobMachine, worker: VirtualWorker) -> None:
     """Whether a virtual worker can leave.
 
     Raises:
@@ -131,7 +131,7 @@ def check_drain(machine: JobMachine, worker: WorkerLife) -> None:
         )
 
 
-def missing(machine: JobMachine) -> list[WorkerLife]:
+def missing(machine: JobMachine) -> list[VirtualWorker]:
     """The virtual workers that would not come back by themselves.
 
     Raises:
@@ -168,7 +168,7 @@ def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
     return new_worker(run, lives.assignment.plan, free)
 
 
-def _workers(machine: JobMachine) -> dict[VirtualWorkerIndex, WorkerLife]:
+def _workers(machine: JobMachine) -> dict[VirtualWorkerIndex, VirtualWorker]:
     """By index, of a job that goes on."""
     if machine.state is JobState.STOPPING:
         raise UserError(f"job {machine.job_id} is about to stop, and all its virtual workers with it")

@@ -12,7 +12,6 @@ from hetpipe.decide.elastic.enlarging import new_worker
 from hetpipe.decide.elastic.repartitions import Repartitions
 from hetpipe.decide.elastic.replanning import basis_of
 from hetpipe.decide.lifecycle.configs import agents_of, with_agents
-from hetpipe.decide.lifecycle.described import Described
 from hetpipe.decide.lifecycle.exchange import (
     AddAsked,
     Admit,
@@ -27,7 +26,7 @@ from hetpipe.decide.lifecycle.exchange import (
     StopAsked,
 )
 from hetpipe.decide.lifecycle.job_machine import JobMachine
-from hetpipe.decide.lifecycle.known_links import known_links
+from hetpipe.decide.lifecycle.known_cluster import Described, known_links
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job

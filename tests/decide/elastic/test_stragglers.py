@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpipe.decide.elastic.stragglers import Expected, Stragglers
+from hetpipe.decide.elastic.repartitions import Stragglers
+from hetpipe.decide.elastic.replanning import Expected
 from hetpipe.values.commands import StageKey
 from hetpipe.values.events import Straggling
 from hetpipe.values.ids import Incarnation, StageIndex, Term

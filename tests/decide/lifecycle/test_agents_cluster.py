@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hetpipe.decide.lifecycle.agents_cluster import ASSUMED_LINKS, cluster_of, type_of
+from hetpipe.decide.lifecycle.known_cluster import ASSUMED_LINKS, cluster_of
 from hetpipe.values.cluster import Cluster, Links, LinkSpec
 from hetpipe.values.document import parse_document, to_yaml
 from hetpipe.values.ids import AgentId
-from hetpipe.values.run import AgentDevice, AgentInfo
+from hetpipe.values.run import AgentDevice, AgentInfo, type_of
 from tests.server.coordinator.builders import agent_info
 
 T4_BYTES = 15_843_721_216

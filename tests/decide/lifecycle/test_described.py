@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from hetpipe.decide.lifecycle.agents_cluster import cluster_of
-from hetpipe.decide.lifecycle.described import describe
 from hetpipe.decide.lifecycle.inspections import Inspected
+from hetpipe.decide.lifecycle.known_cluster import cluster_of, describe
 from hetpipe.errors import PlanError, UserError
 from hetpipe.job.file import Job
 from tests.decide.lifecycle.test_known_links import NOW

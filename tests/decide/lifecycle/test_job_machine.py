@@ -17,10 +17,9 @@ from hetpipe.decide.lifecycle.exchange import (
 )
 from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.job_machine import JobMachine
-from hetpipe.decide.lifecycle.job_queue import Turn
+from hetpipe.decide.lifecycle.job_queue import ClusterView, Turn
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.planning import PlannedRun
-from hetpipe.decide.lifecycle.requirements import ClusterView
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.job.file import Job
 from hetpipe.values.commands import (

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.decide.lifecycle.agents_cluster import ASSUMED_LINKS, BETWEEN_NODES, WITHIN_NODE, cluster_of
-from hetpipe.decide.lifecycle.known_links import KnownLinks, known_links, stated_links
+from hetpipe.decide.lifecycle.known_cluster import (
+    ASSUMED_LINKS,
+    BETWEEN_NODES,
+    WITHIN_NODE,
+    KnownLinks,
+    cluster_of,
+    known_links,
+    stated_links,
+)
 from hetpipe.errors import UserError
 from hetpipe.values.cluster import Cluster, Links, LinkSpec
 from hetpipe.values.document import parse_document, to_yaml

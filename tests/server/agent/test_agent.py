@@ -21,8 +21,8 @@ from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.agent.agent import Agent, AgentConfig
 from hetpipe.server.agent.devices import discover_devices
+from hetpipe.server.coordinator.control_numbers import Election
 from hetpipe.server.coordinator.coordinator import Coordinator
-from hetpipe.server.coordinator.fences import Election
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.commands import ChildExit, StageKey
@@ -228,8 +228,8 @@ def test_children_of_a_job_that_has_ended_are_ended(node: Node) -> None:
     node.wait_state(JobState.RUNNING)
     pids = node.stage_pids()
     with node.coordinator.condition:
-        del node.coordinator._hosts[job_id]
-        node.coordinator._has_ended(job_id)
+        node.coordinator._jobs.remove(job_id)
+        node.coordinator._jobs.note_end(job_id)
 
     assert all(ends(pid) for pid in pids)
 

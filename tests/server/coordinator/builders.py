@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hetpipe.job.file import Job, load_job
-from hetpipe.server.coordinator.adopting import job_id_of
+from hetpipe.server.coordinator.adoption import job_id_of
 from hetpipe.values.events import Submission
 from hetpipe.values.ids import AgentId, Clock, Incarnation, LayerIndex, ShardIndex, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from hetpipe.decide.elastic.worker_life import WorkerLife
+from hetpipe.decide.elastic.virtual_workers import VirtualWorker
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.exchange import (
     Admitted,
@@ -23,9 +23,9 @@ from hetpipe.decide.lifecycle.exchange import (
     WrapUp,
 )
 from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.lifecycle.job_queue import ClusterView
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.planning import PlannedRun
-from hetpipe.decide.lifecycle.requirements import ClusterView
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.job.file import Job
 from hetpipe.values.commands import (
@@ -154,7 +154,7 @@ class Driver:
             told = clocks(9, 9)
             self.feed(ClocksTold(replace(told, local={Vw(vw): Clock(clock)})))
 
-    def worker(self, vw: int) -> WorkerLife:
+    def worker(self, vw: int) -> VirtualWorker:
         assert self.machine._training is not None
         return next(worker for worker in self.machine._training.lives if worker.vw == vw)
 

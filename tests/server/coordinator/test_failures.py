@@ -1,4 +1,4 @@
-"""What ends a job: one sentence names it, whoever shouts first. What a job survives is in `test_worker_lives`."""
+"""What ends a job: one sentence names it, whoever shouts first. What a job survives is in `test_virtual_workers`."""
 
 from __future__ import annotations
 

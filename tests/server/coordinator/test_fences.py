@@ -13,8 +13,8 @@ from hetpipe.errors import NotLeader, ProtocolViolation, StaleTerm
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.server.coordinator.control_numbers import Fences
 from hetpipe.server.coordinator.coordinator import Coordinator
-from hetpipe.server.coordinator.fences import Fences
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.membership import Hooks, Membership
 from hetpipe.storage.memory_store import MemoryStore
@@ -102,7 +102,7 @@ class TestMeeting:
         assert FENCES.largest_reported + MAX_REPORTED_AHEAD < FENCES.limit
 
     def test_many_members_are_not_all_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hetpipe.server.coordinator.fences._MAX_MET", 2)
+        monkeypatch.setattr("hetpipe.server.coordinator.control_numbers._MAX_MET", 2)
         fences = Fences(Lead(2))
         for index in range(5):
             fences.meet(shard_member(index))

@@ -182,7 +182,7 @@ class TestRedisAway:
         election.ask()
         before = cluster.coordinator
         cluster.coordinator = Coordinator(
-            cluster.store, before._tools, clock=cluster.clock, executor_of=before._executor_of, election=election
+            cluster.store, before._tools, clock=cluster.clock, executor_of=before._jobs.executor_of, election=election
         )
         cluster.registrations.clear()
         cluster.usual()

@@ -80,7 +80,7 @@ class TestCalls:
         lease = client.register(worker)
         assert lease.lease_seconds == 5.0
         assert [member.info for member in client.members()][-1] == worker
-        network.cluster.coordinator._has_ended(JobId("gone"))
+        network.cluster.coordinator._jobs.note_end(JobId("gone"))
         assert client.heartbeat(worker.id, lease.registration).ended_jobs == ()
         with pytest.raises(PermissionDenied, match="the heartbeat of a user's own worker tells of jobs"):
             client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
@@ -253,7 +253,7 @@ class TestMembership:
         assert "w" not in [member.info.id for member in network.client.members()]
 
     def test_a_heartbeat_tells_and_hears(self, network: Network) -> None:
-        network.cluster.coordinator._has_ended(JobId("gone"))
+        network.cluster.coordinator._jobs.note_end(JobId("gone"))
         ended: list[JobId] = []
         leases: list[Lease] = []
         hooks = Hooks(jobs=lambda: [JobId("gone")], on_ended_jobs=ended.extend, on_registered=leases.append)

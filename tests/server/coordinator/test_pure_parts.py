@@ -20,7 +20,7 @@ from hetpipe.decide.lifecycle.configs import (
     stage_commands,
 )
 from hetpipe.decide.lifecycle.evaluations import MAX_LISTED, EvaluationHistory, Evaluations
-from hetpipe.decide.lifecycle.requirements import ClusterView, claim_devices, could_fit, missing
+from hetpipe.decide.lifecycle.job_queue import ClusterView, claim_devices, could_fit, missing
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.job.file import Job

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.errors import ProtocolViolation
-from hetpipe.server.coordinator.terms import Terms
+from hetpipe.server.coordinator.control_numbers import Terms
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.counters import MAX_REPORTED_AHEAD, TERMS

@@ -89,14 +89,15 @@ class Promises:
         if self._watched is coordinator or coordinator is None:
             return
         self._watched = coordinator
-        carry_out = coordinator._carry_out
+        jobs = coordinator._jobs
+        carry_out = jobs._carry_out
 
         def checked(host: JobHost, instruction: object) -> None:
             if isinstance(instruction, SendCommand) and isinstance(instruction.command, StartStageCommand):
                 self._check_start(instruction.command)
             carry_out(host, instruction)  # type: ignore[arg-type]
 
-        coordinator._carry_out = checked  # type: ignore[method-assign]
+        jobs._carry_out = checked  # type: ignore[method-assign]
 
     def _check_start(self, command: StartStageCommand) -> None:
         key = command.key
@@ -130,7 +131,7 @@ class Promises:
     def _is_crowded(self, host: JobHost) -> bool:
         """Whether another job has devices, so that this one may wait for its turn."""
         assert self._world.coordinator is not None
-        others = [other for other in self._world.coordinator._hosts.values() if other is not host]
+        others = [other for other in self._world.coordinator.hosts() if other is not host]
         return any(other.machine.agents and not other.machine.state.is_terminal for other in others)
 
     def check_told(self, job_id: JobId) -> None:

@@ -40,7 +40,7 @@ class SlowExecutor(Executor):
 
 
 class Leading:
-    """A lead: its number grows, unless the store forgets it; `hetpipe.server.coordinator.fences.Election`."""
+    """A lead: its number grows, unless the store forgets it; `hetpipe.server.coordinator.control_numbers.Election`."""
 
     outage = ""
 

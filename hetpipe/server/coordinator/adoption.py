@@ -13,18 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from hetpipe.decide.lifecycle.cluster_links import is_cluster_survey
 from hetpipe.decide.lifecycle.exchange import ClocksTold, MemberSeen, Tick
 from hetpipe.decide.lifecycle.job_machine import JobMachine
-from hetpipe.decide.lifecycle.orphans import Orphan
+from hetpipe.decide.lifecycle.orphans import Orphan, Orphans
+from hetpipe.decide.lifecycle.registry import Registry
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.errors import HetpipeError, JobError, JobFailed, PermissionDenied, StateLost, Unavailable
 from hetpipe.job.as_json import job_from_json
 from hetpipe.observe.log import get_logger
+from hetpipe.server.coordinator.control_numbers import Terms
+from hetpipe.server.coordinator.device_claims import DeviceClaims
 from hetpipe.server.coordinator.job_host import JobHost, Unsaved, save
-from hetpipe.server.coordinator.job_hosts import JobHosts
+from hetpipe.server.coordinator.job_hosts import Context, JobHosts
 from hetpipe.storage.store import JobRecord, Repairs, all_events
-from hetpipe.values.commands import AgentNews, LinkAwaited, LinkResult
+from hetpipe.values.commands import AgentNews
 from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
@@ -47,15 +49,40 @@ _ID_CHARACTERS = 12
 _BEGUN_AGAIN = "a new coordinator begins the job again, which had not begun to train"
 
 
-class Adopting(JobHosts):
-    """The jobs of one coordinator, and those that it may come to lead."""
+class Adoption:
+    """Jobs that a coordinator may come to lead. Every method is called under the lock, unless it says otherwise."""
 
-    def is_orphan(self, job_id: JobId) -> bool:
-        """Whether a job is under way that nobody leads, and somebody may tell more of it."""
-        with self.condition:
-            return job_id in self._orphans and job_id not in self._hosts
+    def __init__(
+        self,
+        context: Context,
+        jobs: JobHosts,
+        claims: DeviceClaims,
+        registry: Registry,
+        orphans: Orphans,
+        terms: Terms,
+    ) -> None:
+        """Begin with what the store remembers, once it is whole.
 
-    # -- for subclasses ----------------------------------------------------------------------------------------------
+        Raises:
+            StoreUnavailable: it cannot be reached.
+        """
+        self._context = context
+        self._jobs = jobs
+        self._claims = claims
+        self._registry = registry
+        #: Jobs under way that nobody leads. One of them may have a host as well, which waits to be told more.
+        self._orphans = orphans
+        self._terms = terms
+        #: Jobs that wait to be prepared, and whose clock shard does not let this coordinator lead them.
+        self._refused: dict[JobId, None] = {}
+        #: Their threads, as long as they have no host.
+        self._askers: dict[JobId, Executor] = {}
+        self._remember_jobs()
+
+    @property
+    def executors(self) -> tuple[Executor, ...]:
+        """Threads of jobs that nobody leads yet."""
+        return tuple(self._askers.values())
 
     def _remember_jobs(self) -> None:
         """Begin with what the store remembers, once it is whole.
@@ -63,24 +90,24 @@ class Adopting(JobHosts):
         Raises:
             StoreUnavailable: it cannot be reached.
         """
-        _tell(self._store.repair())
-        for record in self._store.jobs():
+        _tell(self._context.store.repair())
+        for record in self._context.store.jobs():
             if record.state.is_terminal:
-                self._has_ended(record.job_id)
+                self._jobs.note_end(record.job_id)
                 continue
-            events = all_events(self._store, record.job_id)
+            events = all_events(self._context.store, record.job_id)
             newest = events[-1].event if events else None
             if isinstance(newest, JobEnded):
                 # Its coordinator has told the end, and was gone before it could keep it.
                 ended = record.at(newest.state, failure=newest.sentence)
-                save(self._store, Unsaved(ended, is_record=True, events=()))
-                self._has_ended(record.job_id)
+                save(self._context.store, Unsaved(ended, is_record=True, events=()))
+                self._jobs.note_end(record.job_id)
             elif record.state in _BEFORE_TRAINING and not _has_trained(record, events):
                 self._begin_again(record, events)
             else:
-                self._hear_of(record.job_id, record)
+                self.hear_of(record.job_id, record)
 
-    def _hear_of(
+    def hear_of(
         self,
         job_id: JobId,
         record: JobRecord | None = None,
@@ -88,47 +115,37 @@ class Adopting(JobHosts):
         teller: MemberId | None = None,
         from_clock_shard: bool = False,
     ) -> Orphan | None:
-        """Somebody tells of a job: the store its `record`, or a member. An orphan if it is one now; under the lock.
+        """Somebody tells of a job: the store its `record`, or a member. An orphan if it is one now.
 
         Of one that goes back only its clock shard, which comes late, may know more.
         """
-        host = self._hosts.get(job_id)
-        if job_id in self._ended or (host is not None and not host.machine.state.is_queued):
+        host = self._jobs.get(job_id)
+        if self._jobs.has_ended(job_id) or (host is not None and not host.machine.state.is_queued):
             return None
         if host is not None and host.machine.goes_back and not from_clock_shard:
             return None
-        orphan = self._orphans.hear_of(job_id, now=self._clock.monotonic(), teller=teller)
+        orphan = self._orphans.hear_of(job_id, now=self._context.clock.monotonic(), teller=teller)
         if orphan is not None:
             orphan.record = orphan.record or record
         return orphan
 
-    def _may_have_processes(self, job_id: JobId, teller: MemberId) -> bool:
-        """Whether a member may still do something for a job that it tells of; under the lock."""
-        if is_cluster_survey(job_id):
-            return self._cluster_links.is_under_way(job_id)
-        host = self._hosts.get(job_id)
-        if host is not None:
-            return host.machine.may_have_processes(now=self._clock.monotonic())
-        self._hear_of(job_id, teller=teller)
-        return job_id not in self._ended
-
-    def _clock_told(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
-        """A shard tells the clocks of a job; under the lock."""
-        host = self._hosts.get(job_id)
+    def clock_told(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
+        """A shard tells the clocks of a job."""
+        host = self._jobs.get(job_id)
         if host is not None and host.machine.shards and host.machine.shards[0].id == shard.id:
-            self._feed(host, ClocksTold(clocks))
-        elif job_id not in self._refused and self._hear_of(job_id, teller=shard.id, from_clock_shard=True) is not None:
-            self._orphans.clock_told(job_id, shard, clocks.term, now=self._clock.monotonic())
+            self._jobs.feed(host, ClocksTold(clocks))
+        elif job_id not in self._refused and self.hear_of(job_id, teller=shard.id, from_clock_shard=True) is not None:
+            self._orphans.clock_told(job_id, shard, clocks.term, now=self._context.clock.monotonic())
 
-    def _shard_told(self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]) -> None:
-        """A heartbeat of a parameter server says which jobs it decides for, and what it has lost; under the lock."""
+    def shard_told(self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]) -> None:
+        """A heartbeat of a parameter server says which jobs it decides for, and what it has lost."""
         for orphan in self._orphans:
             if self._clock_shard_of(orphan) == shard.id:
                 job_id = orphan.job_id
                 self._orphans.shard_told(job_id, shard, serves=job_id in clocks, reason=lost.get(job_id, ""))
 
     def _clock_shard_of(self, orphan: Orphan) -> MemberId | None:
-        """The parameter server that decides for a job, if that is certain; under the lock.
+        """The parameter server that decides for a job, if that is certain.
 
         The store has its name. Where only what was handed in is left, it is the first of as many as the job wants, if
         there are no others from whom a coordinator could have chosen.
@@ -142,40 +159,28 @@ class Adopting(JobHosts):
         wanted = _num_shards(record)
         return shards[0].id if wanted and [shard.shard_index for shard in shards] == list(range(wanted)) else None
 
-    def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
-        """An agent tells of a job; whether that is for it to tell. Under the lock.
+    def keep_news(self, agent: AgentId, news: AgentNews) -> bool:
+        """Keep what an agent tells of a job that nobody leads yet; False if somebody leads it, who is to be told.
 
-        Of a job that nobody leads yet that is decided when it is adopted.
+        Whether it is for that agent to tell is decided when the job is adopted.
         """
-        if is_cluster_survey(news.job_id):
-            return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
-        orphan = self._hear_of(news.job_id) if news.job_id in self._orphans else None
-        host = self._hosts.get(news.job_id)
-        if orphan is not None:
-            orphan.news[agent].append(news)
-        elif host is not None:
-            if not host.machine.may_tell(agent, news):
-                return False
-            if isinstance(news, LinkResult):
-                self._registry.learn_links(news.measured)
-            self._feed(host, news)
-        return True
-
-    def _survey_told(self, agent: AgentId, news: LinkAwaited | LinkResult) -> bool:
-        """An agent tells of a link of the cluster; whether it was asked for it. Under the lock."""
-        sent = self._cluster_links.handle(agent, news, now=self._clock.monotonic())
-        if sent is None:
+        orphan = self.hear_of(news.job_id) if news.job_id in self._orphans else None
+        if orphan is None:
             return False
-        if isinstance(news, LinkResult):
-            self._registry.learn_links(news.measured)
-        self._post(sent)
+        orphan.news[agent].append(news)
         return True
 
-    def _look_after_orphans(self) -> None:
-        """Ask whoever is to be asked, give up whoever is; under the lock."""
-        now = self._clock.monotonic()
+    def want_stop(self, job_id: JobId, mode: StopMode) -> None:
+        """A user wants a job to stop as soon as somebody leads it, or to end with that if nobody can."""
+        orphan = self._orphans.get(job_id)
+        if orphan is not None:
+            orphan.stop = mode
+
+    def tick(self) -> None:
+        """Ask whoever is to be asked, give up whoever is."""
+        now = self._context.clock.monotonic()
         for orphan in self._orphans.given_up(now=now):
-            if orphan.job_id in self._hosts:
+            if orphan.job_id in self._jobs:
                 # It was handed in again or goes back, and nobody knows more of it.
                 self._orphans.pop(orphan.job_id)
                 if orphan.refusal:
@@ -188,10 +193,10 @@ class Adopting(JobHosts):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _start(self, orphan: Orphan, work: Callable[[Orphan, Executor], None]) -> None:
-        host = self._hosts.get(orphan.job_id)
+        host = self._jobs.get(orphan.job_id)
         executor = self._askers.get(orphan.job_id) if host is None else host.executor
         if executor is None:
-            executor = self._askers[orphan.job_id] = self._executor_of(orphan.job_id)
+            executor = self._askers[orphan.job_id] = self._jobs.executor_of(orphan.job_id)
         try:
             executor.submit(work, orphan, executor)
         except RuntimeError:
@@ -205,11 +210,10 @@ class Adopting(JobHosts):
         except JobError as error:
             self._end(record, events, JobEnded(JobState.FAILED, str(error), JobFailed.__name__))
             return
-        now = self._clock.monotonic()
-        machine = JobMachine(record.job_id, job, record.submission, patience=self._patience, now=now)
-        host = JobHost(machine, record, self._executor_of(record.job_id), events=events, first=self._first_number())
+        now = self._context.clock.monotonic()
+        machine = JobMachine(record.job_id, job, record.submission, patience=self._context.patience, now=now)
+        host = self._jobs.lead(machine, record, events=events)
         machine.recall(events)
-        self._hosts[record.job_id] = host
         host.announce(StateChanged(JobState.SUBMITTED, _BEGUN_AGAIN))
         host.note_state()
         _log.info("job_begun_again", job=record.job_id)
@@ -221,18 +225,18 @@ class Adopting(JobHosts):
         try:
             description = self._described(orphan.job_id, clock_shard)
             self._terms.check_description(description, clock_shard)
-            record = self._store.create_job(_record_of(description, now_wall=self._clock.wall()))
-            events = all_events(self._store, orphan.job_id)
-            with self.condition:
+            record = self._context.store.create_job(_record_of(description, now_wall=self._context.clock.wall()))
+            events = all_events(self._context.store, orphan.job_id)
+            with self._context.condition:
                 self._adopt(orphan, description, record, events, executor)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job must not be forgotten
             is_known = isinstance(error, HetpipeError)
             _log.warning("job_not_adopted", job=orphan.job_id, reason=str(error), exc_info=None if is_known else error)
-            with self.condition:
+            with self._context.condition:
                 if isinstance(error, PermissionDenied):
                     self._orphans.refuse(orphan, clock_shard)
                 is_passing = isinstance(error, Unavailable)
-                now = self._clock.monotonic()
+                now = self._context.clock.monotonic()
                 self._orphans.not_adopted(orphan, str(error), is_passing=is_passing, now=now)
 
     def _described(self, job_id: JobId, clock_shard: MemberInfo) -> RunDescription:
@@ -241,7 +245,7 @@ class Adopting(JobHosts):
         Raises:
             PermissionDenied: it is not for that parameter server to tell.
         """
-        port = self._tools.open_shard(clock_shard)
+        port = self._context.tools.open_shard(clock_shard)
         try:
             description = port.describe(job_id)
         finally:
@@ -257,7 +261,7 @@ class Adopting(JobHosts):
         events: tuple[NumberedEvent, ...],
         executor: Executor,
     ) -> None:
-        """Lead a job; under the lock.
+        """Lead a job.
 
         Raises:
             JobError: what its clock shard has kept cannot be read.
@@ -265,39 +269,39 @@ class Adopting(JobHosts):
         if record.state.is_terminal:
             self._lead_no_more(orphan)
             return
-        now = self._clock.monotonic()
-        host = self._hosts.get(orphan.job_id)
+        now = self._context.clock.monotonic()
+        host = self._jobs.get(orphan.job_id)
         stop = orphan.stop or (record if host is None else host.record).stop
-        machine = JobMachine.adopted(description, stop=stop, patience=self._patience, now=now)
+        machine = JobMachine.adopted(description, stop=stop, patience=self._context.patience, now=now)
         if host is None:
-            host = JobHost(machine, record, executor, events=events, first=self._first_number())
-            self._add_host(host)
+            host = self._jobs.lead(machine, record, events=events, executor=executor)
+            self._jobs.sort()
         machine.recall(host.events)
         host.machine = machine
         _log.warning("job_adopted", job=orphan.job_id, state=machine.state, term=description.term)
         self._led(orphan, host)
 
     def _led(self, orphan: Orphan, host: JobHost) -> None:
-        """Somebody leads a job now: it hears who is there and what was told of it meanwhile; under the lock."""
+        """Somebody leads a job now: it hears who is there and what was told of it meanwhile."""
         self._orphans.pop(orphan.job_id)
         self._askers.pop(orphan.job_id, None)
-        for member in self._registry.members(now=self._clock.monotonic()):
-            self._feed(host, MemberSeen(member.info))
+        for member in self._registry.members(now=self._context.clock.monotonic()):
+            self._jobs.feed(host, MemberSeen(member.info))
         for agent, told in orphan.news.items():
             for news in told:
                 if host.machine.may_tell(agent, news):
-                    self._feed(host, news)
-        self._feed(host, Tick())
-        self._offer_cluster()
-        self.condition.notify_all()
+                    self._jobs.feed(host, news)
+        self._jobs.feed(host, Tick())
+        self._claims.offer()
+        self._context.condition.notify_all()
 
     def _give_up(self, orphan: Orphan, executor: Executor) -> None:
         """Nobody knows how far the job is: send it back to its newest checkpoint, or end it. Not under the lock."""
         try:
             # By its id, whatever else the store has lost of it; and as it is now.
-            record = self._store.job(orphan.job_id) or orphan.record
+            record = self._context.store.job(orphan.job_id) or orphan.record
             if record is not None and not record.state.is_terminal:
-                events = all_events(self._store, orphan.job_id)
+                events = all_events(self._context.store, orphan.job_id)
                 ended = _end_of(orphan, record)
                 if ended is None:
                     self._go_back(orphan, record, events, executor)
@@ -305,11 +309,11 @@ class Adopting(JobHosts):
                 self._end(record, events, ended)
         except HetpipeError as error:
             _log.warning("job_not_kept_yet", job=orphan.job_id, reason=str(error))
-            with self.condition:
-                self._orphans.not_adopted(orphan, str(error), is_passing=True, now=self._clock.monotonic())
+            with self._context.condition:
+                self._orphans.not_adopted(orphan, str(error), is_passing=True, now=self._context.clock.monotonic())
             return
         told = "" if record is not None else f"{orphan.why_given_up}; {_FORGOTTEN}"
-        with self.condition:
+        with self._context.condition:
             self._lead_no_more(orphan, told)
         _log.warning("job_lost", job=orphan.job_id, sentence=told or orphan.why_given_up)
 
@@ -327,35 +331,30 @@ class Adopting(JobHosts):
             job = job_from_json(submission.job_json)
         except JobError as error:
             self._end(record, events, JobEnded(JobState.FAILED, str(error), JobError.__name__))
-            with self.condition:
+            with self._context.condition:
                 self._lead_no_more(orphan)
             return
-        with self.condition:
-            now = self._clock.monotonic()
+        with self._context.condition:
+            now = self._context.clock.monotonic()
             cause = Failure(Rank.GONE, StateLost.__name__, orphan.why_given_up, now)
             machine = JobMachine.going_back(
-                orphan.job_id, job, submission, cause=cause, patience=self._patience, now=now
+                orphan.job_id, job, submission, cause=cause, patience=self._context.patience, now=now
             )
             kept = replace(record, submission=replace(submission, has_begun=True))
-            host = JobHost(machine, kept, executor, events=events, first=self._first_number())
-            self._add_host(host)
+            host = self._jobs.lead(machine, kept, events=events, executor=executor)
+            self._jobs.sort()
             machine.recall(host.events)
             _log.warning("job_goes_back", job=orphan.job_id, sentence=cause.sentence)
             self._led(orphan, host)
 
-    def _add_host(self, host: JobHost) -> None:
-        """Lead a job; under the lock."""
-        self._hosts[host.job_id] = host
-        self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].record.submitted_wall))
-
     def _lead_no_more(self, orphan: Orphan, sentence: str = "") -> None:
-        """It has ended, and why, if the store does not know it; under the lock."""
+        """It has ended, and why, if the store does not know it."""
         self._orphans.pop(orphan.job_id)
-        self._has_ended(orphan.job_id, sentence)
+        self._jobs.note_end(orphan.job_id, sentence)
         asker = self._askers.pop(orphan.job_id, None)
         if asker is not None:
             asker.shutdown(wait=False)
-        self.condition.notify_all()
+        self._context.condition.notify_all()
 
     def _end(self, record: JobRecord, events: tuple[NumberedEvent, ...], ended: JobEnded) -> None:
         """Write down that a job has ended.
@@ -363,9 +362,9 @@ class Adopting(JobHosts):
         Raises:
             StoreUnavailable: try again later.
         """
-        number = max(self._first_number(), events[-1].sequence + 1 if events else 1)
+        number = max(self._jobs.first_number(), events[-1].sequence + 1 if events else 1)
         kept = record.at(ended.state, failure=ended.sentence)
-        save(self._store, Unsaved(kept, is_record=True, events=(NumberedEvent(number, ended),)))
+        save(self._context.store, Unsaved(kept, is_record=True, events=(NumberedEvent(number, ended),)))
 
 
 def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:

@@ -1,6 +1,7 @@
-"""A job's way from its submission to the task that plans it: who is claimed, what its model is. Pure.
+"""Preparation of a job, from its submission to the task that plans it. Pure: facts in, instructions and steps out.
 
-The part of `job_machine` before there are processes; facts in, instructions and steps out.
+Devices and parameter servers are claimed (`job_queue.py`), the model is inspected (`inspections.py`), the links that
+nobody has stated are measured (`link_survey.py`); then the shell is told to prepare the run.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from dataclasses import replace
 from hetpipe.decide.lifecycle.configs import Assignment, with_agents
 from hetpipe.decide.lifecycle.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
 from hetpipe.decide.lifecycle.inspections import Inspections, inspect_command, is_to_measure
-from hetpipe.decide.lifecycle.job_queue import Turn
+from hetpipe.decide.lifecycle.job_queue import ClusterView, Turn, claim_devices, missing
 from hetpipe.decide.lifecycle.lifecycle import Step
 from hetpipe.decide.lifecycle.link_survey import LinkNews, LinkSurvey
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
-from hetpipe.decide.lifecycle.requirements import ClusterView, claim_devices, missing
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job
@@ -26,14 +26,14 @@ from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.run import AgentInfo
 
 InspectionNews = InspectionStep | InspectionPhase | InspectionResult
-WayInput = ClusterSeen | InspectionNews | LinkNews
+PreparationInput = ClusterSeen | InspectionNews | LinkNews
 
-Taken = Step | Instruction | Failure
-"""What comes out: a step of the job, an instruction for the shell, or why the job cannot go on."""
+PreparationOutput = Step | Instruction | Failure
+"""A step of the job, an instruction for the shell, or why the job cannot go on."""
 
 
-class SettingOut:
-    """One job on its way. Not thread-safe; every call gives the monotonic time."""
+class JobPreparation:
+    """Preparation of one job. Not thread-safe; every call gives the monotonic time."""
 
     def __init__(self, job_id: JobId, job: Job, submission: Submission) -> None:
         self._job_id = job_id
@@ -62,7 +62,7 @@ class SettingOut:
         self.agents, self.shards = assignment.agents, assignment.shards
         self._eval_samples = eval_samples
 
-    def handle(self, fact: WayInput, *, state: JobState, now: float) -> list[Taken]:
+    def handle(self, fact: PreparationInput, *, state: JobState, now: float) -> list[PreparationOutput]:
         """Take one fact in; one that comes too late for the job's `state` changes nothing.
 
         Returns:
@@ -78,7 +78,7 @@ class SettingOut:
                 return self._surveyed(self._survey, self._survey.handle(fact, now=now))
         return []
 
-    def tick(self, *, now: float) -> list[Taken]:
+    def tick(self, *, now: float) -> list[PreparationOutput]:
         """Time has passed while links are measured."""
         if self._survey is None or self._survey.is_over:
             return []
@@ -164,7 +164,7 @@ class SettingOut:
             case _:
                 return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
 
-    def _cluster_seen(self, cluster: ClusterView, turn: Turn, *, now: float) -> list[Taken]:
+    def _cluster_seen(self, cluster: ClusterView, turn: Turn, *, now: float) -> list[PreparationOutput]:
         lacks = missing(self.job, cluster)
         if turn.behind is not None:
             lacks = f"{lacks}; job {turn.behind} goes first" if lacks else f"job {turn.behind} goes first"
@@ -179,7 +179,9 @@ class SettingOut:
         self._inspections = Inspections(self.agents, to_measure=to_measure, model=model)
         return [Step.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
 
-    def _inspection_told(self, told: InspectionNews, inspections: Inspections, *, now: float) -> list[Taken]:
+    def _inspection_told(
+        self, told: InspectionNews, inspections: Inspections, *, now: float
+    ) -> list[PreparationOutput]:
         match told:
             case InspectionStep() | InspectionPhase():
                 inspections.heard(told)
@@ -190,7 +192,7 @@ class SettingOut:
             case InspectionResult(error=error, problems=problems):
                 return [Failure(Rank.REPORTED, error, "; ".join(problems), now, problems)]
 
-    def _inspect(self, inspections: Inspections, *, now: float) -> list[Taken]:
+    def _inspect(self, inspections: Inspections, *, now: float) -> list[PreparationOutput]:
         """Ask the next agent, or go on when there is none."""
         try:
             asked = inspections.next()
@@ -205,7 +207,7 @@ class SettingOut:
         self._survey = survey
         return self._surveyed(survey, survey.begin(now=now))
 
-    def _surveyed(self, survey: LinkSurvey, commands: Sequence[SendCommand]) -> list[Taken]:
+    def _surveyed(self, survey: LinkSurvey, commands: Sequence[SendCommand]) -> list[PreparationOutput]:
         """Go on with the links, or from there once all are measured."""
         if not survey.is_over:
             return [*commands]

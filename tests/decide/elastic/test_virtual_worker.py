@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.decide.elastic.worker_life import TABLE, LifeStep, WorkerLife
+from hetpipe.decide.elastic.virtual_workers import TABLE, LifeStep, VirtualWorker
 from hetpipe.errors import InvalidTransition
 from hetpipe.values.ids import Clock
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
@@ -41,7 +41,7 @@ def test_exactly_these_steps_are_legal() -> None:
 @pytest.mark.parametrize("state", LifeState)
 @pytest.mark.parametrize("step", LifeStep)
 def test_an_illegal_step_raises_and_changes_nothing(state: LifeState, step: LifeStep) -> None:
-    worker = WorkerLife(Vw(1), 0.0, state=state)
+    worker = VirtualWorker(Vw(1), 0.0, state=state)
     if step in TABLE[state]:
         worker.take(step, now=3.0)
         assert (worker.state, worker.since) == (TABLE[state][step], 3.0)
@@ -52,7 +52,7 @@ def test_an_illegal_step_raises_and_changes_nothing(state: LifeState, step: Life
 
 
 def test_only_lives_without_a_wave_count_as_crashes() -> None:
-    worker = WorkerLife(Vw(0), 0.0)
+    worker = VirtualWorker(Vw(0), 0.0)
     for clocks, crashes in (([], 1), ([7], 2), ([7, 7], 3), ([7, 8, 8], 0), ([9], 1)):
         worker.begins()
         for clock in clocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetpipe.decide.lifecycle.lost_disks import LostDisks
+from hetpipe.decide.lifecycle.shard_watch import LostDisks
 from tests.server.coordinator.builders import shard_member
 
 SHARD = shard_member(1)

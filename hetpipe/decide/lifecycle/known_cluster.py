@@ -1,7 +1,9 @@
-"""The links that a cluster is planned with, and where each is from: stated, measured, or assumed. Pure.
+"""What is known of the cluster that a run is planned for. Pure.
 
-What the user states in a cluster file holds, all of it. Without one, a pair of nodes that was measured has a link of
-its own where it differs from the rest, and a pair that was not has what is assumed.
+The nodes and devices are those of the registered agents, one node each (`cluster_of`), or those of the cluster file
+that the job names. Each link is stated, measured, or assumed, and known to be (`KnownLinks`): what the user states in
+a cluster file holds, all of it; without one, a pair of nodes that was measured has a link of its own where it differs
+from the rest, and a pair that was not has what is assumed. `describe` joins that with the profile of the model.
 """
 
 from __future__ import annotations
@@ -10,17 +12,67 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hetpipe.decide.lifecycle.agents_cluster import ASSUMED_LINKS
-from hetpipe.errors import UserError
-from hetpipe.values.cluster import LEAST_BANDWIDTH, LONGEST_LATENCY_SECONDS, Cluster, LinkOverride, Links, LinkSpec
+from hetpipe.decide.lifecycle.inspections import Inspected
+from hetpipe.decide.planner.assembly import profile_for, reserve_for
+from hetpipe.errors import PlanError, UserError
+from hetpipe.job.file import Job
+from hetpipe.values.cluster import (
+    LEAST_BANDWIDTH,
+    LONGEST_LATENCY_SECONDS,
+    Cluster,
+    DeviceType,
+    LinkOverride,
+    Links,
+    LinkSpec,
+    Node,
+)
 from hetpipe.values.link_measurement import CopyMeasurement, LinkMeasurement, MeasuredLinks, is_valid
+from hetpipe.values.measurement import Measurement
+from hetpipe.values.plan import ModelReport
 from hetpipe.values.plan_document import LinkSource, PlanDocument, PlannedLink
+from hetpipe.values.profile import Profile
+from hetpipe.values.run import AgentInfo, type_of
 
 #: Most links that are named in a sentence.
 _MOST_NAMED = 3
 
 #: Significant digits of a measured figure: more would be noise in a file that people read.
 _DIGITS = 3
+
+#: Of one message between two processes, through whatever device.
+LATENCY_SECONDS = 50e-6
+
+#: Stages of one node exchange tensors through host memory, whatever joins their devices: gloo moves about this much
+#: between two processes of one machine, measured with messages of 1 MiB.
+WITHIN_NODE = LinkSpec(bandwidth_bytes_per_second=2e9, latency_seconds=LATENCY_SECONDS)
+
+#: 10 Gbit/s Ethernet: common between machines with GPUs, and where it is wrong it is easy to say so.
+BETWEEN_NODES = LinkSpec(bandwidth_bytes_per_second=1.25e9, latency_seconds=LATENCY_SECONDS)
+
+#: What is assumed of links that nobody has described.
+ASSUMED_LINKS = Links(intra_node=WITHIN_NODE, inter_node=BETWEEN_NODES)
+
+
+def cluster_of(agents: Sequence[AgentInfo], links: Links = ASSUMED_LINKS) -> Cluster:
+    """The cluster of these agents' devices.
+
+    Devices are named by their place among those of their agent, in the order given. A type has the memory that the
+    smallest device of it reports; an agent has divided its host's memory among its CPU devices already.
+
+    Args:
+        agents: with the devices that count, at least one in all.
+        links: how fast they reach each other.
+    """
+    memory: dict[str, int] = {}
+    for agent in agents:
+        for device in agent.devices:
+            kind = type_of(device)
+            memory[kind] = min(device.memory_bytes, memory.get(kind, device.memory_bytes))
+    return Cluster(
+        device_types={kind: DeviceType(memory_bytes=num_bytes) for kind, num_bytes in memory.items()},
+        nodes=tuple(Node(name=agent.agent, devices=tuple(map(type_of, agent.devices))) for agent in agents),
+        links=links,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +247,70 @@ def _common(pairs: Sequence[tuple[str, str]], specs: dict[tuple[str, str], LinkS
 
 def _rounded(figure: float) -> float:
     return float(f"{figure:.{_DIGITS}g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a run is planned by."""
+
+    profile: Profile
+    cluster: Cluster
+    known: KnownLinks
+    """Where the links of the cluster are from, each."""
+    reserve_bytes: int = 0
+    """What the framework takes of every device, where it was measured and the devices are real."""
+
+
+def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo], *, now: float) -> Described:
+    """What `job` is planned by on the devices of `agents`.
+
+    Args:
+        job: as it was submitted.
+        inspected: what was found of its model.
+        agents: with the devices that it claims, and with what was measured of their links.
+        now: seconds since 1970-01-01 UTC, for which measurements of links must be valid.
+
+    Raises:
+        PlanError: the job's profile is of something else, or the measurements are not all of one model.
+        UserError: a type of the cluster was not measured, nor is it in the catalogue; or a link is too slow.
+    """
+    known = _links(job, agents, now=now)
+    cluster = job.cluster.file or cluster_of(agents, known.links)
+    profile, reserve_bytes = job.cluster.profile, 0
+    if profile is None:
+        for measurement in inspected.measurements:
+            _check_measured(measurement, inspected.model)
+        profile = profile_for(job, inspected.measurements, cluster.devices.values())
+        if not job.cluster.emulate:
+            reserve_bytes = reserve_for(inspected.measurements, cluster.devices.values())
+    else:
+        _check_named(profile, job, inspected.model)
+    return Described(profile, cluster, known, reserve_bytes=reserve_bytes)
+
+
+def _links(job: Job, agents: Sequence[AgentInfo], *, now: float) -> KnownLinks:
+    if job.cluster.file is not None:
+        return stated_links(job.cluster.file.links, [node.name for node in job.cluster.file.nodes])
+    return known_links([agent.agent for agent in agents], together(agent.links for agent in agents), now=now)
+
+
+def _check_named(profile: Profile, job: Job, model: ModelReport) -> None:
+    if profile.batch_size != job.batch_size:
+        raise PlanError(
+            f"cluster.profile is for minibatches of {profile.batch_size} samples, but batch_size is {job.batch_size}; "
+            "profile the job again, or leave cluster.profile out"
+        )
+    if len(profile.layers) != len(model.layers):
+        raise PlanError(
+            f"cluster.profile has {len(profile.layers)} layers, but the model has {len(model.layers)}; profile the job "
+            "again, or leave cluster.profile out"
+        )
+
+
+def _check_measured(measurement: Measurement, model: ModelReport) -> None:
+    """Refuse what was measured with other code."""
+    if [layer.name for layer in measurement.layers] != [layer.name for layer in model.layers]:
+        raise PlanError(
+            f"the model that was measured on {measurement.device_type} has other layers ({len(measurement.layers)}) "
+            f"than the one that was inspected ({len(model.layers)}); have the same code on every node"
+        )

@@ -1,0 +1,941 @@
+"""The virtual workers of a job over all their restarts, as a state machine without I/O. Pure.
+
+`TABLE` is the whole truth about one of them: a step that a state's row does not name is illegal there, and there is no
+fallback; a virtual worker only moves through `VirtualWorker.take`. `VirtualWorkers` has all of them: facts go in
+(`handle`), instructions come out, and whatever the job cannot survive comes out as a `Failure` (`reliability.md`, P5).
+
+Whatever ends a process of a virtual worker ends that incarnation of it: at once the clock shard is told, so that
+nobody waits for it, and the rest of its processes are killed. When all that is done it is restarted on the same
+devices, and the others never stopped. Read `VirtualWorkers.handle` first: it notes a fact (`_stage_reported` …
+`_tick`), then takes every virtual worker as far as it goes by itself (`_advance`). The functions below the classes make
+the requests to the clock shard and the sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from hetpipe.decide.lifecycle.configs import Assignment, agents_of, later_life, stage_commands, with_agents
+from hetpipe.decide.lifecycle.exchange import (
+    AddAsked,
+    Admit,
+    Admitted,
+    AfterDrain,
+    AgentDeparts,
+    Announce,
+    ClocksTold,
+    Drain,
+    DrainAsked,
+    Drained,
+    Evict,
+    Evicted,
+    Instruction,
+    KeepOut,
+    KeptOut,
+    MemberGone,
+    MemberSeen,
+    NewPlan,
+    NewWorker,
+    Replanned,
+    SendCommand,
+    ShardNotAsked,
+    Tick,
+)
+from hetpipe.decide.lifecycle.patience import Patience
+from hetpipe.decide.lifecycle.root_cause import Failure, Rank, root_cause
+from hetpipe.decide.lifecycle.stage_table import (
+    StageState,
+    StageTable,
+    failure_of_exit,
+    failure_of_report,
+    wants_memory,
+)
+from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, StaleIncarnation
+from hetpipe.values.commands import ChildExit, StageNews, StartStageCommand, StopVirtualWorkerCommand
+from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
+from hetpipe.values.ids import AgentId, Clock, Incarnation, VirtualWorkerIndex
+from hetpipe.values.life_state import COMPUTING, UP, LifeState
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole
+from hetpipe.values.plan import Plan, VirtualWorkerPlan
+from hetpipe.values.run import StageDone, StageEmulation, StageFailed, StagePhase, StageReady
+
+
+class LifeStep(StrEnum):
+    """What can happen to a virtual worker."""
+
+    GOT_READY = "got_ready"
+    """Every stage is linked with its neighbours."""
+    GOT_DONE = "got_done"
+    """Every stage came to its end."""
+    LOST = "lost"
+    """A process of it died, hangs, or did not get ready."""
+    DRAIN_ASKED = "drain_asked"
+    """It is to go: after the next barrier if it computes, else at once."""
+    LEFT = "left"
+    """All its stages have passed the barrier at which it goes, and their processes have ended."""
+    ADD_ASKED = "add_asked"
+    """It is to be started anew although it was out."""
+    ENDED = "ended"
+    """It is evicted, its processes are gone, and the reason is known."""
+    RETURNS = "returns"
+    """The pause is over, and its agents are there."""
+    ADMITTED = "admitted"
+    """The clock shard expects the next life: its stages are told to start."""
+    GIVEN_UP = "given_up"
+    """It is not worth another life, was asked to stay out, or the run needs none any more."""
+
+
+_S = LifeState
+
+TABLE: Mapping[LifeState, Mapping[LifeStep, LifeState]] = {
+    _S.STARTING: {
+        LifeStep.GOT_READY: _S.READY,
+        LifeStep.GOT_DONE: _S.DONE,
+        LifeStep.LOST: _S.ENDING,
+        LifeStep.DRAIN_ASKED: _S.ENDING,
+        LifeStep.GIVEN_UP: _S.OUT,
+    },
+    _S.READY: {LifeStep.GOT_DONE: _S.DONE, LifeStep.LOST: _S.ENDING, LifeStep.DRAIN_ASKED: _S.LEAVING},
+    _S.LEAVING: {LifeStep.GOT_DONE: _S.DONE, LifeStep.LOST: _S.ENDING, LifeStep.LEFT: _S.AWAITING},
+    _S.DONE: {},
+    _S.ENDING: {LifeStep.ENDED: _S.AWAITING, LifeStep.GIVEN_UP: _S.OUT},
+    _S.AWAITING: {LifeStep.RETURNS: _S.ADMITTING, LifeStep.GIVEN_UP: _S.OUT},
+    _S.ADMITTING: {
+        LifeStep.ADMITTED: _S.STARTING,
+        LifeStep.DRAIN_ASKED: _S.ENDING,
+        LifeStep.GIVEN_UP: _S.OUT,
+    },
+    _S.OUT: {LifeStep.ADD_ASKED: _S.AWAITING},
+}
+
+#: Lives that may end for want of memory: with the same plan the next one will, too.
+_MOST_WANTS = 2
+
+#: States in which the clock shard is asked for something.
+_ASKING = frozenset({LifeState.LEAVING, LifeState.ENDING, LifeState.ADMITTING})
+
+#: Seconds that a life by a new plan waits for the checkpoint with its optimizer state; then an older one has to do.
+_CHECKPOINT_SECONDS = 20.0
+
+
+@dataclass(slots=True)
+class VirtualWorker:
+    """One virtual worker. `take` alone changes its state."""
+
+    vw: VirtualWorkerIndex
+    #: When the state was entered, in monotonic seconds.
+    since: float
+    state: LifeState = LifeState.STARTING
+    #: The newest life; while the next one is being admitted, that one.
+    incarnation: Incarnation = Incarnation(0)
+    #: Lives that ended before the run.
+    deaths: int = 0
+    #: Of these the latest ones in a row that had not committed a wave, and all that wanted more memory than there is.
+    crashes: int = 0
+    wants: int = 0
+    #: What went wrong with the newest life, and what of it was the cause; None until that is decided.
+    failures: list[Failure] = field(default_factory=list)
+    cause: Failure | None = None
+    #: Whether the clock shard has evicted the newest life.
+    evicted: bool = False
+    #: Whether the newest life was ended before it had done anything, because it was asked to go: that has no cause.
+    sent_away: bool = False
+    #: Whether it is to stay out once its newest life is over, as it was asked to go.
+    stays_out: bool = False
+    #: Whether its next life computes by another plan, and the clock of the barrier at which its newest life has left;
+    #: None if it has not.
+    is_replanned: bool = False
+    left_at: Clock | None = None
+    #: When to ask the clock shard; None while it is being asked, or need not be.
+    ask_at: float | None = None
+    #: Since when it could not be asked, and the latest reason.
+    unheard_since: float | None = None
+    unheard: str = ""
+    #: When the pause ends.
+    returns_at: float = 0.0
+    #: Its local clock when the newest life was first heard to count, and whether it has committed a wave since.
+    first_clock: Clock | None = None
+    has_committed: bool = False
+    #: When it was last told what is waited for.
+    noticed: float = 0.0
+
+    def __str__(self) -> str:
+        """Name for a sentence."""
+        return f"virtual worker {self.vw}"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether processes of its newest life count."""
+        return self.state in UP
+
+    @property
+    def will_train(self) -> bool:
+        """Whether it computes on, or comes back by itself."""
+        return self.state not in {LifeState.DONE, LifeState.OUT} and not self.stays_out
+
+    @property
+    def status(self) -> WorkerStatus:
+        """As people see it."""
+        return WorkerStatus(self.vw, self.incarnation, self.deaths, self.state)
+
+    def take(self, step: LifeStep, *, now: float) -> None:
+        """Make `step` at monotonic second `now`.
+
+        Raises:
+            InvalidTransition: the table has no such step. The state stays.
+        """
+        following = TABLE[self.state].get(step)
+        if following is None:
+            raise InvalidTransition(
+                f"{self} cannot take {step} when it is {self.state} (life {self.incarnation}, lost {self.deaths} times)"
+            )
+        self.state = following
+        self.since = self.noticed = now
+
+    def begins(self) -> None:
+        """Nothing is known of the newest life yet."""
+        self.failures, self.cause = [], None
+        self.evicted = self.sent_away = False
+        self.first_clock, self.has_committed = None, False
+        self.left_at = None
+        self.heard_from_shard()
+
+    def not_asked(self, sentence: str, *, again_at: float, now: float) -> None:
+        """The clock shard could not be asked, for the reason in `sentence`; ask again at `again_at`."""
+        self.ask_at, self.unheard = again_at, sentence
+        if self.unheard_since is None:
+            self.unheard_since = now
+
+    def unheard_seconds(self, now: float) -> float:
+        """Since when the clock shard could not be asked."""
+        return 0.0 if self.unheard_since is None else now - self.unheard_since
+
+    def heard_from_shard(self) -> None:
+        """The clock shard has answered."""
+        self.ask_at = self.unheard_since = None
+        self.unheard = ""
+
+    def has_clock(self, clock: Clock) -> None:
+        """The clock shard has told its local clock."""
+        if self.first_clock is None:
+            self.first_clock = clock
+        self.has_committed = clock > self.first_clock or self.has_committed
+
+    def is_wanted(self, *, now: float) -> None:
+        """Whatever was before, its next life is to begin as soon as it can."""
+        self.stays_out = False
+        if not self.is_up:
+            self.crashes = self.wants = 0
+            self.returns_at = now
+
+    def ends(self) -> None:
+        """The newest life is over."""
+        self.deaths += 1
+        self.crashes = 0 if self.has_committed else self.crashes + 1
+
+    def is_hopeless(self, most_crashes: int) -> bool:
+        """Whether another life is likely to end like the latest ones."""
+        return self.crashes >= most_crashes or self.wants >= _MOST_WANTS
+
+    @property
+    def pause_seconds(self) -> float:
+        """Before the next life: none the first time, then 1, 2, 4, … s while none commits a wave."""
+        return 0.0 if self.crashes <= 1 else 2.0 ** (self.crashes - 2)
+
+
+ShardAnswer = Evicted | Admitted | Drained | ShardNotAsked
+
+WorkersInput = (
+    StageNews
+    | ChildExit
+    | MemberGone
+    | MemberSeen
+    | AgentDeparts
+    | ShardAnswer
+    | Replanned
+    | DrainAsked
+    | AddAsked
+    | KeptOut
+    | ClocksTold
+    | Tick
+)
+
+WorkersOutput = Instruction | Failure
+"""An instruction for the shell, or why the job cannot go on."""
+
+
+class VirtualWorkers:
+    """All virtual workers of one job, and what each does next. Not thread-safe; every call gives the monotonic time."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        stages: StageTable,
+        *,
+        patience: Patience,
+        now: float,
+        adopted: Mapping[VirtualWorkerIndex, VirtualWorker] | None = None,
+    ) -> None:
+        """Nothing is started before `begin`.
+
+        Args:
+            assignment: the plan and who carries it out.
+            stages: the processes; filled here, or of the `adopted` lives.
+            patience: bounds of waits that no user sets.
+            now: monotonic seconds.
+            adopted: the virtual workers as an earlier coordinator has left them, when no agent has registered yet.
+        """
+        self._assignment = assignment
+        self._stages = stages
+        self._patience = patience
+        self._survive = assignment.job.survive
+        self._workers = {
+            vw.index: VirtualWorker(vw.index, now) if adopted is None else adopted[vw.index]
+            for vw in assignment.plan.virtual_workers
+        }
+        #: Agents of the plan that are no members now, and those that are about to go: neither gets new stages.
+        self._absent: set[AgentId] = set() if adopted is None else {agent.agent for agent in assignment.agents}
+        self._departing: set[AgentId] = set()
+        #: Those of the absent that went on notice: they are expected back, whenever that is.
+        self._on_leave: set[AgentId] = set()
+        #: No new lives: a user wants the job to stop.
+        self._is_closing = False
+        #: Nothing is done about failures any more.
+        self._is_halted = False
+        #: Parameter servers are missing: a new life would only fail, too.
+        self.is_on_hold = False
+        #: Since when the run is known to be over.
+        self._over_at: float | None = None
+        self._out: list[WorkersOutput] = []
+        kept = [worker.vw for worker in self if worker.stays_out]
+        self._drained = DrainedWorkers(kept, retry_seconds=patience.retry_seconds)
+        #: Since when nobody is left and one waits for an agent.
+        self._alone_since: float | None = None
+        self._ticked = now
+
+    def __iter__(self) -> Iterator[VirtualWorker]:
+        """In index order."""
+        return iter(self._workers.values())
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a stage came to the end of the run."""
+        return self._stages.is_run_over
+
+    @property
+    def assignment(self) -> Assignment:
+        """The plan of everybody's newest or next life, and the agents as they are now."""
+        return self._assignment
+
+    def gone_of(self, vw: VirtualWorkerIndex) -> frozenset[AgentId]:
+        """Of the agents of its next life, those that are no members now."""
+        return self._agents_of(self._workers[vw]) & self._absent
+
+    @property
+    def is_on_leave(self) -> bool:
+        """Whether a virtual worker waits for nobody but agents that went, or are about to go, on notice."""
+        expected = self._on_leave | self._departing
+        away = [set(self._away_of(worker)) for worker in self if worker.state is LifeState.AWAITING]
+        return any(agents and agents <= expected for agents in away)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nobody is started anew any more."""
+        return self._is_needless or self._is_halted
+
+    @property
+    def statuses(self) -> tuple[WorkerStatus, ...]:
+        """All of them, as people see them."""
+        return tuple(worker.status for worker in self)
+
+    @property
+    def states(self) -> dict[VirtualWorkerIndex, LifeState]:
+        """Where each stands."""
+        return {worker.vw: worker.state for worker in self}
+
+    @property
+    def can_run(self) -> bool:
+        """Whether training begins: some are ready, and all others are past their first life."""
+        late = any(worker.state is LifeState.STARTING and worker.incarnation == 0 for worker in self)
+        return not late and any(worker.state is LifeState.READY for worker in self)
+
+    @property
+    def all_done(self) -> bool:
+        """Whether everyone who counts came to the end of the run."""
+        return self.is_over and all(worker.state is LifeState.DONE or not worker.is_up for worker in self)
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def begin(self, *, now: float) -> list[SendCommand]:
+        """Start the first life of each."""
+        return [self._start(command, now=now) for command in stage_commands(self._assignment)]
+
+    def close(self) -> None:
+        """Start nobody anew: the run goes to its next barrier and stops."""
+        self._is_closing = True
+
+    def halt(self) -> None:
+        """From here on processes end because they were told to."""
+        self._is_halted = True
+
+    def drain(self, vw: VirtualWorkerIndex, then: AfterDrain, now: float) -> list[WorkersOutput]:
+        """Have a virtual worker go: after the next barrier if it computes, else at once.
+
+        Args:
+            vw: who. Nothing happens when it is out, or came to the end of the run.
+            then: whether it stays out, or comes back as soon as its agents are there. Once it was asked to stay out,
+                only `add` brings it back.
+            now: monotonic seconds.
+
+        Returns:
+            What to do, in order.
+        """
+        return self.handle(DrainAsked(vw, then), now=now)
+
+    def replan(self, plan: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...]) -> None:
+        """From its next life on a virtual worker computes by another plan.
+
+        Args:
+            plan: of that life, on the agents of the last one.
+            emulations: how its stages play their devices; empty if they do not.
+        """
+        self._assignment = self._assignment.with_worker(plan, emulations)
+        self._workers[plan.index].is_replanned = True
+
+    def enlarge(self, new: NewWorker, *, now: float) -> None:
+        """A virtual worker is to begin that the run has not had yet: with life 1, as life 0 is of the run's start.
+
+        It takes its first step with the next fact.
+        """
+        agents = with_agents(self._assignment.agents, new.agents)
+        self._assignment = replace(self._assignment.with_worker(new.plan), agents=agents)
+        self._workers[new.plan.index] = VirtualWorker(new.plan.index, now, LifeState.AWAITING, is_replanned=True)
+
+    def handle(self, fact: WorkersInput, *, now: float) -> list[WorkersOutput]:  # noqa: C901 - one case per kind of fact
+        """Take one fact in.
+
+        Returns:
+            What to do, in order, and what the job cannot survive.
+
+        Raises:
+            InvalidTransition: a bug of this class.
+        """
+        match fact:
+            case StageNews():
+                self._stage_reported(fact, now=now)
+            case ChildExit():
+                self._child_exited(fact, now=now)
+            case MemberGone() | MemberSeen() | AgentDeparts():
+                self._agent_told(fact, now=now)
+            case Evicted() | Admitted() | Drained() | ShardNotAsked():
+                self._shard_answered(fact, now=now)
+            case DrainAsked() | AddAsked():
+                self._wished(fact, now=now)
+            case ClocksTold(clocks=clocks):
+                for worker in self:
+                    if worker.state in COMPUTING and worker.vw in clocks.local:
+                        worker.has_clock(clocks.local[worker.vw])
+            case KeptOut():
+                self._drained.on_answer(fact, now=now)
+            case Tick():
+                self._tick(now=now)
+        if not self._is_halted:
+            for worker in self:
+                self._advance(worker, now=now)
+            self._out += self._drained.request(self, self._assignment, now=now)
+        out, self._out = self._out, []
+        return out
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+
+    def _stage_reported(self, news: StageNews, *, now: float) -> None:
+        life = self._stages.get(news.key)
+        if life is None:
+            return
+        life.heard = now
+        match news.report:
+            case StagePhase(phase=phase, seconds=seconds):
+                life.phase = f"{phase} ({seconds:.0f} s)"
+            case StageReady(pid=pid, link=link):
+                life.pid, life.link, life.state = pid, link, StageState.READY
+            case StageDone(clock=clock, reason=reason):
+                life.state, life.done_reason = StageState.DONE, reason
+                self._workers[life.key.vw].left_at = clock if life.has_left else None
+            case StageFailed() as report:
+                life.state = StageState.FAILED
+                worker = self._workers[life.key.vw]
+                worker.wants += wants_memory(report)
+                self._fails(worker, failure_of_report(life, report, is_lost=not worker.is_up, now=now), now=now)
+            case _:
+                """It lives."""
+
+    def _child_exited(self, news: ChildExit, *, now: float) -> None:
+        life = self._stages.get(news.key)
+        if life is None or life.exited:
+            return
+        life.exited, life.pid = True, news.pid
+        worker = self._workers[life.key.vw]
+        failure = failure_of_exit(life, news, is_lost=not worker.is_up, now=now)
+        if failure is not None:
+            self._fails(worker, failure, now=now)
+
+    def _agent_told(self, fact: MemberGone | MemberSeen | AgentDeparts, *, now: float) -> None:
+        match fact:
+            case MemberGone():
+                self._agent_gone(fact, now=now)
+            case MemberSeen(info=info):
+                self._agent_seen(info)
+            case AgentDeparts(agent=agent):
+                self._agent_departs(agent, now=now)
+
+    def _agent_gone(self, gone: MemberGone, *, now: float) -> None:
+        agents = {agent for worker in self for agent in self._agents_of(worker) if MemberId(agent) == gone.member}
+        self._absent |= agents
+        self._on_leave |= agents & self._departing
+        self._departing -= agents
+        failure = Failure(Rank.GONE, JobFailed.__name__, gone.sentence, now)
+        for agent in agents:
+            for vw in {life.key.vw for life in self._stages.lose_agent(agent)}:
+                if self._workers[vw].state is not LifeState.DONE:
+                    self._fails(self._workers[vw], failure, now=now)
+
+    def _agent_seen(self, info: MemberInfo) -> None:
+        """An agent that was gone is back, if it has what the plan gives it; what it still runs of a lost life goes."""
+        agent = AgentId(info.id)
+        if agent not in self._absent | self._departing or not _has_devices(info, self._assignment.plan):
+            return
+        for known in (self._absent, self._departing, self._on_leave):
+            known.discard(agent)
+        agents = tuple(info.agent_info if known.agent == agent else known for known in self._assignment.agents)
+        self._assignment = replace(self._assignment, agents=agents)
+        for worker in self:
+            if not worker.is_up:
+                self._kill(worker)
+
+    def _agent_departs(self, agent: AgentId, *, now: float) -> None:
+        """An agent is about to go: whoever has a stage there goes before it, and comes back with it."""
+        if agent in self._absent:
+            return
+        for worker in self:
+            if agent in self._agents_of(worker):
+                self._departing.add(agent)
+                self._drain(worker, stays_out=False, now=now)
+
+    def _shard_answered(self, answer: ShardAnswer, *, now: float) -> None:
+        worker = self._workers[answer.vw]
+        awaited = LifeState.ADMITTING if isinstance(answer, Admitted) else worker.state
+        if worker.incarnation != answer.incarnation or worker.state is not awaited or self._is_halted:
+            return
+        match answer:
+            case Evicted() if worker.state is LifeState.ENDING:
+                worker.evicted = True
+                worker.heard_from_shard()
+            case Drained() if worker.state is LifeState.LEAVING:
+                worker.heard_from_shard()
+            case Admitted(restore=restore):
+                worker.take(LifeStep.ADMITTED, now=now)
+                worker.begins()
+                worker.is_replanned = False
+                self._stages.forget(worker.vw)
+                for command in later_life(self._assignment, worker.vw, worker.incarnation, restore):
+                    self._out.append(self._start(command, now=now))
+                for agent in self._agents_of(worker) & self._absent:
+                    # It went while the clock shard was asked.
+                    self._agent_gone(MemberGone(MemberId(agent), f"agent {agent} is gone"), now=now)
+            case ShardNotAsked(error=StaleIncarnation.__name__) if worker.state is LifeState.ADMITTING:
+                # It has seen a later life than this coordinator knows of.
+                worker.incarnation = Incarnation(worker.incarnation + 1)
+                worker.ask_at = now + self._patience.retry_seconds
+            case ShardNotAsked():
+                worker.not_asked(answer.sentence, again_at=now + self._patience.retry_seconds, now=now)
+                if worker.unheard_seconds(now) >= self._survive.absence.total_seconds():
+                    self._out.append(_clock_shard_silent(worker, answer.error, now=now))
+
+    # -- what is wished ----------------------------------------------------------------------------------------------
+
+    def _wished(self, wish: DrainAsked | AddAsked, *, now: float) -> None:
+        worker = self._workers[wish.vw]
+        match wish:
+            case DrainAsked(then=then):
+                self._drain(worker, stays_out=then == "out", now=now)
+            case AddAsked():
+                self._add(worker, now=now)
+
+    def _drain(self, worker: VirtualWorker, *, stays_out: bool, now: float) -> None:
+        """Have it go; one that has done nothing yet is sent away without a barrier."""
+        if self._is_halted or not self._assignment.job.has_shards or worker.state in {LifeState.DONE, LifeState.OUT}:
+            return
+        worker.stays_out = worker.stays_out or stays_out
+        match worker.state:
+            case LifeState.READY:
+                worker.take(LifeStep.DRAIN_ASKED, now=now)
+                worker.ask_at = now
+            case LifeState.STARTING | LifeState.ADMITTING as before:
+                if before is LifeState.ADMITTING:
+                    worker.begins()
+                worker.take(LifeStep.DRAIN_ASKED, now=now)
+                worker.sent_away, worker.ask_at = True, now
+                self._kill(worker)
+            case _:
+                """It goes already, or is between two lives."""
+
+    def _add(self, worker: VirtualWorker, *, now: float) -> None:
+        worker.is_wanted(now=now)
+        if worker.state is LifeState.OUT and not self._is_halted:
+            worker.take(LifeStep.ADD_ASKED, now=now)
+
+    # -- a life goes wrong -------------------------------------------------------------------------------------------
+
+    def _fails(self, worker: VirtualWorker, failure: Failure, *, now: float) -> None:
+        """Something of the newest life went wrong, or of one that is lost already."""
+        if self._is_halted or (worker.sent_away and failure.rank is not Rank.REPORTED):
+            return
+        if not self._assignment.job.has_shards:
+            # The stages alone hold the weights, which are lost with one of them.
+            self._out.append(_fatal(failure, self._assignment.job.sync.kind))
+            return
+        worker.failures.append(failure)
+        if worker.is_up and root_cause(worker.failures).rank is not Rank.REPORTED:
+            self._lose(worker, now=now)
+
+    def _lose(self, worker: VirtualWorker, *, now: float) -> None:
+        worker.take(LifeStep.LOST, now=now)
+        worker.ends()
+        worker.ask_at = now
+        self._kill(worker)
+
+    def _kill(self, worker: VirtualWorker) -> None:
+        """End what is left of its processes, wherever somebody listens."""
+        self._out += _stop_commands(worker, self._assignment, self._stages, absent=self._absent)
+
+    def _decide(self, worker: VirtualWorker, *, now: float) -> None:
+        """Name the cause, once nothing nearer to it can come."""
+        if worker.cause is not None or not worker.failures:
+            return
+        if now < self._patience.decision_time(worker.failures) and not self._has_exited(worker):
+            return
+        worker.cause = root_cause(worker.failures)
+        if worker.cause.rank is Rank.REPORTED:
+            self._out.append(worker.cause)
+        else:
+            self._out.append(Announce(_lost_event(worker, worker.cause)))
+
+    def _has_exited(self, worker: VirtualWorker) -> bool:
+        return all(life.exited for life in self._stages.of(worker.vw))
+
+    # -- going on ----------------------------------------------------------------------------------------------------
+
+    def _advance(self, worker: VirtualWorker, *, now: float) -> None:
+        """Go on as far as it goes."""
+        self._decide(worker, now=now)
+        before = None
+        while worker.state is not before:
+            before = worker.state
+            self._take_step(worker, now=now)
+        if worker.ask_at is not None and now >= worker.ask_at and worker.state in _ASKING:
+            worker.ask_at = None
+            self._out.append(_clock_shard_request(worker, self._assignment))
+
+    def _take_step(self, worker: VirtualWorker, *, now: float) -> None:
+        match worker.state:
+            case LifeState.STARTING | LifeState.READY:
+                self._get_on(worker, now=now)
+            case LifeState.LEAVING:
+                self._leave(worker, now=now)
+            case LifeState.ENDING:
+                self._end(worker, now=now)
+            case LifeState.AWAITING:
+                self._return(worker, now=now)
+            case LifeState.ADMITTING if self._is_needless:
+                worker.take(LifeStep.GIVEN_UP, now=now)
+                self._check_left(now=now)
+            case _:
+                """The next fact decides."""
+
+    def _get_on(self, worker: VirtualWorker, *, now: float) -> None:
+        if worker.state is LifeState.STARTING and self._stages.all_ready(worker.vw):
+            worker.take(LifeStep.GOT_READY, now=now)
+            if worker.incarnation:
+                self._out.append(Announce(WorkerRejoined(worker.vw, worker.incarnation)))
+        if self._stages.all_done(worker.vw):
+            worker.take(LifeStep.GOT_DONE, now=now)
+        elif worker.state is LifeState.READY and self._stages.all_left(worker.vw):
+            # An earlier coordinator has asked it to go.
+            worker.take(LifeStep.DRAIN_ASKED, now=now)
+        elif worker.state is LifeState.STARTING and worker.incarnation and self._is_over_for(now):
+            # It cannot have joined: who has tells of its end at about the same time.
+            worker.take(LifeStep.GIVEN_UP, now=now)
+            self._kill(worker)
+
+    def _is_over_for(self, now: float) -> bool:
+        """Whether the run has been over for long enough to have heard it from everybody."""
+        if self._over_at is None and self.is_over:
+            self._over_at = now
+        return self._over_at is not None and now - self._over_at >= self._patience.settle_seconds
+
+    def _leave(self, worker: VirtualWorker, *, now: float) -> None:
+        """Go once the barrier is behind all its stages, and the processes have ended or had the time to."""
+        if self._stages.all_done(worker.vw):
+            worker.take(LifeStep.GOT_DONE, now=now)
+            return
+        stages = self._stages.of(worker.vw)
+        if not self._stages.all_left(worker.vw):
+            return
+        if not all(life.exited or now - life.heard >= self._patience.exit_seconds for life in stages):
+            return
+        if not self._has_exited(worker):
+            self._kill(worker)
+        worker.take(LifeStep.LEFT, now=now)
+        worker.heard_from_shard()
+        self._has_left(worker, now=now)
+
+    def _has_left(self, worker: VirtualWorker, *, now: float) -> None:
+        """It is between two lives because it was asked to go: if it comes back, then without a pause."""
+        worker.returns_at = now
+        if not worker.stays_out:
+            self._out.append(Announce(WorkerLeft(worker.vw, worker.incarnation, returns=True)))
+
+    def _end(self, worker: VirtualWorker, *, now: float) -> None:
+        is_gone = self._has_exited(worker) or now - worker.since >= self._patience.exit_seconds
+        if not (worker.evicted and is_gone and (worker.sent_away or worker.cause is not None)):
+            return
+        hopeless = worker.is_hopeless(self._survive.restarts) and not worker.sent_away and not worker.stays_out
+        if self._is_needless or hopeless:
+            worker.take(LifeStep.GIVEN_UP, now=now)
+            if not self._is_needless and worker.cause is not None:
+                self._out.append(Announce(_quarantined_event(worker, worker.cause)))
+            self._check_left(now=now)
+            return
+        worker.take(LifeStep.ENDED, now=now)
+        if worker.sent_away:
+            self._has_left(worker, now=now)
+        else:
+            worker.returns_at = now + min(worker.pause_seconds, self._survive.backoff.total_seconds())
+
+    def _return(self, worker: VirtualWorker, *, now: float) -> None:
+        if self._is_needless or worker.stays_out:
+            worker.take(LifeStep.GIVEN_UP, now=now)
+            if worker.stays_out:
+                self._out.append(Announce(WorkerLeft(worker.vw, worker.incarnation, returns=False)))
+            self._check_left(now=now)
+        elif now >= worker.returns_at and not self.is_on_hold and not self._away_of(worker):
+            worker.take(LifeStep.RETURNS, now=now)
+            worker.incarnation = Incarnation(worker.incarnation + 1)
+            worker.ask_at = now
+
+    def _check_left(self, *, now: float) -> None:
+        """Without anybody left to train, or to come to the barrier of a stop, the job has failed."""
+        if self.is_over or any(worker.state is not LifeState.OUT for worker in self):
+            return
+        causes = [worker.cause for worker in self if worker.cause is not None]
+        self._out.append(_nobody_left(root_cause(causes) if causes else None, now=now))
+
+    def _agents_of(self, worker: VirtualWorker) -> frozenset[AgentId]:
+        """The agents on whose devices its newest life is, or its next one will be."""
+        return frozenset(stage.agent for stage in self._assignment.plan.virtual_workers[worker.vw].stages)
+
+    def _away_of(self, worker: VirtualWorker) -> list[AgentId]:
+        """Of these, the ones that get no stages now."""
+        return sorted(self._agents_of(worker) & (self._absent | self._departing))
+
+    def _start(self, command: StartStageCommand, *, now: float) -> SendCommand:
+        agent = self._assignment.plan.stage(command.config.vw, command.config.stage).agent
+        self._stages.add(command.key, agent, command.config.host, now=now)
+        return SendCommand(agent, command)
+
+    @property
+    def _is_needless(self) -> bool:
+        """Whether nobody needs another life."""
+        return self._is_closing or self.is_over
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _tick(self, *, now: float) -> None:
+        paused = now - self._ticked
+        if paused > self._patience.longest_tick_seconds or self.is_on_hold:
+            # It was this process that did not listen; or they may be in the midst of a call to a lost server.
+            for life in self._stages:
+                life.heard = min(now, life.heard + paused)
+        self._ticked = now
+        if self._is_halted:
+            return
+        stall, ready = self._survive.stall.total_seconds(), self._patience.ready_seconds
+        for worker in self:
+            for failure in _overdue(worker, self._stages, stall_seconds=stall, ready_seconds=ready, now=now):
+                self._fails(worker, failure, now=now)
+            self._notice(worker, now=now)
+        self._check_agents(now=now)
+
+    def _check_agents(self, *, now: float) -> None:
+        """With nobody to train, agents are not waited for for ever, unless they went on notice."""
+        waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._away_of(worker)]
+        if any(worker.is_up for worker in self) or not waits or self.is_on_leave:
+            self._alone_since = None
+            return
+        if self._alone_since is None:
+            self._alone_since = now
+        alone = now - self._alone_since
+        if alone >= self._survive.absence.total_seconds():
+            self._out.append(_nobody_back(waits[0], self._away_of(waits[0]), alone, now=now))
+
+    def _notice(self, worker: VirtualWorker, *, now: float) -> None:
+        """Say what is waited for."""
+        is_well = worker.is_up and not worker.unheard
+        if is_well or worker.state is LifeState.OUT or now - worker.noticed < self._patience.notice_seconds:
+            return
+        worker.noticed = now
+        waiting = _waiting_event(worker, self._away_of(worker), now=now)
+        if waiting is not None:
+            self._out.append(Announce(waiting))
+
+
+class DrainedWorkers:
+    """Persists the set of drained virtual workers on the clock shard, so that no later coordinator restarts them.
+
+    Not thread-safe; every call gives the monotonic time.
+    """
+
+    def __init__(self, kept: Iterable[VirtualWorkerIndex], *, retry_seconds: float) -> None:
+        """Begin with what it has `kept`; after a failure it is asked again in `retry_seconds`."""
+        self._kept = frozenset(kept)
+        self._retry_seconds = retry_seconds
+        self._is_asked = False
+        self._ask_at = 0.0
+
+    def request(self, workers: Iterable[VirtualWorker], assignment: Assignment, *, now: float) -> list[KeepOut]:
+        """What to tell it now: one order at a time, and none while it knows."""
+        wanted = frozenset(worker.vw for worker in workers if worker.stays_out)
+        if wanted == self._kept or self._is_asked or now < self._ask_at:
+            return []
+        self._is_asked = True
+        return [KeepOut(tuple(sorted(wanted)), assignment.plan.term, assignment.shards[0])]
+
+    def on_answer(self, answer: KeptOut, *, now: float) -> None:
+        """It has kept them, or could not be told."""
+        self._is_asked = False
+        if answer.is_kept:
+            self._kept = frozenset(answer.out)
+        else:
+            self._ask_at = now + self._retry_seconds
+
+
+def _clock_shard_request(worker: VirtualWorker, assignment: Assignment) -> Evict | Admit | Drain:
+    """What the clock shard is to be told: that its newest life is over or is to leave, or of the next one."""
+    plan, clock_shard = assignment.plan, assignment.shards[0]
+    if worker.state is LifeState.ADMITTING:
+        by = plan.virtual_workers[worker.vw]
+        agents = agents_of(by, assignment.agents)
+        until = worker.since + _CHECKPOINT_SECONDS
+        new = NewPlan(plan, agents, assignment.emulations, worker.left_at, until) if worker.is_replanned else None
+        return Admit(worker.vw, worker.incarnation, len(by.stages), plan.term, clock_shard, new)
+    kind = Drain if worker.state is LifeState.LEAVING else Evict
+    return kind(worker.vw, worker.incarnation, plan.term, clock_shard)
+
+
+def _stop_commands(
+    worker: VirtualWorker, assignment: Assignment, stages: StageTable, *, absent: Collection[AgentId]
+) -> list[SendCommand]:
+    """End what is left of its processes, on all agents but the absent ones."""
+    plan = assignment.plan
+    command = StopVirtualWorkerCommand(plan.job_id, worker.vw, worker.incarnation, plan.term)
+    agents = {life.agent for life in stages.of(worker.vw)}.difference(absent)
+    return [SendCommand(agent, command) for agent in sorted(agents)]
+
+
+def _has_devices(info: MemberInfo, plan: Plan) -> bool:
+    """Whether a member is an agent with all devices that the plan gives the agent of its name."""
+    stages = [stage for vw in plan.virtual_workers for stage in vw.stages if stage.agent == AgentId(info.id)]
+    offered = {device.device for device in info.devices}
+    return info.role is MemberRole.AGENT and {stage.device for stage in stages} <= offered
+
+
+def _overdue(
+    worker: VirtualWorker, stages: StageTable, *, stall_seconds: float, ready_seconds: float, now: float
+) -> Iterator[Failure]:
+    """What is wrong with the newest life by the clock alone.
+
+    Args:
+        worker: who.
+        stages: the processes of the job.
+        stall_seconds: after so long without a word a stage that is ready hangs.
+        ready_seconds: after so long without a word a stage of a later life that is to get ready hangs; for the first
+            ones the job has a limit.
+        now: monotonic seconds.
+    """
+    if worker.state in COMPUTING:
+        for life in stages.of(worker.vw):
+            silent = now - life.heard
+            if life.state is StageState.READY and not life.exited and silent > stall_seconds:
+                sentence = f"{life} hangs: it has reported nothing for {silent:.0f} s"
+                yield Failure(Rank.GONE, JobFailed.__name__, sentence, now)
+    elif worker.state is LifeState.STARTING and worker.incarnation:
+        for life in stages.of(worker.vw):
+            if life.state is StageState.STARTING and now - life.heard >= ready_seconds:
+                last = f"; the last was that it is {life.phase}" if life.phase else ""
+                sentence = f"{life} is not ready, and has said nothing for {ready_seconds:.0f} s{last}"
+                yield Failure(Rank.GONE, DeadlineExceeded.__name__, sentence, now)
+
+
+def _lost_event(worker: VirtualWorker, cause: Failure) -> WorkerLost:
+    """A life of it has ended."""
+    return WorkerLost(worker.vw, worker.incarnation, cause.sentence)
+
+
+def _quarantined_event(worker: VirtualWorker, cause: Failure) -> WorkerQuarantined:
+    """It is not started anew."""
+    how_often = "once" if worker.deaths == 1 else f"{worker.deaths} times"
+    sentence = f"{worker} died {how_often} and is not started anew; the last time, {cause.sentence}"
+    return WorkerQuarantined(worker.vw, sentence)
+
+
+def _fatal(failure: Failure, kind: str) -> Failure:
+    """A death that a job of this synchronisation survives only by going back to a checkpoint."""
+    if failure.rank is Rank.REPORTED:
+        return failure
+    why = f"under `{kind}` only the stages hold the weights, which are lost with one of them"
+    return replace(failure, sentence=f"{failure.sentence}; {why}", calls_for_rewind=True)
+
+
+def _nobody_left(cause: Failure | None, *, now: float) -> Failure:
+    """All of them are out, because of `cause` more than of anything else; None: each was asked to go."""
+    if cause is None:
+        sentence = "no virtual worker is left: all of them were drained; resume from the newest checkpoint"
+        return Failure(Rank.GONE, JobFailed.__name__, sentence, now)
+    return replace(cause, sentence=f"no virtual worker is left; {cause.sentence}", at=now)
+
+
+def _nobody_back(worker: VirtualWorker, absent: Sequence[AgentId], alone_seconds: float, *, now: float) -> Failure:
+    """Nobody trains, and the agents of one that could do not come back."""
+    sentence = f"no virtual worker is left, and agent {_names(absent)} did not come back within {alone_seconds:.0f} s"
+    cause = "" if worker.cause is None else f"; {worker.cause.sentence}"
+    return Failure(Rank.GONE, JobFailed.__name__, sentence + cause, now)
+
+
+def _clock_shard_silent(worker: VirtualWorker, error: str, *, now: float) -> Failure:
+    """The clock shard could not be told of it for too long."""
+    waited = worker.unheard_seconds(now)
+    sentence = f"for {waited:.0f} s the coordinator could not have {worker} {_doing(worker)}: {worker.unheard}"
+    return Failure(Rank.GONE, error, sentence, now)
+
+
+def _waiting_event(worker: VirtualWorker, absent: Sequence[AgentId], *, now: float) -> Waiting | None:
+    """What its next life waits for, if it is something to tell of."""
+    if worker.unheard:
+        awaited = f"the clock shard to have {worker} {_doing(worker)} ({worker.unheard})"
+    elif absent:
+        awaited = f"agent {_names(absent)} to come back with its devices, to start {worker} anew"
+    else:
+        return None
+    return Waiting(f"the coordinator waits for {awaited}", now - worker.since)
+
+
+def _doing(worker: VirtualWorker) -> str:
+    return {LifeState.ADMITTING: "admitted", LifeState.LEAVING: "drained"}.get(worker.state, "evicted")
+
+
+def _names(agents: Sequence[AgentId]) -> str:
+    return ", ".join(agents)

@@ -1,0 +1,169 @@
+"""The two numbers that order control: the number of a coordinator's lead, and the highest term of any job.
+
+Both must be above whatever members know of earlier coordinators. A store that was wiped counts leads from one again,
+and members go on refusing what carries a lower number than they have seen. So they say what they have seen when they
+register, and the coordinator takes the lead anew above that (`Fences`), and terms above what they report (`Terms`), as
+far as `ControlCounter.check_report` accepts it. The range of leads is counted from the number with which it began to
+lead: all reports together move it no further than one may.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.observe.log import get_logger
+from hetpipe.storage.store import Store
+from hetpipe.values.counters import EVENTS_PER_LEAD, FENCES, MAX_REPORTED_AHEAD, TERMS
+from hetpipe.values.ids import JobId
+from hetpipe.values.members import NO_FENCE, MemberId, MemberInfo, MemberRole
+from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run_document import RunDescription
+
+_log = get_logger(__name__)
+
+#: Members that are remembered. Whoever is forgotten may cost a number when it comes back, and nothing else.
+_MAX_MET = 10_000
+
+
+#: Restarts of one virtual worker: it is given up after a few in a row, and a restart takes seconds.
+_MAX_INCARNATION = 1_000_000
+
+
+class Election(Protocol):
+    """Where a lead comes from: a `Candidate`."""
+
+    @property
+    def fence(self) -> int:
+        """The number of the lead."""
+        ...
+
+    @property
+    def outage(self) -> str:
+        """Why this coordinator holds, as the store is away; empty while it is there."""
+        ...
+
+    def outbid(self, fence: int) -> None:
+        """Lead with a number above `fence`."""
+        ...
+
+
+class NoElection:
+    """For a coordinator that has no rivals."""
+
+    fence = NO_FENCE
+    outage = ""
+
+    def outbid(self, fence: int) -> None:
+        """Nobody asks for the number."""
+
+
+class Fences:
+    """Keeps the own number above that of every earlier coordinator. Thread-safe, as `Election` is."""
+
+    def __init__(self, election: Election) -> None:
+        self._election = election
+        #: The number with which this coordinator began to lead.
+        self._first = election.fence
+        #: Members that may have their number from this coordinator.
+        self._met: set[MemberId] = set()
+
+    @property
+    def own(self) -> int:
+        """What members are told."""
+        return self._election.fence
+
+    def first_event_number(self) -> int:
+        """From here on this coordinator numbers events of jobs; every lead has numbers of its own."""
+        return max(0, self.own - 1) * EVENTS_PER_LEAD + 1
+
+    @property
+    def outage(self) -> str:
+        """See `Election.outage`."""
+        return self._election.outage
+
+    def meet(self, info: MemberInfo) -> None:
+        """Lead with a higher number than `info` has seen of others; before it is made a member.
+
+        A member that comes for the first time and has seen the own number has seen another coordinator with it; that
+        costs a number, too, as long as reports have not cost as many as one may.
+
+        Raises:
+            ProtocolViolation: it reports one that is too far ahead; nothing has changed.
+            NotLeader: another coordinator was faster.
+            StoreUnavailable: the store is away.
+        """
+        if info.role is MemberRole.WORKER:
+            return
+        seen, own = info.highest_fence, self.own
+        if seen > own:
+            FENCES.check_report(seen, known=self._first, source=info)
+            _log.warning("later_lead_reported", member=str(info), seen=seen, own=own)
+        is_anothers = seen == own != NO_FENCE and info.id not in self._met
+        if seen > own or (is_anothers and own < self._first + MAX_REPORTED_AHEAD):
+            self._election.outbid(seen)
+        if len(self._met) >= _MAX_MET:
+            self._met.clear()
+        self._met.add(info.id)
+
+
+class Terms:
+    """What is known of the highest term. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        """Begin with what the store knows.
+
+        Raises:
+            StoreUnavailable: it cannot be reached.
+            StoreDamaged: it holds no number.
+        """
+        self._store = store
+        self._lock = threading.Lock()
+        self._known = store.term()
+
+    def meet(self, info: MemberInfo) -> None:
+        """Hold the term that a process reports to what there can be; before it is made a member.
+
+        Raises:
+            ProtocolViolation: it is too far ahead.
+            StoreUnavailable, StoreDamaged: as above.
+        """
+        if info.role is not MemberRole.WORKER and info.highest_term > self._known:
+            self._learn()
+            TERMS.check_report(info.highest_term, known=self._known, source=info)
+
+    def check_clocks(self, clocks: Mapping[JobId, ClockSnapshot], source: MemberId) -> None:
+        """Hold the terms of a heartbeat to what there can be. The store is not asked: it may be away.
+
+        Raises:
+            ProtocolViolation: one is too far ahead.
+        """
+        for snapshot in clocks.values():
+            TERMS.check_report(snapshot.term, known=self._known, source=source)
+
+    def check_description(self, description: RunDescription, source: MemberInfo) -> None:
+        """Hold what a clock shard tells of a job to what there can be, before the job is adopted.
+
+        The next term goes beyond the job's, and the next incarnation of a virtual worker beyond its newest.
+
+        Raises:
+            ProtocolViolation: a number is too far ahead.
+            StoreUnavailable, StoreDamaged: as above.
+        """
+        term = max(description.term, description.run.plan.term)
+        if term > self._known:
+            self._learn()
+            TERMS.check_report(term, known=self._known, source=source)
+        for life in description.lives:
+            if life.incarnation > _MAX_INCARNATION:
+                raise ProtocolViolation(
+                    f"{source} tells of incarnation {life.incarnation} of virtual worker {life.vw}; no job gets beyond "
+                    f"{_MAX_INCARNATION}"
+                )
+
+    def _learn(self) -> None:
+        term = self._store.term()
+        with self._lock:
+            self._known = max(self._known, term)

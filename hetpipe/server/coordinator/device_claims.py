@@ -1,0 +1,90 @@
+"""The claims of devices and parameter servers: which are free, and to whom they are offered (`job_queue.py`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from dataclasses import replace
+
+from hetpipe.decide.lifecycle.exchange import ClusterSeen
+from hetpipe.decide.lifecycle.job_queue import ClusterView, turns
+from hetpipe.decide.lifecycle.orphans import Orphans
+from hetpipe.decide.lifecycle.registry import Registry
+from hetpipe.server.coordinator.job_hosts import Context, JobHosts
+from hetpipe.values.link_measurement import still_valid
+from hetpipe.values.members import MemberInfo, MemberRole
+from hetpipe.values.run import AgentInfo
+
+
+class DeviceClaims:
+    """The claims of all jobs of one coordinator. Every method is called under the lock."""
+
+    def __init__(self, context: Context, jobs: JobHosts, registry: Registry, orphans: Orphans) -> None:
+        self._context = context
+        self._jobs = jobs
+        self._registry = registry
+        self._orphans = orphans
+        #: When this coordinator began to lead, in monotonic seconds.
+        self._began = context.clock.monotonic()
+
+    def offer(self) -> None:
+        """Let jobs that wait for members look at what is free, oldest first.
+
+        Not those of which somebody may know more.
+        """
+        waiting = [host for host in self._jobs if host.machine.state.is_queued]
+        waiting = [host for host in waiting if host.job_id not in self._orphans]
+        while waiting:
+            cluster = self.view()
+            places = turns([(host.job_id, host.machine.job) for host in waiting], cluster)
+            for host, turn in zip(waiting, places, strict=True):
+                self._jobs.feed(host, ClusterSeen(cluster, turn))
+                if not host.machine.state.is_queued:
+                    # It has what it needs, and the others look at what is left.
+                    break
+            else:
+                return
+            waiting = [host for host in waiting if host.machine.state.is_queued]
+
+    def view(self) -> ClusterView:
+        """What is free now.
+
+        A parameter server may serve a job that is under way: it is looked at once it has told of its jobs. What a job
+        uses that nobody leads yet is not known.
+        """
+        now = self._context.clock.monotonic()
+        users = {
+            device.device: host.job_id
+            for host in self._jobs
+            if not host.machine.is_settled(now=now)
+            for agent in host.machine.agents
+            for device in agent.devices
+        }
+        orphans = self._orphans
+        #: What these have may be in use by a job of which only they tell.
+        tellers = {
+            member for orphan in orphans if not orphans.is_credible(orphan, now=now) for member in orphan.tellers
+        }
+        members, shards = (
+            [member for member in self._registry.of_role(role) if member.id not in tellers]
+            for role in (MemberRole.AGENT, MemberRole.PARAMETER_SERVER)
+        )
+        agents = [self.known_agent(member) for member in members if not self._registry.departs(member.id)]
+        devices = [device.device for agent in agents for device in agent.devices]
+        held = Counter(users[device] for device in devices if device in users)
+        return ClusterView(
+            agents=tuple(_without(agent, users) for agent in agents),
+            busy_devices=held.total(),
+            shards=tuple(shard for shard in shards if self._registry.has_told(shard.id)),
+            unled=tuple(orphan.job_id for orphan in orphans if orphans.is_credible(orphan, now=now)),
+            held=tuple(held.items()),
+            is_settled=now - self._began >= self._context.patience.echo_seconds,
+        )
+
+    def known_agent(self, member: MemberInfo) -> AgentInfo:
+        """An agent, with what is still valid of what is known of its links."""
+        return replace(member.agent_info, links=still_valid(member.links, now=self._context.clock.wall()))
+
+
+def _without(agent: AgentInfo, busy: Container[str]) -> AgentInfo:
+    return replace(agent, devices=tuple(device for device in agent.devices if device.device not in busy))
