@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from hetpipe import failpoints
 from hetpipe.decide.sync.gate import ClockRule, is_switch_point, switch_minibatch, switch_number
-from hetpipe.decide.sync.log_core import names
 from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
-from hetpipe.values.ids import Clock, Minibatch
+from hetpipe.values.ids import Clock, Minibatch, virtual_workers_text
 
 
 class ClockUse:
@@ -96,7 +95,7 @@ class ClockUse:
         if log.published < awaited:
             failpoints.reach("pull.while_gated")
             behind = log.behind(awaited)
-            who = names(behind) if behind else "the parameter servers"
+            who = virtual_workers_text(behind) if behind else "the parameter servers"
             self.wait_reason = (
                 f"clock {awaited}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
                 True,

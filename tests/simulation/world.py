@@ -65,7 +65,7 @@ class World:
         while not self._is_over():
             if not self.scheduler.step() or self.scheduler.now > _LONGEST_TICKS:
                 log = self.servers[0].clock_part.log
-                raise Violation(f"P5: nothing moves any more: {log.whom_a_publish_waits_for()}; {log.snapshot()}")
+                raise Violation(f"P5: nothing moves any more: {log.pending_publish_reason()}; {log.snapshot()}")
         self.promises.check_the_end()
 
     def _is_over(self) -> bool:

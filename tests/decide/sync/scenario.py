@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from hetpipe.decide.sync.decision_log import LogConfig
 from hetpipe.decide.sync.division import empty_bitmap, with_used
-from hetpipe.decide.sync.log_core import LogConfig
 from hetpipe.errors import HetpipeError, SliceMismatch, StaleIncarnation, StaleTerm
 from hetpipe.values.ids import (
     Clock,
