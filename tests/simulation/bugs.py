@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from hetpipe.decide.sync import decision_log, gate, shard_state
+from hetpipe.decide.sync import decision_log, shard_state
 from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, InitializeRecord, Record
 from hetpipe.decide.sync.segment import EVICT
 from hetpipe.decide.sync.shard_state import ShardState
@@ -107,21 +108,20 @@ def _folder_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def _gate_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = gate.required_clock
+    original = Gate.required
 
-    def required_clock(p: int, *, staleness: int | None, **kwargs: Any) -> Clock:
-        return original(p, staleness=None if staleness is None else staleness + 1, **kwargs)
+    def required(self: Gate, p: int) -> Clock:
+        staleness = self.sync.staleness
+        return original(
+            replace(self, sync=replace(self.sync, staleness=None if staleness is None else staleness + 1)), p
+        )
 
-    patch.setattr("tests.simulation.clock_choice.gate.required_clock", required_clock)
+    patch.setattr(Gate, "required", required)
 
 
 def _commit_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = gate.may_commit
-
-    def may_commit(wave: int, *, published: int, staleness: int | None) -> bool:
-        return original(wave - 1, published=published, staleness=staleness)
-
-    patch.setattr(decision_log, "may_commit", may_commit)
+    original = Gate.may_commit
+    patch.setattr(Gate, "may_commit", lambda self, wave, published: original(self, wave - 1, published))
 
 
 def _dead_in_the_minimum(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hetpipe.values.ids import VirtualWorkerIndex
-from hetpipe.values.policies import least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES
 from tests.decide.sync.scenario import NUM_LAYERS
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.job import FAULTY_TICKS, Job, draw
@@ -83,7 +83,7 @@ class World:
         if incarnation % 3 == 2:
             count = 1 + count % NUM_LAYERS
         # Some weight policies need as many minibatches per wave as there are stages.
-        return count if least_minibatches_per_wave(self.job.weights, count) <= self.job.n else 1
+        return count if POLICIES[self.job.weights].least_minibatches_per_wave(count) <= self.job.n else 1
 
     def begin_life(self, vw: int, incarnation: int) -> None:
         """Start the stage processes of a new life, unless somebody did."""

@@ -12,11 +12,11 @@ After every event `_settle` commits and publishes whatever has become possible, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from hetpipe.decide.sync.gate import may_commit, unplanned_barrier
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
@@ -28,7 +28,6 @@ from hetpipe.decide.sync.records import (
     SegmentRecord,
     TermRecord,
 )
-from hetpipe.decide.sync.retention import SwitchPoints, retained
 from hetpipe.decide.sync.segment import (
     DRAIN,
     END,
@@ -484,7 +483,7 @@ class DecisionLog:
         return self._since(before)
 
     def hold(self, vw: VirtualWorkerIndex, incarnation: Incarnation, switch: int) -> Clock:
-        """The clock of `vw` from a switch point on, by `ClockRule`. Repeatable.
+        """The clock of `vw` from a switch point on, as the gate chooses it. Repeatable.
 
         Raises:
             ClockNotPublished: the clock it requires is not published yet; or no clock is chosen there, which only
@@ -492,18 +491,18 @@ class DecisionLog:
             WaveOutOfOrder: before the latest question, or before the segment.
         """
         member = self._member(vw, incarnation)
-        points = SwitchPoints(self.config.sync, self.segment.start)
-        p = points.minibatch(switch)
-        if switch < member.last_switch or p <= points.start * self.config.sync.minibatches_per_wave:
-            asked = points.minibatch(member.last_switch)
+        gate = self._gate
+        p = gate.switch_minibatch(switch)
+        if switch < member.last_switch or p <= gate.start * self.config.sync.minibatches_per_wave:
+            asked = gate.switch_minibatch(member.last_switch)
             raise WaveOutOfOrder(f"virtual worker {vw} asks for the clock of minibatch {p} after {asked}")
-        if points.newest_usable(switch) <= points.start:
-            raise ClockNotPublished(f"minibatch {p} begins with the clock of the barrier at {points.start}")
+        if gate.newest_usable(p) <= gate.start:
+            raise ClockNotPublished(f"minibatch {p} begins with the clock of the barrier at {gate.start}")
         if switch == member.last_switch:
             return member.held
-        chosen = points.rule.chosen(p, in_use=member.held, published=self.published)
+        chosen = gate.chosen(p, in_use=member.held, published=self.published)
         if chosen is None:
-            awaited = points.rule.awaited(p, in_use=member.held)
+            awaited = gate.awaited(p, in_use=member.held)
             raise ClockNotPublished(f"minibatch {p} needs clock {awaited}, published is {self.published}")
         member.held = chosen
         member.last_switch = switch
@@ -596,14 +595,12 @@ class DecisionLog:
     def _unplanned_clock(self) -> Clock:
         if not self.members:
             return Clock(max(self.most_committed, self.published + 1))
-        return unplanned_barrier(
+        return self._gate.unplanned_barrier(
             committed=self.most_committed,
             published=self.published,
-            staleness=self.config.sync.staleness,
             # Up to the first switch point at which a clock is chosen, minibatches start without a question.
             last_switch=max(self.segment.start + 1, self.most_switched),
             planned=self.segment.end,
-            weights=self.config.sync.weights,
         )
 
     def _owes_work(self, vw: VirtualWorkerIndex, member: Member) -> bool:
@@ -622,7 +619,7 @@ class DecisionLog:
         for vw, member in self.members.items():
             wave = Wave(member.committed)
             complete = len(member.reports.get(wave, ())) == member.num_stages
-            if complete and may_commit(wave, published=self.published, staleness=self.config.sync.staleness):
+            if complete and self._gate.may_commit(wave, self.published):
                 del member.reports[wave]
                 blocks = member.samples.pop(wave, ())
                 indices = tuple(index for block in blocks for index in block)
@@ -651,7 +648,7 @@ class DecisionLog:
             self._enter_barrier()
         self.retained = retained(
             self.members.values(),
-            SwitchPoints(self.config.sync, self.progress.clock),
+            Gate(self.config.sync, self.progress.clock),
             published=clock,
             global_clock=self.global_clock,
         )
@@ -800,6 +797,11 @@ class DecisionLog:
         self.claimed |= fresh
 
     @property
+    def _gate(self) -> Gate:
+        """Of the segment under way."""
+        return Gate(self.config.sync, self.segment.start)
+
+    @property
     def _has_started(self) -> bool:
         """Whether the start is published, so that there is a segment under way."""
         return self.published >= self.config.progress.clock
@@ -868,3 +870,40 @@ def _told(
     return tuple(
         SegmentMember(vw, member.incarnation, member.num_stages, joined=vw in joined) for vw, member in members.items()
     )
+
+
+def retained(members: Iterable[Member], gate: Gate, *, published: Clock, global_clock: Clock) -> tuple[Clock, ...]:
+    """The published clocks that shards must keep, in their order: those that some member may still ask for.
+
+    Args:
+        members: all of them.
+        gate: of the segment that is under way, or that begins with `published`.
+        published: the newest clock.
+        global_clock: the waves that all members have committed.
+    """
+    if gate.sync.deterministic and gate.sync.staleness is not None:
+        first = min(_oldest_required(gate, global_clock), published)
+        return tuple(Clock(clock) for clock in range(first, published + 1))
+    wanted = {published}
+    for member in members:
+        # Once the wave of its switch point is committed, all stages of a member have pulled what it holds.
+        if member.committed <= _switch_wave(gate, member.last_switch):
+            wanted.add(member.held)
+        # Under `double_buffer` the next answer lacks a wave that may be published already.
+        switch = gate.next_switch(member.last_switch)
+        if member.committed <= _switch_wave(gate, switch):
+            wanted.add(min(published, gate.newest_usable(gate.switch_minibatch(switch))))
+    return tuple(sorted(wanted))
+
+
+def _oldest_required(gate: Gate, global_clock: Clock) -> Clock:
+    """The oldest clock that a wave which is not committed by all may still require."""
+    first: int = global_clock
+    while _switch_wave(gate, first) < global_clock:
+        first += 1
+    return gate.required(gate.switch_minibatch(first))
+
+
+def _switch_wave(gate: Gate, switch: int) -> Wave:
+    """The wave that a switch point lies in."""
+    return gate.wave_of(gate.switch_minibatch(switch))
