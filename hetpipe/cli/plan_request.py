@@ -10,13 +10,14 @@ from typing import TypeVar, get_args
 
 from hetpipe.cli.simulate_command import staleness_of
 from hetpipe.decide.lifecycle.planning import options_of
+from hetpipe.decide.planner.allocation.parallel import PLANNED_POLICY
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import SCHEDULE_CHOICES, AllocationName, PlanOptions, ScheduleChoice
 from hetpipe.decide.planner.reach_tables import Recompute
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job
 from hetpipe.values.ids import DeviceId
-from hetpipe.values.policies import ONE_UPDATE_PER_WAVE, WEIGHT_POLICIES, PlacementName, WeightPolicy
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, PlacementName, WeightPolicy
 from hetpipe.values.suggest import did_you_mean
 
 ALLOCATIONS: Mapping[str, AllocationName] = {name: name for name in get_args(AllocationName)}
@@ -123,7 +124,7 @@ def wishes_of(request: PlanRequest, job: Job | None) -> Wishes:
         raise UserError("--shards is for parameter servers, which the job goes without; leave it out")
     if request.allocation == "parallel":
         # PipeDream-2BW's planner, which chooses N by itself
-        base = replace(_with_weights("double_buffer", base), minibatches_per_wave=None)
+        base = replace(_with_weights(PLANNED_POLICY, base), minibatches_per_wave=None)
     base = _with_weights(_choice("--weights", request.weights, WEIGHTS, base.weights), base)
     workers = base.workers if request.allocation is None else None
     options = replace(
@@ -147,7 +148,7 @@ def _with_weights(weights: WeightPolicy, base: PlanOptions) -> PlanOptions:
     """The same under a policy, which has a schedule of its own and may accumulate by itself."""
     if weights == base.weights:
         return base
-    accumulate = 1 if weights in ONE_UPDATE_PER_WAVE else base.accumulate
+    accumulate = 1 if POLICIES[weights].one_update_per_wave else base.accumulate
     return replace(base, weights=weights, schedule="auto", accumulate=accumulate)
 
 

@@ -17,13 +17,11 @@ from hetpipe.report.text import shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from hetpipe.values.policies import (
-    ONE_UPDATE_PER_WAVE,
+    POLICIES,
     SCHEDULES,
     WEIGHT_POLICIES,
     Schedule,
     WeightPolicy,
-    least_minibatches_per_wave,
-    schedule_of,
 )
 from hetpipe.values.suggest import did_you_mean
 
@@ -92,7 +90,7 @@ def pipeline_of(options: RenderOptions) -> Pipeline:
     weights = _WEIGHTS[options.weights]
     schedule = _schedule(weights, options.schedule)
     _check_sizes(options)
-    if options.accumulate is not None and weights in ONE_UPDATE_PER_WAVE:
+    if options.accumulate is not None and POLICIES[weights].one_update_per_wave:
         raise UserError(
             f"--accumulate is {options.accumulate}, but {weights} makes one update per wave; leave it out, and give "
             "--minibatches-per-wave instead"
@@ -147,7 +145,7 @@ def _schedule(weights: WeightPolicy, text: str) -> Schedule:
     if text not in (_AUTO, *SCHEDULES):
         raise UserError(f"--schedule knows no {text!r}; {did_you_mean(text, (_AUTO, *SCHEDULES))}")
     try:
-        return schedule_of(weights, text)
+        return POLICIES[weights].schedule_of(text)
     except ValueError as error:
         raise UserError(f"--schedule {error}") from error
 
@@ -168,7 +166,7 @@ def _check_sizes(options: RenderOptions) -> None:
 
 def _least_whole(weights: WeightPolicy, num_stages: int, accumulate: int) -> int:
     """The least N that the policy allows, no less than a job's default, in whole updates."""
-    least = max(_MINIBATCHES_PER_WAVE, least_minibatches_per_wave(weights, num_stages))
+    least = max(_MINIBATCHES_PER_WAVE, POLICIES[weights].least_minibatches_per_wave(num_stages))
     return -(-least // accumulate) * accumulate
 
 

@@ -43,7 +43,7 @@ from hetpipe.job.survive import SurviveSection
 from hetpipe.job.training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
 from hetpipe.values.catalogue import CATALOGUE
 from hetpipe.values.ids import VirtualWorkerIndex
-from hetpipe.values.policies import HistoryDetail, LinkKind, Schedule, WeightPolicy, schedule_of
+from hetpipe.values.policies import POLICIES, HistoryDetail, LinkKind, Schedule, WeightPolicy
 from hetpipe.values.problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.values.run import DeviceConfig
 from hetpipe.values.sync import DataSpec, SyncSpec
@@ -294,7 +294,7 @@ class Job(Section):
     @property
     def order(self) -> Schedule:
         """The schedule, with `auto` decided."""
-        return schedule_of(self.weights, self.schedule)
+        return POLICIES[self.weights].schedule_of(self.schedule)
 
     @property
     def has_shards(self) -> bool:

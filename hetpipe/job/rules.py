@@ -20,13 +20,7 @@ from hetpipe.job.sections import (
     WorkersSection,
 )
 from hetpipe.job.training import GradientsSection, OptimizerSpec, PredictionSection
-from hetpipe.values.policies import (
-    CLIPS_GLOBALLY,
-    ONE_UPDATE_PER_WAVE,
-    WeightPolicy,
-    least_minibatches_per_wave,
-    schedule_of,
-)
+from hetpipe.values.policies import POLICIES, WeightPolicy, policies_where
 from hetpipe.values.problems import Problem
 from hetpipe.values.suggest import join_names
 
@@ -78,11 +72,11 @@ def _equal_replicas(workers: WorkersSection, sync: SyncSection) -> Iterator[Prob
 
 
 def _averages_under_allreduce(sync: SyncSection, weights: WeightPolicy) -> Iterator[Problem]:
-    if sync.kind == "allreduce" and weights not in ONE_UPDATE_PER_WAVE:
+    if sync.kind == "allreduce" and not POLICIES[weights].one_update_per_wave:
         yield Problem(
             ("weights",),
             f"is {weights}, which makes an update per minibatch, but `allreduce` averages the gradients of whole "
-            f"waves; use {join_names(ONE_UPDATE_PER_WAVE)}, or another `sync.kind`",
+            f"waves; use {join_names(policies_where(lambda row: row.one_update_per_wave))}, or another `sync.kind`",
         )
 
 
@@ -91,7 +85,7 @@ def _enough_minibatches(workers: WorkersSection, sync: SyncSection, weights: Wei
     if stages == "auto":
         return
     num_stages = max(len(counts) for counts in stages) if isinstance(stages, tuple) else stages
-    least, given = least_minibatches_per_wave(weights, num_stages), _waves(sync)
+    least, given = POLICIES[weights].least_minibatches_per_wave(num_stages), _waves(sync)
     if given < least:
         by_default = " by default" if sync.minibatches_per_wave == "auto" else ""
         yield Problem(
@@ -102,9 +96,9 @@ def _enough_minibatches(workers: WorkersSection, sync: SyncSection, weights: Wei
 
 
 def _momentum_to_predict_with(optimizer: OptimizerSpec, weights: WeightPolicy) -> Iterator[Problem]:
-    if weights != "spectrain":
+    if POLICIES[weights].predicts != "momentum":
         return
-    need = "is spectrain, which predicts with the momentum of SGD, but"
+    need = f"is {weights}, which predicts with the momentum of SGD, but"
     if optimizer.name != "SGD":
         yield Problem(
             ("weights",), f"{need} `optimizer.name` is {optimizer.name}; use SGD with momentum, or weights: predict"
@@ -126,7 +120,7 @@ def _momentum_to_predict_with(optimizer: OptimizerSpec, weights: WeightPolicy) -
 
 def _order_of_the_policy(weights: WeightPolicy, schedule: str) -> Iterator[Problem]:
     try:
-        schedule_of(weights, schedule)
+        POLICIES[weights].schedule_of(schedule)
     except ValueError as error:
         yield Problem(("schedule",), str(error))
 
@@ -140,9 +134,9 @@ def _whole_accumulations(
 ) -> Iterator[Problem]:
     accumulate, n = gradients.accumulate, _waves(sync)
     is_open = workers.stages == "auto" and sync.minibatches_per_wave == "auto"
-    if accumulate == 1 or (is_open and weights not in ONE_UPDATE_PER_WAVE):
+    if accumulate == 1 or (is_open and not POLICIES[weights].one_update_per_wave):
         return
-    if weights in ONE_UPDATE_PER_WAVE:
+    if POLICIES[weights].one_update_per_wave:
         yield Problem(
             ("gradients", "accumulate"),
             f"is {accumulate}, but {weights} makes one update per wave, so `sync.minibatches_per_wave`, {n}, is what "
@@ -158,16 +152,16 @@ def _whole_accumulations(
 
 
 def _norm_in_time(weights: WeightPolicy, gradients: GradientsSection) -> Iterator[Problem]:
-    if gradients.max_norm is not None and gradients.clip == "global" and weights not in CLIPS_GLOBALLY:
+    if gradients.max_norm is not None and gradients.clip == "global" and not POLICIES[weights].clips_globally:
         yield Problem(
             ("gradients", "clip"),
             f"is global, but under {weights} every step would wait for the norms of all stages, one minibatch at a "
-            f"time; use clip: stage, or weights: {join_names(CLIPS_GLOBALLY)}",
+            f"time; use clip: stage, or weights: {join_names(policies_where(lambda policy: policy.clips_globally))}",
         )
 
 
 def _something_predicted(weights: WeightPolicy, prediction: PredictionSection) -> Iterator[Problem]:
-    if weights != "predict" and prediction != PredictionSection():
+    if POLICIES[weights].predicts != "update" and prediction != PredictionSection():
         yield Problem(("prediction",), f"is about weights: predict, but `weights` is {weights}; remove it")
 
 

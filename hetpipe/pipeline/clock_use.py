@@ -8,12 +8,11 @@ where the next barrier is, and keeps it from being set behind minibatches that h
 from __future__ import annotations
 
 from hetpipe import failpoints
-from hetpipe.decide.sync.gate import ClockRule, is_switch_point, switch_minibatch, switch_number
-from hetpipe.decide.sync.log_core import names
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
-from hetpipe.values.ids import Clock, Minibatch
+from hetpipe.values.ids import Clock, Minibatch, virtual_workers_text
 
 
 class ClockUse:
@@ -27,8 +26,7 @@ class ClockUse:
     def __init__(self, parts: StageParts, inbox: Inbox, start: Clock) -> None:
         self._parts = parts
         self._inbox = inbox
-        self._start = start
-        self._rule = ClockRule.of(parts.sync, start)
+        self._gate = Gate(parts.sync, start)
         self.in_use = start
         self.wait_reason: tuple[str, bool] = ("", False)
         #: First stage: the latest switch point that has a clock, and that clock.
@@ -75,38 +73,33 @@ class ClockUse:
         if self._under_way:
             return
         switch, published = self._next_switch(begun), self._inbox.log.published
-        clock = self._rule.fetched_ahead(switch, in_use=self.in_use, published=published)
+        clock = self._gate.fetched_ahead(switch, in_use=self.in_use, published=published)
         if clock is not None:
             self._ask(clock, ahead=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _may_change_at(self, p: Minibatch) -> bool:
-        sync = self._parts.sync
-        is_switch = is_switch_point(
-            p, minibatches_per_wave=sync.minibatches_per_wave, start=self._start, weights=sync.weights
-        )
-        return is_switch and self._rule.newest_usable(p) > self._start
+        return self._gate.is_switch_point(p) and self._gate.newest_usable(p) > self._gate.start
 
     def _choose(self, p: Minibatch) -> Clock | None:
-        """W*(p), by the rule; None and a reason if it is not published yet."""
+        """W*(p), by the gate; None and a reason if it is not published yet."""
         sync, log = self._parts.sync, self._inbox.log
-        awaited = self._rule.awaited(p, in_use=self.in_use)
+        awaited = self._gate.awaited(p, in_use=self.in_use)
         failpoints.reach("pull.before_gate")
         if log.published < awaited:
             failpoints.reach("pull.while_gated")
             behind = log.behind(awaited)
-            who = names(behind) if behind else "the parameter servers"
+            who = virtual_workers_text(behind) if behind else "the parameter servers"
             self.wait_reason = (
                 f"clock {awaited}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
                 True,
             )
             return None
         if sync.deterministic:
-            return self._rule.chosen(p, in_use=self.in_use, published=log.published)
-        number = switch_number(p, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
+            return self._gate.chosen(p, in_use=self.in_use, published=log.published)
         try:
-            clock, barrier = self._parts.synchroniser.hold(number)
+            clock, barrier = self._parts.synchroniser.hold(self._gate.switch_number(p))
         except ClockNotPublished:
             return None
         if log.barrier is None or log.barrier.clock != barrier:
@@ -115,7 +108,7 @@ class ClockUse:
             return None
         if p > barrier * sync.minibatches_per_wave:
             return None
-        return clock if self._parts.has_shards else self._start
+        return clock if self._parts.has_shards else self._gate.start
 
     def _ask(self, clock: Clock, *, ahead: bool) -> None:
         if clock not in self._asked:
@@ -124,6 +117,4 @@ class ClockUse:
             self._parts.synchroniser.fetch(clock, ahead=ahead)
 
     def _next_switch(self, begun: int) -> Minibatch:
-        sync = self._parts.sync
-        number = switch_number(begun, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights) + 1
-        return switch_minibatch(number, minibatches_per_wave=sync.minibatches_per_wave, weights=sync.weights)
+        return self._gate.switch_minibatch(self._gate.switch_number(begun) + 1)

@@ -6,7 +6,6 @@ names makes the first weights: usually the first virtual worker, but it may be g
 
 from __future__ import annotations
 
-from hetpipe.decide.sync.log_core import names
 from hetpipe.decide.sync.log_view import LogView
 from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.errors import CheckpointNotWritten, ProtocolViolation
@@ -15,7 +14,7 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.values.ids import Clock
+from hetpipe.values.ids import Clock, virtual_workers_text
 
 #: Between two calls at the clock shard: so long a stage may not know that its life is over, or its help wanted.
 CALL_SECONDS = 0.5
@@ -111,5 +110,5 @@ def _awaited(log: LogView) -> str:
     if log.barrier is None:
         return "the clock shard to say where the next barrier is"
     behind = log.behind(log.barrier.clock)
-    who = f"{names(behind)} to commit" if behind else "the parameter servers and all of its own stages"
+    who = f"{virtual_workers_text(behind)} to commit" if behind else "the parameter servers and all of its own stages"
     return f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), to join there, that is for {who}"

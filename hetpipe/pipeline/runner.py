@@ -9,7 +9,6 @@ It is done at the barrier that ends the run, or at the one at which its virtual 
 from __future__ import annotations
 
 from hetpipe.decide.sync.division import Block
-from hetpipe.decide.sync.log_core import names
 from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.decide.sync.segment import DRAIN, divide, ends_run
 from hetpipe.errors import NonFiniteUpdate
@@ -22,7 +21,7 @@ from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.tally import Figures, Tally
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, VirtualWorkerIndex, virtual_workers_text
 from hetpipe.values.run import StageDone
 from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import FlatBuffer
@@ -143,7 +142,7 @@ class StageRunner:
                     self._waiter.proceed()
                     return log.left.get((identity.vw, identity.incarnation), log.segment)
                 behind = log.behind(log.barrier.clock)
-                who = f"{names(behind)} to commit" if behind else "the parameter servers to apply"
+                who = f"{virtual_workers_text(behind)} to commit" if behind else "the parameter servers to apply"
                 reason = f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), that is for {who}"
                 self._waiter.sleep(reason, for_clock=True)
 

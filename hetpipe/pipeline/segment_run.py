@@ -15,7 +15,7 @@ from torch import Tensor
 from hetpipe.decide.schedule.in_flight import in_flight
 from hetpipe.decide.schedule.policy import Action, Kind, Ready, StageView, Wait
 from hetpipe.decide.sync.division import Block
-from hetpipe.decide.sync.gate import starts_drained
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.log import bind_context
@@ -65,6 +65,7 @@ class SegmentRun:
         self._start = start
         self._blocks = blocks
         self._n = parts.sync.minibatches_per_wave
+        self._gate = Gate(parts.sync, start)
         identity = parts.identity
         self._limit = in_flight(
             stage=identity.stage,
@@ -162,9 +163,7 @@ class SegmentRun:
 
     def _drains_before(self, p: int) -> bool:
         """Whether the minibatches in flight must be through before `p` may start."""
-        return self._forwarded > self._backwarded and starts_drained(
-            p, minibatches_per_wave=self._n, weights=self._parts.sync.weights
-        )
+        return self._forwarded > self._backwarded and self._gate.starts_drained(p)
 
     def _sleep(self, wait: Wait) -> None:
         reason, for_clock = self._clocks.wait_reason

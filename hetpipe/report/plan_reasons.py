@@ -18,7 +18,6 @@ from hetpipe.report.quantities import bytes_text, time_text
 from hetpipe.report.text import count, rate
 from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.plan_document import Alternative
-from hetpipe.values.policies import least_minibatches_per_wave
 
 #: A closed form and a simulation that differ by less agree.
 _CLOSE = 0.02
@@ -143,7 +142,7 @@ def _simulated(forecast: _Forecast, predicted: float) -> str:
 def _flight_binds(forecast: _Forecast) -> str:
     n, whole_ms = forecast.memory.minibatches_per_wave, milliseconds(sum(forecast.stages))
     longest = time_text(milliseconds(max(forecast.stages)))
-    if forecast.memory.weights == "flush":
+    if forecast.memory.policy.drains:
         return (
             f"Draining binds: virtual worker {forecast.slowest} empties its pipeline of {time_text(whole_ms)} after "
             f"every wave of {n}; without that its longest stage, {longest}, would."
@@ -174,7 +173,7 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
         sentences = [f"N = {n} is the smallest within 2 % of the fastest; larger waves keep weights back for longer."]
     most_stages = max(len(worker.stages) for worker in plan.virtual_workers)
     step = facts.options.accumulate
-    if n - step >= least_minibatches_per_wave(forecast.memory.weights, most_stages):
+    if n - step >= forecast.memory.policy.least_minibatches_per_wave(most_stages):
         sentences.append(_with_waves_of(facts, forecast, n - step))
     sentences.append(_with_waves_of(facts, forecast, n + step))
     return sentences

@@ -6,23 +6,11 @@ from collections.abc import Iterator
 
 from hetpipe.decide.schedule.timeline import Box, Pipeline, StageTimeline, Timeline
 from hetpipe.report.text import count, percent
-from hetpipe.values.policies import ONE_UPDATE_PER_WAVE, WeightPolicy
-
-#: Who described it.
-_NAMES: dict[WeightPolicy, str] = {
-    "wave": "HetPipe",
-    "stash": "PipeDream",
-    "vertical": "PipeDream with vertical sync",
-    "double_buffer": "PipeDream-2BW",
-    "flush": "PipeDream-Flush",
-    "predict": "PipeOptim",
-    "spectrain": "SpecTrain",
-}
 
 
 def title_of(pipeline: Pipeline) -> str:
     """`PipeDream-2BW: weights double_buffer, schedule 1f1b`."""
-    name = "GPipe" if pipeline.schedule == "gpipe" else _NAMES[pipeline.weights]
+    name = "GPipe" if pipeline.schedule == "gpipe" else pipeline.policy.source
     return f"{name}: weights {pipeline.weights}, schedule {pipeline.schedule}"
 
 
@@ -30,7 +18,7 @@ def setting_of(pipeline: Pipeline) -> str:
     """What was played, in one line."""
     per_update = pipeline.minibatches_per_update
     updates = "one update per minibatch"
-    if pipeline.weights in ONE_UPDATE_PER_WAVE:
+    if pipeline.policy.one_update_per_wave:
         updates = "one update per wave"
     elif per_update > 1:
         updates = f"one update per {per_update} minibatches"

@@ -5,6 +5,7 @@ All are 0-based except `Minibatch`, which the papers count from 1.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NewType
 
 VirtualWorkerIndex = NewType("VirtualWorkerIndex", int)
@@ -32,3 +33,12 @@ AgentId = NewType("AgentId", str)
 
 #: `NODE/INDEX`, for example `n0/3`.
 DeviceId = NewType("DeviceId", str)
+
+
+def virtual_workers_text(indices: Collection[VirtualWorkerIndex]) -> str:
+    """Virtual workers in a sentence.
+
+    >>> virtual_workers_text([VirtualWorkerIndex(0), VirtualWorkerIndex(2)])
+    'virtual workers 0, 2'
+    """
+    return "virtual worker" + ("s " if len(indices) > 1 else " ") + ", ".join(str(vw) for vw in indices)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.policies import PullTiming, WeightPolicy
+from hetpipe.values.policies import POLICIES, Policy, PullTiming, WeightPolicy
 
 #: Bytes that become hexadecimal text in JSON.
 HexBytes = Annotated[
@@ -33,6 +33,11 @@ class SyncSpec:
     weights: WeightPolicy = "wave"
     pull: PullTiming = "every_wave"
     """`required`: the clock in use stays until the staleness bound forbids it."""
+
+    @property
+    def policy(self) -> Policy:
+        """The row of `weights`."""
+        return POLICIES[self.weights]
 
 
 @dataclass(frozen=True, slots=True)

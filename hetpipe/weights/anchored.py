@@ -237,8 +237,9 @@ class AnchoredWeights:
             self._anchor.add_(self._updates[Wave(wave)])
         self._anchor_through = Wave(max(through, self._anchor_through))
         done = min(self._anchor_clock + 1, self._anchor_through)
-        if self._table.weights == "double_buffer":
-            done = min(done, self._closed - 1)  # the latest may still be part of the weights that decay
+        if self._table.policy.one_update_per_wave:
+            # Those that the forward did not see may still be part of the weights that decay.
+            done = min(done, self._closed - self._table.policy.waves_behind)
         for wave in [w for w in self._updates if w < done]:
             self._pool.release(self._updates.pop(wave))
 
@@ -275,25 +276,27 @@ class AnchoredWeights:
     @property
     def _keeps_used(self) -> bool:
         """Whether the weights of a minibatch stay until its update, because they are, or are part of, what decays."""
-        return not self._table.is_predicting and self._table.weights != "stash"
+        policy = self._table.policy
+        return policy.decay == "used" or policy.one_update_per_wave
 
     def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor]:
         """The weights whose decay is part of the update after `p`.
 
-        Those that minibatch p used under `wave` and `vertical`, else the newest: all updates before this one, on the
-        clock of the latest forward. Under `flush` and `double_buffer` that is the forward of p: so neither the cut nor
-        the moment of the step has a part in it.
+        Those that minibatch p used, or the newest: all updates before this one, on the clock of the latest forward.
+        With one update per wave that is the forward of p: so neither the cut nor the moment of the step has a part in
+        it.
         """
         if self._newest is not None:
             return self._newest.views
-        if self._table.weights == "stash":
-            assert self._anchor is not None, "no segment was started"
-            terms = [self._updates[Wave(wave)] for wave in range(self._anchor_through, self._closed)]
-            return SummedWeights([self._anchor, *terms, *([] if self._rho_through is None else [self._rho])])
-        if self._table.weights == "double_buffer":
+        policy = self._table.policy
+        if policy.decay == "used":
+            return self._used[p].weights
+        if policy.one_update_per_wave:
             terms = [self._updates[Wave(wave)] for wave in range(self._waves_of(p), self._closed)]
-            return SummedWeights([self._used[p].buffer, *terms])
-        return self._used[p].weights
+            return SummedWeights([self._used[p].buffer, *terms]) if terms else self._used[p].weights
+        assert self._anchor is not None, "no segment was started"
+        terms = [self._updates[Wave(wave)] for wave in range(self._anchor_through, self._closed)]
+        return SummedWeights([self._anchor, *terms, *([] if self._rho_through is None else [self._rho])])
 
     def _let_go_before(self, p: int) -> None:
         """In the update that `p` belongs to, only the weights of the last minibatch decay."""

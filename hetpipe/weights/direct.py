@@ -120,7 +120,7 @@ class DirectWeights:
 
     def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor] | None:
         """The weights whose decay is part of the update after `p`; None: those it is made on."""
-        if self._table.weights not in ("wave", "vertical"):
+        if self._table.policy.decay != "used":
             return None
         through = self._table.forward_through(p, start=self._start)
         return None if through == self._through else self._buffer(through).views

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from hetpipe.errors import JobError
-from hetpipe.values.policies import PREDICTING, WeightPolicy
+from hetpipe.values.policies import POLICIES, WeightPolicy
 from hetpipe.values.suggest import join_names
 
 
@@ -142,10 +142,10 @@ def rule_of(name: str) -> Rule:
 def check_predictable(name: str, weights: WeightPolicy) -> None:
     """Refuse an optimizer that the weight policy would have to predict and cannot.
 
-    That `spectrain` needs momentum is a rule between keys of the job (`spec.job_rules`).
+    That `spectrain` needs momentum is a rule between keys of the job (`job.rules`).
 
     Raises:
         JobError: as `rule_of`.
     """
-    if weights in PREDICTING:
+    if POLICIES[weights].predicts is not None:
         rule_of(name)

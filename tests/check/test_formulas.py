@@ -18,8 +18,8 @@ from hetpipe.check.formulas import (
 from hetpipe.check.rules import OrderRule, Place, Rule, WeightRule
 from hetpipe.decide.schedule.in_flight import in_flight
 from hetpipe.decide.schedule.versions import VersionTable
-from hetpipe.decide.sync import gate
-from hetpipe.values.policies import SCHEDULES_OF, WEIGHT_POLICIES, WeightPolicy
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
+from tests.support.gates import gate_of
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,15 @@ def test_the_two_writings_agree(weights: WeightPolicy, num_stages: int, accumula
                 assert forward_through(rule, p, floor, place) == table.forward_through(p, start=floor)
                 assert backward_through(rule, p, floor, place) == table.backward_through(p, start=floor)
                 assert ends_update(rule, p) == table.is_update(p)
-                required = gate.required_clock(p, minibatches_per_wave=num, staleness=1, start=floor, weights=weights)
+                required = gate_of(num, 1, start=floor, weights=weights).required(p)
                 assert required_clock(rule, p, floor) == required
-                switch = gate.is_switch_point(p, minibatches_per_wave=num, start=floor, weights=weights)
+                switch = gate_of(num, start=floor, weights=weights).is_switch_point(p)
                 assert is_switch_point(rule, p, floor) == switch
 
 
 @pytest.mark.parametrize("weights", [weights for weights in WEIGHT_POLICIES if weights != "wave"])
 def test_the_two_bounds_on_what_is_in_flight_agree(weights: WeightPolicy) -> None:
-    for schedule in SCHEDULES_OF[weights]:
+    for schedule in POLICIES[weights].schedules:
         for stage in range(4):
             rule = Rule(6, None, WeightRule(weights), order=OrderRule(schedule))
             limit = in_flight(stage=stage, num_stages=4, minibatches_per_wave=6, weights=weights, schedule=schedule)

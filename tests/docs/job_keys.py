@@ -42,14 +42,7 @@ from hetpipe.job.training import (
     ParameterGroup,
     PredictionSection,
 )
-from hetpipe.values.policies import (
-    CLIPS_GLOBALLY,
-    ONE_UPDATE_PER_WAVE,
-    SCHEDULES_OF,
-    WEIGHT_POLICIES,
-    WeightPolicy,
-    least_minibatches_per_wave,
-)
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
 from tests.docs.pages import ROOT, with_table
 
 PAGE = ROOT / "docs" / "job-file.md"
@@ -117,11 +110,11 @@ def policies_table() -> str:
 
 
 def _goes_with(weights: WeightPolicy) -> Iterator[str]:
-    whole_waves = weights in ONE_UPDATE_PER_WAVE
-    yield ", ".join(f"`{schedule}`" for schedule in SCHEDULES_OF[weights])
-    yield "K" if least_minibatches_per_wave(weights, 2) > 1 else "1"
+    whole_waves = POLICIES[weights].one_update_per_wave
+    yield ", ".join(f"`{schedule}`" for schedule in POLICIES[weights].schedules)
+    yield "K" if POLICIES[weights].least_minibatches_per_wave(2) > 1 else "1"
     yield "the whole wave" if whole_waves else "divides N"
-    yield "`global`, `stage`" if weights in CLIPS_GLOBALLY else "`stage`"
+    yield "`global`, `stage`" if POLICIES[weights].clips_globally else "`stage`"
     kinds = [kind for kind in typing.get_args(SyncKind) if kind != "allreduce" or whole_waves]
     yield ", ".join(f"`{kind}`" for kind in kinds)
 

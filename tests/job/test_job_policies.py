@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from hetpipe.errors import JobError
 from hetpipe.job.file import Job, LrScheduleSpec, load_job
-from hetpipe.values.policies import (
-    CLIPS_GLOBALLY,
-    ONE_UPDATE_PER_WAVE,
-    SCHEDULES_OF,
-    WEIGHT_POLICIES,
-    WeightPolicy,
-    least_minibatches_per_wave,
-)
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy, policies_where
 from hetpipe.values.sync import SyncSpec
 
 MINIMAL: dict[str, Any] = {
@@ -79,14 +72,14 @@ def test_without_shards_nothing_is_bounded_or_combined(kind: str, weights: str) 
 class TestAllowed:
     @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
     def test_every_schedule_of_every_policy(self, weights: WeightPolicy) -> None:
-        assert job(weights=weights).order == SCHEDULES_OF[weights][0]
-        for schedule in SCHEDULES_OF[weights]:
+        assert job(weights=weights).order == POLICIES[weights].schedules[0]
+        for schedule in POLICIES[weights].schedules:
             assert job(weights=weights, schedule=schedule).order == schedule
 
     @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
     @pytest.mark.parametrize("num_stages", [1, 2, 3, 6])
     def test_as_many_minibatches_as_it_needs(self, weights: WeightPolicy, num_stages: int) -> None:
-        least = least_minibatches_per_wave(weights, num_stages)
+        least = POLICIES[weights].least_minibatches_per_wave(num_stages)
         for stages in (num_stages, [[2], [1] * num_stages]):
             job(weights=weights, workers={"stages": stages}, sync={"minibatches_per_wave": least})
             if least > 1:
@@ -107,15 +100,15 @@ class TestAllowed:
     def test_clipping(self, weights: WeightPolicy) -> None:
         job(weights=weights, gradients={"clip": "stage", "max_norm": 1})
         job(weights=weights, gradients={"clip": "global"})
-        if weights in CLIPS_GLOBALLY:
+        if POLICIES[weights].clips_globally:
             job(weights=weights, gradients={"max_norm": 1.5})
 
-    @pytest.mark.parametrize("weights", [weights for weights in WEIGHT_POLICIES if weights not in ONE_UPDATE_PER_WAVE])
+    @pytest.mark.parametrize("weights", policies_where(lambda policy: not policy.one_update_per_wave))
     def test_accumulation_of_every_divisor(self, weights: WeightPolicy) -> None:
         for accumulate in (1, 2, 3, 6):
             job(weights=weights, sync={"minibatches_per_wave": 6}, gradients={"accumulate": accumulate})
 
-    @pytest.mark.parametrize("weights", ONE_UPDATE_PER_WAVE)
+    @pytest.mark.parametrize("weights", policies_where(lambda policy: policy.one_update_per_wave))
     def test_allreduce(self, weights: WeightPolicy) -> None:
         for workers in ({"count": 3, "stages": 2}, {"stages": [[2, 1], [2, 1]]}, {"stages": 2}):
             job(sync="allreduce", weights=weights, workers=workers)
@@ -422,7 +415,7 @@ def _workers(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 def good_jobs(draw: st.DrawFn) -> dict[str, Any]:
     """Jobs in which all keys about updates go together."""
     weights = draw(st.sampled_from(WEIGHT_POLICIES))
-    kinds = ["wsp", "bsp", "asp", "none"] + ["allreduce"] * (weights in ONE_UPDATE_PER_WAVE)
+    kinds = ["wsp", "bsp", "asp", "none"] + ["allreduce"] * (POLICIES[weights].one_update_per_wave)
     kind = draw(st.sampled_from(kinds))
     n = draw(st.sampled_from([4, 6]))
     numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(), st.booleans())
@@ -434,11 +427,11 @@ def good_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "optimizer": {**MINIMAL["optimizer"], "groups": draw(st.sampled_from([[], [group], [group, group]]))},
         "sync": kind if n == 4 and draw(st.booleans()) else {"kind": kind, "minibatches_per_wave": n},
         "weights": weights,
-        "schedule": draw(st.sampled_from(["auto", *SCHEDULES_OF[weights]])),
+        "schedule": draw(st.sampled_from(["auto", *POLICIES[weights].schedules])),
         "gradients": {
-            "accumulate": 1 if weights in ONE_UPDATE_PER_WAVE else draw(st.sampled_from([1, 2])),
+            "accumulate": 1 if POLICIES[weights].one_update_per_wave else draw(st.sampled_from([1, 2])),
             "max_norm": draw(st.one_of(st.none(), st.floats(0.1, 9))),
-            "clip": "stage" if weights not in CLIPS_GLOBALLY else draw(st.sampled_from(["global", "stage"])),
+            "clip": "stage" if not POLICIES[weights].clips_globally else draw(st.sampled_from(["global", "stage"])),
         },
         "lr_schedule": draw(st.sampled_from([None, schedule, {"name": "ChainedScheduler", "schedulers": [schedule]}])),
         "prediction": {"include_decay": weights != "predict" or draw(st.booleans())},

@@ -19,7 +19,7 @@ from hetpipe.job.file import Job
 from hetpipe.server.agent.inspection import inspect_job
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.plan import Plan
-from hetpipe.values.policies import PREDICTING, WeightPolicy
+from hetpipe.values.policies import POLICIES, WeightPolicy
 from hetpipe.values.run import AgentDevice, AgentInfo
 from tests import models
 from tests.reference.executor import ReferenceResult, ReferenceRun
@@ -152,9 +152,9 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
             stage=stage,
             num_stages=len(result.plan.virtual_workers[vw].stages),
             minibatches_per_wave=case.wave,
-            weights="wave" if case.weights in PREDICTING else case.weights,
+            weights="wave" if POLICIES[case.weights].predicts is not None else case.weights,
         )
-        expected = 1 if case.weights in PREDICTING else expected
+        expected = 1 if POLICIES[case.weights].predicts is not None else expected
         assert peak <= expected + 2 * case.has_shards, (vw, stage, peak)
     return result
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hetpipe.decide.sync.gate import ClockRule, switch_minibatch, switch_number
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.decide.sync.records import PublishRecord
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.pipeline.chain import Values
@@ -70,11 +70,8 @@ class PreviousStage(_Neighbour):
         self._sent += 1
         if self._sent > self._num_minibatches:
             return Frame(FrameKind.BARRIER, self._num_minibatches, 0, self._num_minibatches)
-        n, weights = self._sync.minibatches_per_wave, self._sync.weights
-        switch = switch_minibatch(
-            switch_number(self._sent, minibatches_per_wave=n, weights=weights), minibatches_per_wave=n, weights=weights
-        )
-        clock = ClockRule.of(self._sync, 0).required(switch)
+        gate = Gate(self._sync)
+        clock = gate.required(gate.switch_minibatch(gate.switch_number(self._sent)))
         with self._unseen():
             copies = tuple(value.clone() for value in self._values)
         return Frame(FrameKind.FORWARD, self._sent, clock, 0, copies, samples=1)

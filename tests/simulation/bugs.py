@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hetpipe.decide.sync import gate, log_settling, shard_state
+from hetpipe.decide.sync import decision_log, shard_state
 from hetpipe.decide.sync.decision_log import DecisionLog
-from hetpipe.decide.sync.log_core import LogCore
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, InitializeRecord, Record
 from hetpipe.decide.sync.segment import EVICT
 from hetpipe.decide.sync.shard_state import ShardState
@@ -108,21 +108,20 @@ def _folder_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def _gate_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = gate.required_clock
+    original = Gate.required
 
-    def required_clock(p: int, *, staleness: int | None, **kwargs: Any) -> Clock:
-        return original(p, staleness=None if staleness is None else staleness + 1, **kwargs)
+    def required(self: Gate, p: int) -> Clock:
+        staleness = self.sync.staleness
+        return original(
+            replace(self, sync=replace(self.sync, staleness=None if staleness is None else staleness + 1)), p
+        )
 
-    patch.setattr("tests.simulation.clock_choice.gate.required_clock", required_clock)
+    patch.setattr(Gate, "required", required)
 
 
 def _commit_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = gate.may_commit
-
-    def may_commit(wave: int, *, published: int, staleness: int | None) -> bool:
-        return original(wave - 1, published=published, staleness=staleness)
-
-    patch.setattr(log_settling, "may_commit", may_commit)
+    original = Gate.may_commit
+    patch.setattr(Gate, "may_commit", lambda self, wave, published: original(self, wave - 1, published))
 
 
 def _dead_in_the_minimum(patch: pytest.MonkeyPatch) -> None:
@@ -137,7 +136,7 @@ def _dead_in_the_minimum(patch: pytest.MonkeyPatch) -> None:
 
 def _minimum_of_nothing(patch: pytest.MonkeyPatch) -> None:
     clock = property(lambda self: min(member.committed for member in self.members.values()))
-    patch.setattr(LogCore, "global_clock", clock)
+    patch.setattr(DecisionLog, "global_clock", clock)
 
 
 def _old_term_taken(patch: pytest.MonkeyPatch) -> None:
@@ -209,7 +208,7 @@ def _eviction_takes_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def _held_clock_freed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(log_settling, "retained", lambda *_args, published, **_: (published,))
+    patch.setattr(decision_log, "retained", lambda *_args, published, **_: (published,))
 
 
 def _old_barrier_drops(patch: pytest.MonkeyPatch) -> None:
@@ -304,11 +303,11 @@ def _leaver_in_the_minimum(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaver_not_awaited(patch: pytest.MonkeyPatch) -> None:
-    def global_clock(self: LogCore) -> Clock:
+    def global_clock(self: DecisionLog) -> Clock:
         staying = [member.committed for vw, member in self.members.items() if vw not in self.leaving]
         return min(staying, default=max(self.slowest, self.published))
 
-    patch.setattr(LogCore, "global_clock", property(global_clock))
+    patch.setattr(DecisionLog, "global_clock", property(global_clock))
 
 
 def _leaver_refused(patch: pytest.MonkeyPatch) -> None:

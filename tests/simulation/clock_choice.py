@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from hetpipe.decide.sync import gate
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import ClockNotPublished, HetpipeError
 from hetpipe.values.ids import Clock
 
@@ -32,14 +32,12 @@ class ClockChoice:
 
     def opens(self, p: int) -> bool:
         """Whether minibatch `p` may begin; then `clock` is its clock."""
-        stage, n, start = self._stage, self._job.n, self._start
+        stage, gate = self._stage, self._gate
         if stage.completed < self._seen_through(p):
             return False
-        drains = gate.starts_drained(p, minibatches_per_wave=n, weights=self._job.weights)
-        if drains and stage.begun > stage.completed:
+        if gate.starts_drained(p) and stage.begun > stage.completed:
             return False
-        switches = gate.is_switch_point(p, minibatches_per_wave=n, start=start, weights=self._job.weights)
-        if not switches or self._newest_usable(p) <= start:
+        if not gate.is_switch_point(p) or gate.newest_usable(p) <= self._start:
             return True
         if self._chosen is None or self._chosen[0] != p:
             self._choose(p)
@@ -53,25 +51,17 @@ class ClockChoice:
         return True
 
     def _seen_through(self, p: int) -> int:
-        n, start = self._job.n, self._start
         if self._job.weights == "wave":
-            return gate.local_through(p, minibatches_per_wave=n, start=start)
-        return self._newest_usable(p) * n
+            return self._gate.local_through(p)
+        return self._gate.newest_usable(p) * self._job.n
 
-    def _newest_usable(self, p: int) -> int:
-        return gate.newest_usable_clock(
-            p, minibatches_per_wave=self._job.n, start=self._start, weights=self._job.weights
-        )
+    @property
+    def _gate(self) -> Gate:
+        return Gate(self._job.sync, Clock(self._start))
 
     def required(self, p: int) -> int:
         """The clock that `p` needs."""
-        return gate.required_clock(
-            p,
-            minibatches_per_wave=self._job.n,
-            staleness=self._job.d,
-            start=self._start,
-            weights=self._job.weights,
-        )
+        return self._gate.required(p)
 
     def _choose(self, p: int) -> None:
         stage, required = self._stage, self.required(p)
@@ -81,7 +71,7 @@ class ClockChoice:
             self._chosen = (p, required)
             return
         self._is_asking = True
-        switch = gate.switch_number(p, minibatches_per_wave=self._job.n, weights=self._job.weights)
+        switch = self._gate.switch_number(p)
         first = stage.world.servers[0]
         stage.ask(
             0,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetpipe.decide.sync.decision_log import DecisionLog
-from hetpipe.decide.sync.log_state import LogState
+from hetpipe.decide.sync.decision_log import DecisionLog, LogState
 from hetpipe.decide.sync.records import CommitRecord, Record, SegmentRecord
 from hetpipe.errors import HetpipeError
 from hetpipe.values.ids import Clock

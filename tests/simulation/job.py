@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from hetpipe.values import policies
 from hetpipe.values.ids import Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.values.plan import SlicePlan
-from hetpipe.values.policies import least_minibatches_per_wave
 from hetpipe.values.requests import PushHeader, Requester, SliceHeader
 from tests.decide.sync.scenario import JOB, NUM_LAYERS, POLICIES, Scenario, slice_header
 from tests.simulation.network import Weather
@@ -60,7 +60,7 @@ class Job:
         self.scenario = scenario
         self.faults = faults
         self.fsync = fsync
-        self.n, self.d = scenario.n, scenario.d
+        self.n, self.d, self.sync = scenario.n, scenario.d, scenario.sync
         self.weights, self.deterministic = scenario.weights, scenario.deterministic
         self.data = scenario.data
         self.slices = slices_of(scenario)
@@ -99,7 +99,7 @@ def draw(seed: int) -> Job:
     scenario = Scenario(
         num_stages=num_stages,
         num_shards=pick([1, 2, 2, 3]),
-        n=max(pick([1, 1, 2, 3]), least_minibatches_per_wave(weights, max(num_stages))),
+        n=max(pick([1, 1, 2, 3]), policies.POLICIES[weights].least_minibatches_per_wave(max(num_stages))),
         d=staleness,
         weights=weights,
         deterministic=staleness is not None and chance.random() < 0.4,

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetpipe.decide.sync.closed_state import ClosedState
 from hetpipe.decide.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
 from hetpipe.decide.sync.records import Record
-from hetpipe.decide.sync.shard_state import Admission, ShardState
+from hetpipe.decide.sync.shard_state import Admission, ClosedState, ShardState
 from hetpipe.values.ids import Clock
 from hetpipe.values.requests import PullHeader, PushHeader
 from tests.decide.sync.scenario import JOB, TERM

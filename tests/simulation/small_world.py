@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from hetpipe.decide.sync import gate
 from hetpipe.decide.sync.decision_log import DecisionLog
 from hetpipe.decide.sync.log_view import LogView
 from hetpipe.decide.sync.records import CommitRecord, PublishRecord, Record
@@ -38,6 +37,7 @@ from tests.simulation.small_parts import (
     freeze_shard,
     freeze_worker,
 )
+from tests.support.gates import gate_of
 
 Step = tuple[object, ...]
 
@@ -179,7 +179,7 @@ class SmallWorld:
     def _may_choose(self, worker: Worker, end: int) -> bool:
         assert worker.segment is not None
         p = worker.wave + 1
-        required = gate.required_clock(p, minibatches_per_wave=1, staleness=self.job.d, start=worker.segment.start)
+        required = gate_of(1, self.job.d, start=worker.segment.start).required(p)
         if worker.view.published < required:
             return False
         asks = self._asks(worker)
@@ -188,7 +188,7 @@ class SmallWorld:
     def _asks(self, worker: Worker) -> bool:
         assert worker.segment is not None
         start = worker.segment.start
-        newest = gate.newest_usable_clock(worker.wave + 1, minibatches_per_wave=1, start=start)
+        newest = gate_of(1, start=start).newest_usable(worker.wave + 1)
         return newest > start and not self.job.deterministic
 
     def _may_pull(self, worker: Worker, clock: int) -> bool:
@@ -277,7 +277,7 @@ class SmallWorld:
         worker = self.workers[vw]
         assert worker.segment is not None
         start, p = worker.segment.start, worker.wave + 1
-        required = gate.required_clock(p, minibatches_per_wave=1, staleness=self.job.d, start=start)
+        required = gate_of(1, self.job.d, start=start).required(p)
         clock = self.log.hold(vw, worker.incarnation, p) if self._asks(worker) else max(required, start)
         wanted = max(start, required_clock(p, n=1, d=self.job.d))
         if clock < wanted or clock > self.log.published:

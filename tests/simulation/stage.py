@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from hetpipe.decide.schedule.in_flight import in_flight
+from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
 from hetpipe.decide.sync.division import Block
-from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT
 from hetpipe.decide.sync.log_view import LogView
 from hetpipe.decide.sync.records import EvictRecord, Record, SegmentRecord
 from hetpipe.decide.sync.segment import divide

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hetpipe.values.ids import VirtualWorkerIndex
-from hetpipe.values.policies import least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES
 from tests.decide.sync.scenario import NUM_LAYERS
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.job import FAULTY_TICKS, Job, draw
@@ -65,7 +65,7 @@ class World:
         while not self._is_over():
             if not self.scheduler.step() or self.scheduler.now > _LONGEST_TICKS:
                 log = self.servers[0].clock_part.log
-                raise Violation(f"P5: nothing moves any more: {log.whom_a_publish_waits_for()}; {log.snapshot()}")
+                raise Violation(f"P5: nothing moves any more: {log.pending_publish_reason()}; {log.snapshot()}")
         self.promises.check_the_end()
 
     def _is_over(self) -> bool:
@@ -83,7 +83,7 @@ class World:
         if incarnation % 3 == 2:
             count = 1 + count % NUM_LAYERS
         # Some weight policies need as many minibatches per wave as there are stages.
-        return count if least_minibatches_per_wave(self.job.weights, count) <= self.job.n else 1
+        return count if POLICIES[self.job.weights].least_minibatches_per_wave(count) <= self.job.n else 1
 
     def begin_life(self, vw: int, incarnation: int) -> None:
         """Start the stage processes of a new life, unless somebody did."""

@@ -10,7 +10,7 @@ import pytest
 from hetpipe.decide.schedule.in_flight import weight_buffers
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.values.ids import Clock, Minibatch, Wave
-from hetpipe.values.policies import PREDICTING, WEIGHT_POLICIES, WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy, policies_where
 from tests.weights.twins import Case, Stage, draw_tensors, random_case, run_some
 
 
@@ -25,7 +25,7 @@ def test_every_version_is_the_formula(weights: WeightPolicy) -> None:
 
 def at_rest(case: Case) -> int:
     """The table of `policies.md`, last column."""
-    if case.weights in PREDICTING:
+    if POLICIES[case.weights].predicts is not None:
         return 1
     return weight_buffers(stage=case.i, num_stages=case.k, minibatches_per_wave=case.n, weights=case.weights)
 
@@ -33,7 +33,7 @@ def at_rest(case: Case) -> int:
 def _points() -> list[Case]:
     points = []
     for weights, k in itertools.product(WEIGHT_POLICIES, (1, 2, 3, 4)):
-        least = least_minibatches_per_wave(weights, k)
+        least = POLICIES[weights].least_minibatches_per_wave(k)
         points += [
             Case(weights=weights, n=n, k=k, i=i, has_shards=False)
             for n in sorted({least, least + 1, 6})
@@ -91,7 +91,7 @@ def test_a_long_run_needs_no_more_buffers_than_a_short_one(weights: WeightPolicy
     assert peaks[0] == peaks[1]
 
 
-@pytest.mark.parametrize("weights", PREDICTING)
+@pytest.mark.parametrize("weights", policies_where(lambda policy: policy.predicts is not None))
 def test_predicted_weights_are_given_back_when_the_action_ends(weights: WeightPolicy) -> None:
     stage = Stage(Case(weights=weights, n=5, k=5, i=2, has_shards=False))
     stage.begin(0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.job.file import OptimizerSpec
 from hetpipe.values.ids import Clock, Minibatch, Wave
-from hetpipe.values.policies import WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WeightPolicy
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
@@ -360,7 +360,7 @@ class Stage:
 def random_case(rng: random.Random, weights: WeightPolicy, *, has_shards: bool) -> Case:
     """A small stage under one policy."""
     k = rng.randint(1, 4)
-    least = least_minibatches_per_wave(weights, k)
+    least = POLICIES[weights].least_minibatches_per_wave(k)
     n = rng.randint(least, least + 3)
     a = 1 if weights in ("flush", "double_buffer") else rng.choice([a for a in range(1, n + 1) if n % a == 0])
     return Case(weights=weights, n=n, k=k, i=rng.randrange(k), a=a, has_shards=has_shards)

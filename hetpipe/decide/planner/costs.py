@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from hetpipe.decide.schedule.in_flight import in_flight, weight_buffers
 from hetpipe.values.cluster import Cluster, LinkSpec
-from hetpipe.values.policies import ONE_UPDATE_PER_WAVE, Schedule, WeightPolicy
+from hetpipe.values.policies import POLICIES, Policy, Schedule, WeightPolicy
 from hetpipe.values.profile import Profile
 
 TICKS_PER_MS = 10**9
@@ -50,6 +50,11 @@ class MemoryModel:
     waits_for_norm: bool = False
     """Whether gradients are clipped by their norm over all stages (`clip: global`)."""
 
+    @property
+    def policy(self) -> Policy:
+        """The row of `weights`."""
+        return POLICIES[self.weights]
+
     def copies(self, stage: int, num_stages: int) -> int:
         """Parameter-sized tensors at a stage: weight buffers, 2 for the shards, gradients, optimizer slots."""
         buffers = weight_buffers(
@@ -61,7 +66,7 @@ class MemoryModel:
     @property
     def gradients(self) -> int:
         """1, and another where the average of several minibatches' gradients grows beside it."""
-        averaged = self.minibatches_per_wave if self.weights in ONE_UPDATE_PER_WAVE else self.accumulate
+        averaged = self.policy.minibatches_per_update(self.minibatches_per_wave, self.accumulate)
         return 1 if averaged == 1 else 2
 
     def held_for_norm(self, stage: int, num_stages: int) -> int:
@@ -75,7 +80,7 @@ class MemoryModel:
         >>> MemoryModel(weights="vertical", minibatches_per_wave=8, waits_for_norm=True).held_for_norm(1, 4)
         3
         """
-        if not self.waits_for_norm or stage == 0 or self.weights not in ("wave", "vertical"):
+        if not self.waits_for_norm or stage == 0 or self.policy.decay != "used":
             return 0
         return self.in_flight(0, num_stages) - 1
 
@@ -166,7 +171,7 @@ def minibatches_per_tick(stage_ticks: Sequence[int], memory: MemoryModel) -> flo
     """
     if max(stage_ticks) == 0:
         return float("inf")
-    if memory.weights == "flush":
+    if memory.policy.drains:
         n = memory.minibatches_per_wave
         return n / (sum(stage_ticks) + (n - 1) * max(stage_ticks))
     num_stages = len(stage_ticks)

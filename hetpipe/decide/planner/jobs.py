@@ -217,7 +217,7 @@ class Jobs:
         if fastest is None:
             return None
         slowest = min(worker.minibatches_per_tick for worker in fastest)
-        if minibatches_per_wave >= max(map(len, groups)) and self.options.weights != "flush":
+        if minibatches_per_wave >= max(map(len, groups)) and not self.options.policy.drains:
             chosen = fastest
         else:
             # What holds the job back in no way: the largest stage time decides.
@@ -297,7 +297,7 @@ class Jobs:
                 break  # a larger N needs no less memory
             if best is None or is_better(found, best):
                 best = found
-            if n >= most_stages and self.options.weights != "flush" and not self._is_held_back(found, n, groups):
+            if n >= most_stages and not self.options.policy.drains and not self._is_held_back(found, n, groups):
                 break  # with N ≥ K only the network and the round trip of weights gain from a larger N
         return best or self._refuse(choices[0], groups)
 

@@ -10,6 +10,7 @@ from hetpipe.decide.planner.costs import MemoryModel
 from hetpipe.decide.planner.partitioner import Partitioner, StageCut
 from hetpipe.decide.planner.waves import choices
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.policies import LEAST_MEMORY
 from hetpipe.values.suggest import join_names
 
 _MOST_LISTED = 8
@@ -88,8 +89,8 @@ def _changes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: Memo
         yield f"take an optimizer with fewer tensors per parameter (--optimizer-slots {num_fitting - 1})"
     if memory.schedule == "gpipe" and not misfit(replace(memory, schedule="1f1b")):
         yield "set --schedule 1f1b"
-    if memory.weights != "flush" and not misfit(replace(memory, weights="flush")):
-        yield "set --weights flush"
+    if memory.weights != LEAST_MEMORY and not misfit(replace(memory, weights=LEAST_MEMORY)):
+        yield f"set --weights {LEAST_MEMORY}"
     offered = partitioner.costs.cluster.devices
     spare = {kind: device for device, kind in reversed(offered.items()) if device not in devices}
     for kind in sorted(spare.keys() & partitioner.costs.compute.keys()):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetpipe.job.training import OptimizerSpec
-from hetpipe.values.policies import PREDICTING, WeightPolicy
+from hetpipe.values.policies import POLICIES, WeightPolicy
 
 _ALWAYS = {
     "SGD": 0,
@@ -51,13 +51,13 @@ def slots_of(optimizer: OptimizerSpec, weights: WeightPolicy) -> int | None:
     >>> slots_of(OptimizerSpec(name="SGD"), "wave"), slots_of(OptimizerSpec(name="SGD"), "predict")
     (0, 1)
     """
-    most = 0
+    most, predicts = 0, POLICIES[weights].predicts is not None
     for own in ({}, *(group.arguments for group in optimizer.groups)):
         arguments = {**optimizer.arguments, **own}
         slots = optimizer_slots(optimizer.name, arguments)
         if slots is None:
             return None
-        most = max(most, slots + (weights in PREDICTING and _predicts_with_gradient(optimizer.name, arguments)))
+        most = max(most, slots + (predicts and _predicts_with_gradient(optimizer.name, arguments)))
     return most
 
 

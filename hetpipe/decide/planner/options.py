@@ -10,12 +10,13 @@ from hetpipe.decide.planner.reach_tables import Recompute
 from hetpipe.errors import PlanError
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.policies import (
+    POLICIES,
     SCHEDULES,
     PlacementName,
+    Policy,
     PullTiming,
     Schedule,
     WeightPolicy,
-    schedule_of,
 )
 from hetpipe.values.suggest import did_you_mean
 
@@ -36,7 +37,7 @@ def schedule_for(weights: WeightPolicy, schedule: str) -> Schedule:
     if schedule not in SCHEDULE_CHOICES:
         raise PlanError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULE_CHOICES)}")
     try:
-        return schedule_of(weights, schedule)
+        return POLICIES[weights].schedule_of(schedule)
     except ValueError as error:
         raise PlanError(f"the schedule {error}") from None
 
@@ -87,6 +88,11 @@ class PlanOptions:
             raise PlanError(f"the largest D is {self.max_staleness}; give at least 0")
         if self.pull == "required" and self.staleness is None:
             raise PlanError("D = inf never requires a pull; give a D, or use `pull: every_wave`")
+
+    @property
+    def policy(self) -> Policy:
+        """The row of `weights`."""
+        return POLICIES[self.weights]
 
     @property
     def least_pulls_per_wave(self) -> float:

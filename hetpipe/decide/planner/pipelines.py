@@ -127,7 +127,7 @@ class Pipelines:
     def _know_fastest(
         self, devices: Sequence[DeviceId], minibatches_per_wave: int
     ) -> tuple[_Known, tuple[DeviceId, ...]]:
-        full = minibatches_per_wave >= len(devices) and self._memory_at(minibatches_per_wave).weights != "flush"
+        full = minibatches_per_wave >= len(devices) and not self._memory_at(minibatches_per_wave).policy.drains
         return (self._know_min_max if full else self._know_several)(devices, minibatches_per_wave)
 
     def _know_min_max(

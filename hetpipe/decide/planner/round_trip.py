@@ -11,7 +11,7 @@ T_sync = push + apply + pull, minibatches per second of each virtual worker are 
   last backward: the first minibatch of a wave needs all waves but the D before it, and the pipeline drains;
 * (D + 2)·N / (T_wave + T_sync) under `double_buffer`: the same with the wave before left out, too.
 
-Only the gate's own functions say which wave needs which; the three cases follow from them. Every figure here is a
+Only the gate itself says which wave needs which; the three cases follow from them. Every figure here is a
 lower bound of the time that the simulator takes, so a rate is never below the simulated one:
 
 * a transfer takes its time alone, and a resource (a side of a network card, a PCIe root) that several transfers pass
@@ -35,9 +35,10 @@ from typing import Literal, Protocol
 from hetpipe.decide.planner.costs import APPLY_BYTES_PER_SECOND, Costs, MemoryModel, ticks
 from hetpipe.decide.planner.placement import Span
 from hetpipe.decide.planner.shard_bytes import PlacedParameters
-from hetpipe.decide.sync.gate import ClockRule, switch_minibatch, wave_of
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.policies import PullTiming
+from hetpipe.values.sync import SyncSpec
 
 #: One direction of what several transfers share: a node's network card, or its PCIe root.
 _Resource = tuple[str, Literal["card", "root"], Literal["out", "in"]]
@@ -101,7 +102,7 @@ def round_trip(
     num_waves, span = _waves_of_a_round(memory, staleness or 0, pull)
     pipes = [_Pipe(stages, costs, memory) for stages in workers]
     drained = math.inf
-    if memory.weights == "flush":
+    if memory.policy.drains:
         drained = _over(n, max(pipe.through(n, {0: 0}, {0: 0}) for pipe in pipes))
     if not placed.shards or staleness is None:
         return RoundTrip(math.inf, math.inf, drained)
@@ -133,11 +134,11 @@ def _waves_of_a_round(memory: MemoryModel, staleness: int, pull: PullTiming = "e
     >>> _waves_of_a_round(MemoryModel(weights="double_buffer", minibatches_per_wave=4), 1)
     (3, 4)
     """
-    n, weights = memory.minibatches_per_wave, memory.weights
-    p = switch_minibatch(staleness + 3, minibatches_per_wave=n, weights=weights)
-    wave = wave_of(p, minibatches_per_wave=n)
-    rule = ClockRule(minibatches_per_wave=n, staleness=staleness, weights=weights, pull=pull)
-    awaited = rule.awaited(p, in_use=rule.required(p) - 1)
+    n = memory.minibatches_per_wave
+    gate = Gate(SyncSpec(n, staleness, weights=memory.weights, pull=pull))
+    p = gate.switch_minibatch(staleness + 3)
+    wave = gate.wave_of(p)
+    awaited = gate.awaited(p, in_use=gate.required(p) - 1)
     return wave + 1 - awaited, (wave + 1) * n - p + 1
 
 

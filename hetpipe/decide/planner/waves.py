@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hetpipe.errors import PlanError
-from hetpipe.values.policies import WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WeightPolicy
 
 #: No search for N goes beyond: some policies keep no more for a larger one, so memory never ends it.
 MOST_MINIBATCHES = 1024
@@ -56,7 +56,7 @@ def choices(largest: Sequence[int], num_stages: Sequence[int], weights: WeightPo
     >>> choices([5, 9], [2, 3], "wave"), choices([5, 9], [2, 3], "stash"), choices([8, 9], [2, 3], "stash", 2)
     (range(1, 6), range(3, 6), range(4, 9, 2))
     """
-    least = max(least_minibatches_per_wave(weights, stages) for stages in num_stages)
+    least = max(POLICIES[weights].least_minibatches_per_wave(stages) for stages in num_stages)
     return range(-(-least // accumulate) * accumulate, min(largest) + 1, accumulate)
 
 
@@ -73,7 +73,7 @@ def check_given(
             f"{accumulate} minibatches make an update together, so {minibatches_per_wave} minibatches per wave do not "
             f"go; take a multiple of {accumulate}"
         )
-    least = max(least_minibatches_per_wave(weights, stages) for stages in num_stages)
+    least = max(POLICIES[weights].least_minibatches_per_wave(stages) for stages in num_stages)
     if minibatches_per_wave < least:
         raise PlanError(
             f"the weight policy {weights} with {max(num_stages)} stages needs at least {least} minibatches per wave, "

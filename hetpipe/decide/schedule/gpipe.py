@@ -1,6 +1,6 @@
 """`gpipe`: all forwards of a wave, then all its backwards (GPipe; PipeDream-2BW Figures 1a and 3).
 
-The pipeline drains before the next wave, which the first stage sees to (`sync.gate.starts_drained`).
+The pipeline drains before the next wave, which the first stage sees to (`Gate.starts_drained`).
 """
 
 from __future__ import annotations

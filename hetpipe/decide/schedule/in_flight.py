@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetpipe.values.policies import Schedule, WeightPolicy
+from hetpipe.values.policies import POLICIES, Schedule, WeightPolicy
 
 
 def in_flight(
@@ -35,18 +35,9 @@ def in_flight(
     >>> in_flight(stage=2, num_stages=3, minibatches_per_wave=8, weights="flush", schedule="gpipe")
     8
     """
-    n, k = minibatches_per_wave, num_stages
     if schedule == "gpipe":
-        return n
-    if weights == "flush":
-        return min(n, k - stage)
-    if weights != "wave":
-        return k - stage
-    if k == 1:
-        return 1
-    if n <= k:
-        return min(n, k - stage)
-    return (k - stage) + (n - k) * (k - 1 - stage) // (k - 1)
+        return minibatches_per_wave
+    return POLICIES[weights].in_flight(stage, num_stages, minibatches_per_wave)
 
 
 def weight_buffers(*, stage: int, num_stages: int, minibatches_per_wave: int, weights: WeightPolicy = "wave") -> int:
@@ -59,14 +50,4 @@ def weight_buffers(*, stage: int, num_stages: int, minibatches_per_wave: int, we
     >>> weight_buffers(stage=0, num_stages=3, minibatches_per_wave=5)
     5
     """
-    match weights:
-        case "wave":
-            return minibatches_per_wave
-        case "stash":
-            return num_stages - stage
-        case "vertical":
-            return num_stages
-        case "flush":
-            return 1
-        case "double_buffer" | "predict" | "spectrain":
-            return 2
+    return POLICIES[weights].weight_buffers(stage, num_stages, minibatches_per_wave)

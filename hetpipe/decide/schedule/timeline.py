@@ -21,7 +21,7 @@ from hetpipe.decide.schedule.policy import Action, Kind, Order, Ready, StageView
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.errors import PlanError
 from hetpipe.values.ids import Minibatch, StageIndex
-from hetpipe.values.policies import Schedule, WeightPolicy, least_minibatches_per_wave, schedule_of
+from hetpipe.values.policies import POLICIES, Policy, Schedule, WeightPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Pipeline:
         for what, number in counts.items():
             if number < 1:
                 raise PlanError(f"{number} {what} make no pipeline; give at least 1")
-        least = least_minibatches_per_wave(self.weights, self.num_stages)
+        least = self.policy.least_minibatches_per_wave(self.num_stages)
         if self.minibatches_per_wave < least:
             raise PlanError(
                 f"the weight policy {self.weights} with {self.num_stages} stages needs at least {least} minibatches "
@@ -71,9 +71,14 @@ class Pipeline:
                 "give a number that does"
             )
         try:
-            schedule_of(self.weights, self.schedule)
+            self.policy.schedule_of(self.schedule)
         except ValueError as error:
             raise PlanError(f"the schedule {error}") from error
+
+    @property
+    def policy(self) -> Policy:
+        """The row of `weights`."""
+        return POLICIES[self.weights]
 
     def limit(self, stage: int) -> int:
         """S_i: the most minibatches that may be in flight at a stage."""
@@ -107,7 +112,7 @@ class Pipeline:
         [0.25, 0.75, 1.0]
         """
         n, k = self.minibatches_per_wave, self.num_stages
-        if self.weights == "flush":
+        if self.policy.drains:
             return n / (n + k - 1)
         return min(1.0, *(self.limit(stage) / (k - stage) for stage in range(k)))
 
@@ -304,7 +309,7 @@ class _Stage:
         if self._forwarded == self._pipeline.num_minibatches:
             return False
         ends_wave = self._forwarded % self._pipeline.minibatches_per_wave == 0
-        return not (self._pipeline.weights == "flush" and ends_wave and self._forwarded > self._backwarded)
+        return not (self._pipeline.policy.drains and ends_wave and self._forwarded > self._backwarded)
 
     def _next_forward(self, now: int, *, more_forwards: bool) -> Ready | None:
         p = Minibatch(self._forwarded + 1)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetpipe.values.ids import Minibatch
-from hetpipe.values.policies import ONE_UPDATE_PER_WAVE, PREDICTING, WeightPolicy
+from hetpipe.values.policies import POLICIES, Policy, WeightPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,18 @@ class VersionTable:
     """Minibatches whose gradients make one update together; under `flush` and `double_buffer` it is always N."""
 
     @property
+    def policy(self) -> Policy:
+        """The row of `weights`."""
+        return POLICIES[self.weights]
+
+    @property
     def minibatches_per_update(self) -> int:
         """N under `flush` and `double_buffer`, else `accumulate`.
 
         >>> VersionTable("flush", 0, 1, 8).minibatches_per_update
         8
         """
-        return self.minibatches_per_wave if self.weights in ONE_UPDATE_PER_WAVE else self.accumulate
+        return self.policy.minibatches_per_update(self.minibatches_per_wave, self.accumulate)
 
     def forward_through(self, p: int, *, start: int = 0) -> Minibatch:
         """v_i(p): the newest own update in the weights of the forward of p; start·N if none of this segment is.
@@ -79,7 +84,7 @@ class VersionTable:
 
     def backward_steps_ahead(self) -> int:
         """S of the backward: ⌊i/2⌋ under `spectrain`, else 0."""
-        return self.stage // 2 if self.weights == "spectrain" else 0
+        return self.policy.steps_ahead(self.stage, self.num_stages, self.minibatches_per_wave)
 
     def last_user(self, through: int) -> Minibatch:
         """The last minibatch that computes with the weights through `through`, which ends an update.
@@ -87,10 +92,8 @@ class VersionTable:
         >>> VersionTable("double_buffer", 0, 4, 4).last_user(4)
         12
         """
-        if self.weights == "flush":
-            return Minibatch(through + self.minibatches_per_wave)
-        if self.weights == "double_buffer":
-            return Minibatch(through + 2 * self.minibatches_per_wave)
+        if self.policy.one_update_per_wave:
+            return Minibatch(through + (1 + self.policy.waves_behind) * self.minibatches_per_wave)
         return Minibatch(through + self.accumulate - 1 + self._delay(through))
 
     def is_update(self, p: int) -> bool:
@@ -100,21 +103,12 @@ class VersionTable:
     @property
     def is_predicting(self) -> bool:
         """Whether forward and backward of a minibatch see different weights."""
-        return self.weights in PREDICTING
+        return self.policy.predicts is not None
 
     def _delay(self, p: int) -> int:
         n = self.minibatches_per_wave
-        match self.weights:
-            case "wave":
-                return n
-            case "vertical":
-                return self.num_stages
-            case "stash" | "predict" | "spectrain":
-                return self.num_stages - self.stage
-            case "flush":
-                return (p - 1) % n + 1
-            case "double_buffer":
-                return (p - 1) % n + 1 + n
+        delay = self.policy.delay(self.stage, self.num_stages, n)
+        return delay + (p - 1) % n + 1 if self.policy.one_update_per_wave else delay
 
     def _updated(self, through: int, start: int) -> Minibatch:
         whole = through // self.minibatches_per_update * self.minibatches_per_update

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hetpipe.decide.simulator.engine import Engine
-from hetpipe.decide.simulator.rules import Rules
+from hetpipe.decide.sync.gate import Gate
 
 
 class _Shard:
@@ -52,13 +52,13 @@ class Clocks:
     __slots__ = (
         "_allowed",
         "_engine",
+        "_gate",
         "_held",
         "_num_built",
         "_num_shards",
         "_num_stages",
         "_on_publish",
         "_reports",
-        "_rules",
         "committed",
         "is_changed",
         "max_distance",
@@ -69,7 +69,7 @@ class Clocks:
     def __init__(
         self,
         engine: Engine,
-        rules: Rules,
+        gate: Gate,
         *,
         num_stages: Sequence[int],
         apply_ticks: Sequence[int],
@@ -79,13 +79,13 @@ class Clocks:
 
         Args:
             engine: tells the time.
-            rules: the gate.
+            gate: of the run.
             num_stages: of each virtual worker.
             apply_ticks: of each shard, what it takes to add one wave of one virtual worker.
             on_publish: called with each published clock.
         """
         self._engine = engine
-        self._rules = rules
+        self._gate = gate
         self._num_stages = num_stages
         self._on_publish = on_publish
         #: Waves committed, by virtual worker.
@@ -145,7 +145,7 @@ class Clocks:
         for vw in self._allowed:
             while self._is_staged(vw):
                 wave = committed[vw]
-                if not self._rules.may_commit(wave, self.published):
+                if not self._gate.may_commit(wave, self.published):
                     self._held.append(vw)
                     break
                 del self._reports[vw][wave]

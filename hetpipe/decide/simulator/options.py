@@ -10,7 +10,7 @@ from hetpipe.decide.planner.options import ScheduleChoice, schedule_for
 from hetpipe.decide.simulator.plan import SimulatedPlan
 from hetpipe.errors import PlanError
 from hetpipe.values.ids import DeviceId
-from hetpipe.values.policies import PullTiming, WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, PullTiming, WeightPolicy
 from hetpipe.values.suggest import did_you_mean
 
 
@@ -53,7 +53,7 @@ def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
     """
     n = plan.minibatches_per_wave
     deepest = max(len(stages) for stages in plan.workers)
-    least = least_minibatches_per_wave(options.weights, deepest)
+    least = POLICIES[options.weights].least_minibatches_per_wave(deepest)
     schedule_for(options.weights, options.schedule)
     _check_stragglers(plan, options)
     if n < least:

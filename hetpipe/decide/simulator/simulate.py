@@ -26,10 +26,11 @@ from hetpipe.decide.simulator.options import SimulationOptions, check_options
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.decide.simulator.resources import Flow
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity, SimulationResult
-from hetpipe.decide.simulator.rules import Rules
 from hetpipe.decide.simulator.stage import Stage, StagePlace, Worker
 from hetpipe.decide.simulator.traffic import FlowSpec, Traffic, cross_node_bytes_per_minibatch, flows_of
+from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import PlanError
+from hetpipe.values.sync import SyncSpec
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
 
@@ -74,16 +75,18 @@ class _Simulation:
         self._log: list[SimulatedActivity] | None = [] if with_activities else None
         self._engine = Engine()
         self._looking: list[Stage] = []
-        self._rules = Rules(
-            weights=options.weights,
-            minibatches_per_wave=plan.minibatches_per_wave,
-            staleness=options.staleness,
-            deterministic=options.deterministic,
-            pull=options.pull,
+        self._gate = Gate(
+            SyncSpec(
+                plan.minibatches_per_wave,
+                options.staleness,
+                deterministic=options.deterministic,
+                weights=options.weights,
+                pull=options.pull,
+            )
         )
         self._clocks = Clocks(
             self._engine,
-            self._rules,
+            self._gate,
             num_stages=[len(stages) for stages in plan.workers],
             # Every virtual worker pushes a whole model, so each of its waves takes a shard as long.
             apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
@@ -176,7 +179,7 @@ class _Simulation:
             log=None if self._log is None else partial(self._computed, worker.index, index),
             start_ticks=worker.index * self._stagger_ticks // len(self._workers),
         )
-        return Stage(self._engine, self._clocks, self._rules, worker, place, self._looking)
+        return Stage(self._engine, self._clocks, self._gate, worker, place, self._looking)
 
     def _compute_ticks(self, planned: SimulatedStage) -> int:
         return self._costs.compute_ticks(planned.kind, planned.first, planned.last, recompute=planned.recompute)

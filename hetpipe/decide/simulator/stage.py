@@ -19,7 +19,7 @@ from hetpipe.decide.simulator.engine import Engine
 from hetpipe.decide.simulator.exchange import Exchange
 from hetpipe.decide.simulator.resources import Flow
 from hetpipe.decide.simulator.result import ActivityKind
-from hetpipe.decide.simulator.rules import Rules
+from hetpipe.decide.sync.gate import Gate
 
 #: Is told of each computation: what, minibatch, start, end.
 ComputationLog = Callable[[ActivityKind, int, int, int], None]
@@ -75,8 +75,10 @@ class Stage:
         "_engine",
         "_fetched",
         "_filling",
+        "_first_switch",
         "_forwarded",
         "_forwards",
+        "_gate",
         "_gradients",
         "_idle_since",
         "_is_awake",
@@ -86,12 +88,12 @@ class Stage:
         "_limit",
         "_log",
         "_looking",
+        "_minibatches_per_wave",
         "_next_switch",
         "_opened",
         "_opened_at",
         "_pull",
         "_push",
-        "_rules",
         "_start_ticks",
         "_under_way",
         "_upstream",
@@ -103,21 +105,23 @@ class Stage:
     )
 
     def __init__(
-        self, engine: Engine, clocks: Clocks, rules: Rules, worker: Worker, place: StagePlace, looking: list[Stage]
+        self, engine: Engine, clocks: Clocks, gate: Gate, worker: Worker, place: StagePlace, looking: list[Stage]
     ) -> None:
         """Make a stage that has computed nothing; `connect` must follow.
 
         Args:
             engine: tells the time.
             clocks: what is published and committed.
-            rules: the gate.
+            gate: of the run.
             worker: the virtual worker.
             place: which stage of it.
             looking: where it enters itself to be called by `look` once this instant has happened.
         """
         self._engine = engine
         self._clocks = clocks
-        self._rules = rules
+        self._gate = gate
+        self._minibatches_per_wave = gate.sync.minibatches_per_wave
+        self._first_switch = gate.first_switch
         self._worker = worker
         self._looking = looking
         self._is_first = place.index == 0
@@ -127,7 +131,7 @@ class Stage:
         #: Of these two, the one that holds.
         self._answers = self._filling
         #: The minibatch after whose forward the pipeline drains.
-        self._drains_after = rules.drains_after(1, worker.num_minibatches)
+        self._drains_after = gate.drains_after(1, worker.num_minibatches)
         self._durations = place.durations
         self._log = place.log
         self._start_ticks = place.start_ticks
@@ -141,7 +145,7 @@ class Stage:
         #: W* in use here, the switch point ahead, clocks asked for, how many of them have not come, and those that came
         #: and wait for it.
         self._clock = 0
-        self._next_switch = rules.first_switch
+        self._next_switch: int = self._first_switch
         self._asked: set[int] = set()
         self._under_way = 0
         self._fetched: set[int] = set()
@@ -233,7 +237,7 @@ class Stage:
         """Ask for the weights of the switch point ahead as soon as they are published, one clock at a time."""
         published = self._clocks.published
         if not self._under_way and published > self._clock and self._next_switch <= self._worker.num_minibatches:
-            clock = self._rules.fetched_ahead(self._next_switch, in_use=self._clock, published=published)
+            clock = self._gate.fetched_ahead(self._next_switch, in_use=self._clock, published=published)
             if clock is not None:
                 self._ask(clock)
 
@@ -249,7 +253,7 @@ class Stage:
         in_flight = self._forwarded - self._backwarded
         if p > self._worker.num_minibatches or in_flight >= self._limit:
             return None
-        if in_flight and self._rules.starts_drained(p):
+        if in_flight and self._gate.starts_drained(p):
             return None
         if p == self._next_switch and not self._has_chosen(p):
             return None
@@ -260,9 +264,9 @@ class Stage:
     def _has_chosen(self, p: int) -> bool:
         """First stage: whether W*(p) is chosen and here."""
         chosen = self._worker.chosen
-        position = (p - self._rules.first_switch) // self._rules.minibatches_per_wave
+        position = (p - self._first_switch) // self._minibatches_per_wave
         if position == len(chosen):
-            clock = self._rules.chosen(p, in_use=self._clock, published=self._clocks.published)
+            clock = self._gate.chosen(p, in_use=self._clock, published=self._clocks.published)
             if clock is None:
                 self._waits_for_clock = True
                 return False
@@ -275,7 +279,7 @@ class Stage:
             return None
         p = self._forwarded + 1
         if p == self._next_switch:
-            position = (p - self._rules.first_switch) // self._rules.minibatches_per_wave
+            position = (p - self._first_switch) // self._minibatches_per_wave
             if not self._is_here(self._worker.chosen[position]):
                 return None
         return self._forwards[0]
@@ -308,9 +312,8 @@ class Stage:
         self._engine.at(now + self._durations.forward(), self._forward_ended, now)
 
     def _switch(self, p: int) -> None:
-        rules = self._rules
-        self._clock = clock = self._worker.chosen[(p - rules.first_switch) // rules.minibatches_per_wave]
-        self._next_switch = p + rules.minibatches_per_wave
+        self._clock = clock = self._worker.chosen[(p - self._first_switch) // self._minibatches_per_wave]
+        self._next_switch = p + self._minibatches_per_wave
         self._fetched = {later for later in self._fetched if later > clock}
 
     def _forward_ended(self, started: int) -> None:
@@ -331,15 +334,15 @@ class Stage:
         p = self._backwarded + 1
         self._backwarded = p
         if p == self._drains_after:
-            self._drains_after = self._rules.drains_after(p + 1, self._worker.num_minibatches)
+            self._drains_after = self._gate.drains_after(p + 1, self._worker.num_minibatches)
             self._answers = self._filling
         self._computed(ActivityKind.BACKWARD, p, started)
         if self._upstream is not None:
             self._upstream.send(p)
-        if p % self._rules.minibatches_per_wave == 0 or p == self._worker.num_minibatches:
+        if p % self._minibatches_per_wave == 0 or p == self._worker.num_minibatches:
             if self._is_first:
                 self._worker.wave_ends.append(self._engine.now)
-            self._push.begin((p - 1) // self._rules.minibatches_per_wave)
+            self._push.begin((p - 1) // self._minibatches_per_wave)
 
     def _computed(self, kind: ActivityKind, p: int, started: int) -> None:
         now = self._engine.now

@@ -1,16 +1,16 @@
 """What one shard admits, applies and frees (`wsp.md` §4): a pure state machine that follows the decision log.
 
 `admit` judges a push before anything is allocated; `follow` turns a record into instructions for whoever holds the
-tensors (`ps.shard`). A committed wave is added in virtual-worker order, wave after wave, so every shard sums in the
-same order: w^(W+1) = ((w^(W) + ũ_0) + ũ_1) + … (`wsp.md` §3).
+tensors (`server.shard.shard`). A committed wave is added in virtual-worker order, wave after wave, so every shard sums
+in the same order: w^(W+1) = ((w^(W) + ũ_0) + ũ_1) + … (`wsp.md` §3).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 
-from hetpipe.decide.sync.closed_state import ClosedState, CommittedWave, Worker
 from hetpipe.decide.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
 from hetpipe.decide.sync.records import (
     BarrierRecord,
@@ -22,7 +22,6 @@ from hetpipe.decide.sync.records import (
     SegmentRecord,
     TermRecord,
 )
-from hetpipe.decide.sync.slice_index import SliceIndex
 from hetpipe.errors import (
     ClockFreed,
     ClockNotPublished,
@@ -34,7 +33,7 @@ from hetpipe.errors import (
 )
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.values.plan import SlicePlan
-from hetpipe.values.requests import PushHeader, Requester
+from hetpipe.values.requests import PushHeader, Requester, SliceHeader
 
 #: How far a push may be ahead of the commits when D = ∞: all that bounds what is staged on a shard that falls behind.
 MAX_WAVES_AHEAD = 16
@@ -45,6 +44,81 @@ class Admission(Enum):
 
     ACCEPT = "accept"
     DUPLICATE = "duplicate"
+
+
+@dataclass(slots=True)
+class Worker:
+    """A member, as a shard knows it."""
+
+    incarnation: Incarnation
+    start: Clock
+    """The clock at which it became one."""
+    committed: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedWave:
+    """A wave that counts and is not added yet."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    wave: Wave
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedState:
+    """A shard's state at the moment at which the weights of `built` were complete, and nothing of the next clock added.
+
+    With w^(built), the pushes that were staged, and the decision log from record `followed` on, a shard continues.
+    """
+
+    built: Clock
+    followed: int
+    workers: dict[VirtualWorkerIndex, Worker]
+    lives: dict[VirtualWorkerIndex, Incarnation]
+    order: tuple[VirtualWorkerIndex, ...]
+    num_members: int
+    barrier: Clock
+    published: Clock
+    committed: tuple[CommittedWave, ...]
+
+
+@dataclass(frozen=True)
+class SliceIndex:
+    """The slices of one shard of one job, by name and bounds."""
+
+    slices: tuple[SlicePlan, ...]
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, int, int], int]:
+        return {(s.parameter.name, s.start, s.stop): i for i, s in enumerate(self.slices)}
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(s.parameter.name for s in self.slices)
+
+    def of(self, headers: tuple[SliceHeader, ...]) -> tuple[int, ...]:
+        """The positions of the named slices in this shard.
+
+        Raises:
+            SliceMismatch: unknown name, other bounds or dtype, or a slice named twice.
+        """
+        found: list[int] = []
+        for header in headers:
+            index = self._index.get((header.parameter, header.start, header.stop))
+            if index is None:
+                known = "with other bounds" if header.parameter in self._names else "not at all"
+                raise SliceMismatch(
+                    f"slice {header.parameter!r:.200} [{header.start}, {header.stop}): this shard holds it {known}"
+                )
+            wanted = self.slices[index].parameter.dtype
+            if header.dtype != wanted:
+                raise SliceMismatch(f"slice {header.parameter} is {wanted}, not {header.dtype!r:.40}")
+            found.append(index)
+        if len(set(found)) != len(found):
+            raise SliceMismatch("a slice is named twice in one request")
+        return tuple(found)
 
 
 @dataclass(slots=True)

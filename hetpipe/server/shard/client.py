@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hetpipe.checkpoint.manifest import MANIFEST, file_digest
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
 from hetpipe.errors import (
     BuffersMissing,
     ClockFreed,

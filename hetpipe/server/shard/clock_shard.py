@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hetpipe import failpoints
-from hetpipe.decide.sync.decision_log import DecisionLog
-from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT, LogConfig
+from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
 from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
 from hetpipe.observe.history import HistoryWriter
@@ -203,7 +202,7 @@ class ClockShard:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
-        """See `LogCore.records_from`; those that are there now. With the bell held, none is missed between two calls.
+        """Those of `DecisionLog.records_from` that are there now; with the bell held, none is missed between two calls.
 
         Raises:
             ProtocolViolation: they are forgotten, or not written yet.
@@ -281,10 +280,10 @@ class ClockShard:
             newest = next(iter(self._log.records_from(FROM_NEWEST_SEGMENT)), None)
             return newest if isinstance(newest, SegmentRecord) else None, self._log.progress
 
-    def whom_a_publish_waits_for(self) -> str:
+    def pending_publish_reason(self) -> str:
         """Who keeps the published clock from advancing."""
         with self.bell:
-            return self._log.whom_a_publish_waits_for()
+            return self._log.pending_publish_reason()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

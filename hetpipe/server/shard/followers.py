@@ -36,7 +36,7 @@ class Followers:
         """The records from `start` on, until the client goes, the job ends, or the stream has lasted long enough.
 
         Args:
-            start: see `LogCore.records_from`.
+            start: see `DecisionLog.records_from`.
             context: of the call.
             gathered: commits may wait, for fewer messages.
             who: the stage that follows; None for a shard.

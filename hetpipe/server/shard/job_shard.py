@@ -17,7 +17,7 @@ import structlog
 from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.conditions import Conditions
-from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
 from hetpipe.decide.sync.records import EvictRecord, Record, SegmentRecord
 from hetpipe.decide.sync.segment import ends_run
 from hetpipe.errors import Busy, HistoryIncomplete, ProtocolViolation, StaleTerm, StateLost, Unavailable, UnknownJob

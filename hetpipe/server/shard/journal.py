@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetpipe.decide.sync.log_state import LogState
+from hetpipe.decide.sync.decision_log import LogState
 from hetpipe.server.shard.decision_events import Event, RunKept
 from hetpipe.server.shard.kept import Found, Kept
 from hetpipe.values import wire

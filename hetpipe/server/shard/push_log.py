@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from hetpipe.decide.sync.closed_state import ClosedState
+from hetpipe.decide.sync.shard_state import ClosedState
 from hetpipe.server.shard.checksum import Bytes
 from hetpipe.server.shard.frames import Extent
 from hetpipe.server.shard.kept import Found, Kept

@@ -7,14 +7,14 @@ import pytest
 from hetpipe.decide.planner.costs import MemoryModel
 from hetpipe.decide.planner.options import SCHEDULE_CHOICES, PlanOptions, schedule_for
 from hetpipe.errors import PlanError
-from hetpipe.values.policies import SCHEDULES_OF, WEIGHT_POLICIES, WeightPolicy
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
 
 
 @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
 def test_a_policy_takes_its_own_schedules(weights: WeightPolicy) -> None:
-    assert PlanOptions(weights=weights).memory(4).schedule == SCHEDULES_OF[weights][0]
+    assert PlanOptions(weights=weights).memory(4).schedule == POLICIES[weights].schedules[0]
     for choice in SCHEDULE_CHOICES:
-        if choice == "auto" or choice in SCHEDULES_OF[weights]:
+        if choice == "auto" or choice in POLICIES[weights].schedules:
             PlanOptions(weights=weights, schedule=choice)
             continue
         with pytest.raises(PlanError, match=f"the schedule is {choice}, but .*; use auto"):

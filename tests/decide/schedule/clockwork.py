@@ -12,7 +12,7 @@ from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.in_flight import in_flight
 from hetpipe.decide.schedule.policy import Action, Kind, Ready, StageView
 from hetpipe.values.ids import Minibatch
-from hetpipe.values.policies import SCHEDULES_OF, WEIGHT_POLICIES, Schedule, WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, Schedule, WeightPolicy
 
 #: In a turn, how likely it is that a stage is free to act (one of these for each), and that the gate is open.
 _FREE, _OPEN = (0.1, 0.6, 1.0), 0.7
@@ -57,10 +57,10 @@ def every_setting(num_stages: tuple[int, ...] = (1, 2, 3, 4), waves: tuple[int, 
     return [
         Setting(weights=weights, schedule=schedule, num_stages=k, wave=n)
         for weights in WEIGHT_POLICIES
-        for schedule in SCHEDULES_OF[weights]
+        for schedule in POLICIES[weights].schedules
         for k in num_stages
         for n in waves
-        if n >= least_minibatches_per_wave(weights, k)
+        if n >= POLICIES[weights].least_minibatches_per_wave(k)
     ]
 
 

@@ -14,12 +14,12 @@ from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.policy import Action, Kind, Ready, StageView, Wait
 from hetpipe.decide.schedule.timeline import Box, Pipeline, StageTimeline, Timeline, play
 from hetpipe.decide.schedule.versions import VersionTable
-from hetpipe.decide.sync.gate import starts_drained
 from hetpipe.errors import PlanError
 from hetpipe.values.ids import Minibatch
-from hetpipe.values.policies import PREDICTING, SCHEDULES_OF, WEIGHT_POLICIES, WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
+from tests.support.gates import gate_of
 
-POLICIES = [(weights, schedule) for weights in WEIGHT_POLICIES for schedule in SCHEDULES_OF[weights]]
+PAIRS = [(weights, schedule) for weights in WEIGHT_POLICIES for schedule in POLICIES[weights].schedules]
 
 
 def played(num_minibatches: int, **asked: Any) -> Timeline:
@@ -41,10 +41,10 @@ def drawn(stage: StageTimeline) -> str:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
-    weights, schedule = draw(st.sampled_from(POLICIES))
+    weights, schedule = draw(st.sampled_from(PAIRS))
     num_stages = draw(st.integers(1, 5))
     accumulate = draw(st.integers(1, 3))
-    least = -(-least_minibatches_per_wave(weights, num_stages) // accumulate)
+    least = -(-POLICIES[weights].least_minibatches_per_wave(num_stages) // accumulate)
     return Pipeline(
         num_stages=num_stages,
         num_minibatches=draw(st.integers(1, 25)),
@@ -205,7 +205,7 @@ class TestEveryPipeline:
                 newest = max((update.through for update in stage.updates if update.at <= box.start), default=0)
                 assert box.through <= newest
                 is_forward = box.action.kind is Kind.FORWARD
-                if pipeline.weights in PREDICTING or (pipeline.weights == "stash" and is_forward):
+                if POLICIES[pipeline.weights].predicts is not None or (pipeline.weights == "stash" and is_forward):
                     assert box.through == newest
 
     @given(pipelines())
@@ -279,7 +279,7 @@ def end_of(timeline: Timeline, stage: int, action: Action) -> int | None:
 def must_drain(pipeline: Pipeline, done: Sequence[Box]) -> bool:
     forward, backward = next_of(done, Kind.FORWARD).p, next_of(done, Kind.BACKWARD).p
     n = pipeline.minibatches_per_wave
-    return forward > backward and starts_drained(forward, minibatches_per_wave=n, weights=pipeline.weights)
+    return forward > backward and gate_of(n, weights=pipeline.weights).starts_drained(forward)
 
 
 def since_when(pipeline: Pipeline, done: Sequence[Box]) -> int | None:
@@ -306,12 +306,12 @@ class TestFigures:
         assert timeline.bubble == pytest.approx((num_stages - 1) / (n + num_stages - 1))
         assert timeline.bubble == pytest.approx(1 - timeline.pipeline.steady_utilisation)
 
-    @pytest.mark.parametrize(("weights", "schedule"), POLICIES)
+    @pytest.mark.parametrize(("weights", "schedule"), PAIRS)
     @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
     def test_steady_utilisation_is_what_a_long_run_shows(
         self, weights: WeightPolicy, schedule: Any, num_stages: int
     ) -> None:
-        for n in range(least_minibatches_per_wave(weights, num_stages), 7):
+        for n in range(POLICIES[weights].least_minibatches_per_wave(num_stages), 7):
             pipeline = Pipeline(
                 num_stages=num_stages,
                 num_minibatches=14 * n,
@@ -323,7 +323,7 @@ class TestFigures:
             early, late = (box_of(timeline, 0, f"B{waves * n}").end for waves in (6, 10))
             assert 4 * n * 3 / (late - early) == pytest.approx(pipeline.steady_utilisation)
 
-    @pytest.mark.parametrize("weights", [weights for weights in WEIGHT_POLICIES if weights not in PREDICTING])
+    @pytest.mark.parametrize("weights", [weights for weights in WEIGHT_POLICIES if POLICIES[weights].predicts is None])
     @pytest.mark.parametrize("n", [4, 6])
     def test_weight_buffers_are_the_versions_that_are_still_wanted(self, weights: WeightPolicy, n: int) -> None:
         for stage in played(6 * n, minibatches_per_wave=n, weights=weights).stages:

@@ -12,7 +12,7 @@ import pytest
 from hetpipe.decide.schedule.in_flight import weight_buffers
 from hetpipe.decide.schedule.policy import Action, Kind
 from hetpipe.decide.schedule.versions import VersionTable
-from hetpipe.values.policies import PREDICTING, WEIGHT_POLICIES, WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
 from tests.decide.schedule.clockwork import Setting, every_setting, play
 
 STEPS_WITH_THE_NEWEST = ("stash", "predict", "spectrain")
@@ -76,7 +76,7 @@ def test_the_table_is_what_was_played(setting: Setting, accumulate: int, start: 
                 p = moment.action.p
                 forward, backward = table.forward_through(p, start=start), table.backward_through(p, start=start)
                 if moment.action.kind is Kind.BACKWARD:
-                    assert backward == (moment.newest if setting.weights in PREDICTING else forward)
+                    assert backward == (moment.newest if POLICIES[setting.weights].predicts is not None else forward)
                 elif setting.weights in STEPS_WITH_THE_NEWEST:
                     assert forward == moment.newest
                 else:
@@ -109,7 +109,7 @@ def test_steps_ahead_are_the_updates_between_forward_and_backward(setting: Setti
         for moment in moments(setting, stage, accumulate=accumulate):
             if moment.action.kind is Kind.FORWARD:
                 forwards[moment.action.p] = moment.newest
-            elif setting.weights in PREDICTING:
+            elif POLICIES[setting.weights].predicts is not None:
                 updates = len(range(forwards[moment.action.p], moment.newest, accumulate))
                 assert table.forward_steps_ahead(moment.action.p) == updates + more
             else:
@@ -161,7 +161,7 @@ def buffers_at_rest(setting: Setting, stage: int, accumulate: int, rng: random.R
         else:
             flying.remove(p)
         needed = {newest} | {used[q] for q in waiting if used[q] <= newest}
-        if setting.weights not in PREDICTING:
+        if POLICIES[setting.weights].predicts is None:
             needed |= {used[q] for q in flying}
         yield len(needed)
 
@@ -176,7 +176,7 @@ def test_weight_buffers_are_what_is_needed_at_rest(setting: Setting, accumulate:
             weights=setting.weights,
         )
         # The column counts the predicted weights, too, which are there during an action only.
-        at_rest = column - (setting.weights in PREDICTING)
+        at_rest = column - (POLICIES[setting.weights].predicts is not None)
         for rng in timings(setting):
             most = max(buffers_at_rest(setting, stage, accumulate, rng))
             assert most == at_rest if accumulate == 1 else most <= at_rest
@@ -184,7 +184,7 @@ def test_weight_buffers_are_what_is_needed_at_rest(setting: Setting, accumulate:
 
 def test_least_n_is_where_the_versions_are_there_in_time() -> None:
     """`double_buffer` with fewer minibatches per wave than stages would want updates that are not made yet."""
-    assert [least_minibatches_per_wave(weights, 4) for weights in ("double_buffer", "wave")] == [4, 1]
+    assert [POLICIES[weights].least_minibatches_per_wave(4) for weights in ("double_buffer", "wave")] == [4, 1]
     too_few = Setting(weights="double_buffer", schedule="1f1b", num_stages=4, wave=2)
     table = table_of(too_few, 0)
     late = [

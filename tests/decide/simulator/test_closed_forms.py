@@ -18,13 +18,7 @@ from hetpipe.decide.simulator.traffic import cross_node_bytes_per_minibatch
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
-from hetpipe.values.policies import (
-    SCHEDULES_OF,
-    WEIGHT_POLICIES,
-    Schedule,
-    WeightPolicy,
-    least_minibatches_per_wave,
-)
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, Schedule, WeightPolicy
 from tests.decide.simulator.case import random_case
 from tests.decide.simulator.jobs import plan_of
 from tests.decide.simulator.regular import BATCH, Regular
@@ -35,7 +29,7 @@ _MOVES = {ActivityKind.ACTIVATIONS, ActivityKind.GRADIENTS, ActivityKind.PUSH, A
 
 
 #: What can be run, `flush` under each of its schedules.
-POLICIES: list[tuple[WeightPolicy, Schedule]] = [(w, s) for w in WEIGHT_POLICIES for s in SCHEDULES_OF[w]]
+PAIRS: list[tuple[WeightPolicy, Schedule]] = [(w, s) for w in WEIGHT_POLICIES for s in POLICIES[w].schedules]
 
 #: Those whose pipeline never drains.
 RUNNING_ON: list[WeightPolicy] = [weights for weights in WEIGHT_POLICIES if weights != "flush"]
@@ -60,13 +54,13 @@ def test_one_device_computes_all_the_time() -> None:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize(("weights", "schedule"), POLICIES)
+@pytest.mark.parametrize(("weights", "schedule"), PAIRS)
 def test_equal_stages(num_stages: int, n: int, weights: WeightPolicy, schedule: Schedule) -> None:
     """Nothing is lost to the strict order; `flush` loses its bubble, (K − 1) of N + K − 1, in every order."""
     forward, backward = [2.0] * num_stages, [4.0] * num_stages
     options = SimulationOptions(staleness=None, minibatches=30 * n, weights=weights, schedule=schedule)
     job = Regular(forward_ms=forward, backward_ms=backward, n=n)
-    if n < least_minibatches_per_wave(weights, num_stages):
+    if n < POLICIES[weights].least_minibatches_per_wave(num_stages):
         with pytest.raises(PlanError, match=f"at least {num_stages}"):
             job.run(options)
         return
@@ -83,7 +77,7 @@ TIMES = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 20)), min_size=1, 
 @settings(deadline=None, max_examples=60)
 def test_never_faster_than_the_closed_form(times: list[tuple[float, float]], n: int, weights: WeightPolicy) -> None:
     """`flush` may be: its formula lets nobody compute while the slowest stage waits for those behind it."""
-    n = max(n, least_minibatches_per_wave(weights, len(times)))
+    n = max(n, POLICIES[weights].least_minibatches_per_wave(len(times)))
     forward, backward = [f for f, _ in times], [b for _, b in times]
     options = SimulationOptions(staleness=None, minibatches=24 * n, weights=weights)
     result = Regular(forward_ms=forward, backward_ms=backward, n=n).run(options)
@@ -114,7 +108,7 @@ def test_a_short_last_wave_of_gpipe_goes_back_too() -> None:
     ]
 
 
-@pytest.mark.parametrize(("weights", "schedule"), POLICIES)
+@pytest.mark.parametrize(("weights", "schedule"), PAIRS)
 def test_without_shards_nothing_is_waited_for(weights: WeightPolicy, schedule: Schedule) -> None:
     """D, and what is deterministic, are about virtual workers, of which there is one."""
     job = Regular(forward_ms=[1, 2, 1], backward_ms=[2, 3, 1], n=3, parameter_bytes=1 << 20)

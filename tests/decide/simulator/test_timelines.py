@@ -9,19 +9,20 @@ from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.schedule.timeline import Pipeline, play
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.result import ActivityKind
-from hetpipe.values.policies import SCHEDULES_OF, WEIGHT_POLICIES, Schedule, WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, Schedule, WeightPolicy
 from tests.decide.simulator.regular import Regular
 
 KINDS = {ActivityKind.FORWARD: Kind.FORWARD, ActivityKind.BACKWARD: Kind.BACKWARD}
 
 
 @pytest.mark.parametrize(
-    ("weights", "schedule"), [(weights, schedule) for weights in WEIGHT_POLICIES for schedule in SCHEDULES_OF[weights]]
+    ("weights", "schedule"),
+    [(weights, schedule) for weights in WEIGHT_POLICIES for schedule in POLICIES[weights].schedules],
 )
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("backward", [1, 2])
 def test_the_same_timeline(weights: WeightPolicy, schedule: Schedule, num_stages: int, backward: int) -> None:
-    least = least_minibatches_per_wave(weights, num_stages)
+    least = POLICIES[weights].least_minibatches_per_wave(num_stages)
     for n in {least, 4, 7}:
         pipeline = Pipeline(
             num_stages=num_stages,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from hetpipe.decide.sync.decision_log import LogConfig
 from hetpipe.decide.sync.division import empty_bitmap, with_used
-from hetpipe.decide.sync.log_core import LogConfig
 from hetpipe.errors import HetpipeError, SliceMismatch, StaleIncarnation, StaleTerm
 from hetpipe.values.ids import (
     Clock,
@@ -76,13 +76,18 @@ class Scenario:
         """Every virtual worker."""
         return tuple(VirtualWorkerIndex(vw) for vw in range(len(self.num_stages)))
 
+    @property
+    def sync(self) -> SyncSpec:
+        """The rule of its gate."""
+        return SyncSpec(self.n, self.d, "sum", self.deterministic, self.weights, self.pull)
+
     def log_config(self) -> LogConfig:
         """For the decision log."""
         return LogConfig(
             term=TERM,
             num_shards=self.num_shards,
             membership=Membership({VirtualWorkerIndex(vw): count for vw, count in enumerate(self.num_stages)}),
-            sync=SyncSpec(self.n, self.d, "sum", self.deterministic, self.weights, self.pull),
+            sync=self.sync,
             data=self.data,
             checkpoint_every_waves=self.every,
             progress=self.progress,

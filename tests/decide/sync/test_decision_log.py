@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.decide.sync.decision_log import DecisionLog
-from hetpipe.decide.sync.log_state import LogState
+from hetpipe.decide.sync.decision_log import DecisionLog, LogState
 from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
@@ -116,16 +115,16 @@ class TestDecisionLog:
 
     def test_who_is_waited_for(self) -> None:
         log = DecisionLog(SCENARIO.log_config())
-        assert log.whom_a_publish_waits_for() == "the stages of virtual workers 0, 1"
+        assert log.pending_publish_reason() == "the stages of virtual workers 0, 1"
         log.join(VW[1], LIFE, StageIndex(0))
         for stage in (0, 1):
             log.join(VW[0], LIFE, StageIndex(stage))
-        assert log.whom_a_publish_waits_for() == "the first weights"
+        assert log.pending_publish_reason() == "the first weights"
         log = started()
         commit(log, 0, 0)
-        assert log.whom_a_publish_waits_for() == "virtual worker 1 to commit wave 0"
+        assert log.pending_publish_reason() == "virtual worker 1 to commit wave 0"
         commit(log, 1, 0)
-        assert log.whom_a_publish_waits_for() == "parameter servers [0] to apply wave 0"
+        assert log.pending_publish_reason() == "parameter servers [0] to apply wave 0"
 
     def test_the_snapshot(self) -> None:
         log = started()
@@ -207,7 +206,7 @@ class TestDecisionLog:
         acknowledge(log)
         assert log.global_clock == log.published == 0
         assert not log.finished
-        assert log.whom_a_publish_waits_for() == "any virtual worker to come back"
+        assert log.pending_publish_reason() == "any virtual worker to come back"
         log.validate_state()
 
     def test_a_barrier_that_was_asked_for_is_not_forgotten_when_it_is_set_anew(self) -> None:

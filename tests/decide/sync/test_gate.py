@@ -7,33 +7,22 @@ import itertools
 import pytest
 
 from hetpipe.decide.schedule.versions import VersionTable
-from hetpipe.decide.sync.gate import (
-    is_switch_point,
-    local_through,
-    may_commit,
-    newest_usable_clock,
-    required_clock,
-    starts_drained,
-    switch_minibatch,
-    switch_number,
-    unplanned_barrier,
-    wave_of,
-)
 from hetpipe.values.ids import Clock
 from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
 from tests.decide.sync import oracle
+from tests.support.gates import gate_of
 
 SIZES = [1, 2, 3, 4, 5, 8]
 BOUNDS = [0, 1, 2, 4, 9]
 
 
-def is_switch(p: int, n: int, weights: str, start: int = 0) -> bool:
-    return is_switch_point(p, minibatches_per_wave=n, start=start, weights=weights)
+def is_switch(p: int, n: int, weights: WeightPolicy, start: int = 0) -> bool:
+    return gate_of(n, start=start, weights=weights).is_switch_point(p)
 
 
-def clocks(n: int, d: int, *, until: int, weights: str = "wave") -> list[int]:
+def clocks(n: int, d: int, *, until: int, weights: WeightPolicy = "wave") -> list[int]:
     """The required clocks of p = 1 … until."""
-    return [required_clock(p, minibatches_per_wave=n, staleness=d, weights=weights) for p in range(1, until + 1)]
+    return [gate_of(n, d, weights=weights).required(p) for p in range(1, until + 1)]
 
 
 class TestRequiredClock:
@@ -47,7 +36,7 @@ class TestRequiredClock:
         ],
     )
     def test_the_table_of_the_specification(self, d: int, n: int, expected: list[tuple[int, int]]) -> None:
-        assert [(p, required_clock(p, minibatches_per_wave=n, staleness=d)) for p, _ in expected] == expected
+        assert [(p, gate_of(n, d).required(p)) for p, _ in expected] == expected
 
     @pytest.mark.parametrize("d", BOUNDS)
     @pytest.mark.parametrize("n", SIZES)
@@ -69,24 +58,22 @@ class TestRequiredClock:
 
     @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
     @pytest.mark.parametrize("n", SIZES)
-    def test_it_rises_by_one_and_only_at_switch_points(self, n: int, weights: str) -> None:
+    def test_it_rises_by_one_and_only_at_switch_points(self, n: int, weights: WeightPolicy) -> None:
         found = clocks(n, 1, until=8 * n, weights=weights)
         for p, (before, after) in enumerate(itertools.pairwise(found), start=2):
             assert after - before in {0, 1}
-            assert after == before or is_switch_point(p, minibatches_per_wave=n, weights=weights)
+            assert after == before or gate_of(n, weights=weights).is_switch_point(p)
 
     @pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
-    def test_a_barrier_is_the_least(self, weights: str) -> None:
-        found = [
-            required_clock(p, minibatches_per_wave=3, staleness=1, start=5, weights=weights) for p in range(16, 40)
-        ]
+    def test_a_barrier_is_the_least(self, weights: WeightPolicy) -> None:
+        found = [gate_of(3, 1, start=5, weights=weights).required(p) for p in range(16, 40)]
         free = clocks(3, 1, until=39, weights=weights)[15:]
         assert found == [max(5, clock) for clock in free]
         assert min(found) == 5
 
     def test_without_a_bound_nothing_but_the_barrier_is_required(self) -> None:
-        assert required_clock(10**9, minibatches_per_wave=4, staleness=None) == 0
-        assert required_clock(10**9, minibatches_per_wave=4, staleness=None, start=7) == 7
+        assert gate_of(4, None).required(10**9) == 0
+        assert gate_of(4, None, start=7).required(10**9) == 7
 
     @pytest.mark.parametrize("d", BOUNDS)
     @pytest.mark.parametrize("n", SIZES)
@@ -94,46 +81,48 @@ class TestRequiredClock:
         """The off-by-one on both sides: with clock W published, the last minibatch that closes wave W + D may start."""
         for published in range(4):
             last_of_wave = (published + d + 1) * n
-            assert required_clock(last_of_wave, minibatches_per_wave=n, staleness=d) == published
-            following = required_clock(last_of_wave + n, minibatches_per_wave=n, staleness=d)
+            assert gate_of(n, d).required(last_of_wave) == published
+            following = gate_of(n, d).required(last_of_wave + n)
             assert following == published + 1
-            assert may_commit(published + d, published=published, staleness=d)
-            assert not may_commit(published + d + 1, published=published, staleness=d)
+            assert gate_of(4, d).may_commit(published + d, published=published)
+            assert not gate_of(4, d).may_commit(published + d + 1, published=published)
 
 
 class TestLocalVersions:
     def test_v_of_p_is_one_wave_back_but_never_before_the_barrier(self) -> None:
-        assert [local_through(p, minibatches_per_wave=3) for p in range(1, 8)] == [0, 0, 0, 1, 2, 3, 4]
-        assert [local_through(p, minibatches_per_wave=3, start=2) for p in range(7, 12)] == [6, 6, 6, 7, 8]
+        assert [gate_of(3).local_through(p) for p in range(1, 8)] == [0, 0, 0, 1, 2, 3, 4]
+        assert [gate_of(3, start=2).local_through(p) for p in range(7, 12)] == [6, 6, 6, 7, 8]
 
     def test_switch_points(self) -> None:
-        assert [p for p in range(1, 14) if is_switch_point(p, minibatches_per_wave=4)] == [1, 4, 8, 12]
-        assert [p for p in range(13, 22) if is_switch_point(p, minibatches_per_wave=4, start=3)] == [13, 16, 20]
-        assert all(is_switch_point(p, minibatches_per_wave=1) for p in range(1, 9))
+        assert [p for p in range(1, 14) if gate_of(4).is_switch_point(p)] == [1, 4, 8, 12]
+        assert [p for p in range(13, 22) if gate_of(4, start=3).is_switch_point(p)] == [13, 16, 20]
+        assert all(gate_of(1).is_switch_point(p) for p in range(1, 9))
 
     def test_policies_that_update_by_wave_switch_where_a_wave_starts(self) -> None:
-        for weights, newest in (("flush", [3, 3, 3, 4, 4, 4, 5]), ("double_buffer", [3, 3, 3, 3, 3, 3, 4])):
-            switches = [
-                p for p in range(10, 17) if is_switch_point(p, minibatches_per_wave=3, start=3, weights=weights)
-            ]
+        expected: dict[WeightPolicy, list[int]] = {
+            "flush": [3, 3, 3, 4, 4, 4, 5],
+            "double_buffer": [3, 3, 3, 3, 3, 3, 4],
+        }
+        for weights, newest in expected.items():
+            switches = [p for p in range(10, 17) if gate_of(3, start=3, weights=weights).is_switch_point(p)]
             assert switches == [10, 13, 16]
-            usable = [newest_usable_clock(p, minibatches_per_wave=3, start=3, weights=weights) for p in range(10, 17)]
+            usable = [gate_of(3, start=3, weights=weights).newest_usable(p) for p in range(10, 17)]
             assert usable == newest
 
     @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
     @pytest.mark.parametrize("n", SIZES)
-    def test_switch_points_are_numbered(self, n: int, weights: str) -> None:
+    def test_switch_points_are_numbered(self, n: int, weights: WeightPolicy) -> None:
         """By waves: number s is the first minibatch after s whole waves, or for most policies the last one in them."""
         points = [s * n + (weights in ("flush", "double_buffer")) for s in range(1, 9)]
         assert all(is_switch(p, n, weights) for p in points)
-        assert [switch_minibatch(s, minibatches_per_wave=n, weights=weights) for s in range(1, 9)] == points
+        assert [gate_of(n, weights=weights).switch_minibatch(s) for s in range(1, 9)] == points
         for s, p in enumerate(points, start=1):
-            numbers = [switch_number(q, minibatches_per_wave=n, weights=weights) for q in range(p, p + n + 1)]
+            numbers = [gate_of(n, weights=weights).switch_number(q) for q in range(p, p + n + 1)]
             assert numbers == [s] * n + [s + 1]
 
     def test_only_flush_drains(self) -> None:
-        assert [p for p in range(1, 8) if starts_drained(p, minibatches_per_wave=3, weights="flush")] == [1, 4, 7]
-        assert not any(starts_drained(p, minibatches_per_wave=3, weights="double_buffer") for p in range(1, 8))
+        assert [p for p in range(1, 8) if gate_of(3, weights="flush").starts_drained(p)] == [1, 4, 7]
+        assert not any(gate_of(3, weights="double_buffer").starts_drained(p) for p in range(1, 8))
 
     @pytest.mark.parametrize("n", SIZES)
     @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
@@ -144,50 +133,47 @@ class TestLocalVersions:
         """
         table = VersionTable("wave" if weights not in ("flush", "double_buffer") else weights, 0, 1, n)
         for start, p in ((c, p) for c in (0, 3) for p in range(c * n + 1, (c + 12) * n)):
-            newest = newest_usable_clock(p, minibatches_per_wave=n, start=start, weights=weights)
+            newest = gate_of(n, start=start, weights=weights).newest_usable(p)
             for d in BOUNDS:
-                required = required_clock(p, minibatches_per_wave=n, staleness=d, start=start, weights=weights)
+                required = gate_of(n, d, start=start, weights=weights).required(p)
                 assert required == max(start, newest - d)
             assert newest * n <= table.forward_through(p, start=start) < (newest + 1) * n
             assert VersionTable(weights, 0, min(n, 3), n).forward_through(p, start=start) >= newest * n
-            before = newest_usable_clock(p - 1, minibatches_per_wave=n, start=start, weights=weights)
+            before = gate_of(n, start=start, weights=weights).newest_usable(p - 1)
             assert newest == before or is_switch(p, n, weights, start)
 
     def test_waves(self) -> None:
-        assert [wave_of(p, minibatches_per_wave=3) for p in range(1, 8)] == [0, 0, 0, 1, 1, 1, 2]
+        assert [gate_of(3).wave_of(p) for p in range(1, 8)] == [0, 0, 0, 1, 1, 1, 2]
 
 
 class TestCommitAndBarrier:
     def test_without_a_bound_everything_may_be_committed(self) -> None:
-        assert may_commit(10**9, published=0, staleness=None)
+        assert gate_of(4, None).may_commit(10**9, published=0)
 
     @pytest.mark.parametrize("d", BOUNDS)
     @pytest.mark.parametrize("n", SIZES)
     @pytest.mark.parametrize(("weights", "ahead"), [("wave", 2), ("stash", 2), ("flush", 1), ("double_buffer", 2)])
     def test_nobody_can_have_started_beyond_an_unplanned_barrier(
-        self, weights: str, ahead: int, n: int, d: int
+        self, weights: WeightPolicy, ahead: int, n: int, d: int
     ) -> None:
         """And of no earlier one would that be true, where a wave has several minibatches."""
         for published in range(5):
-            barrier = unplanned_barrier(
-                committed=0, published=published, staleness=d, last_switch=0, planned=10**6, weights=weights
+            barrier = gate_of(4, d, weights=weights).unplanned_barrier(
+                committed=0, published=published, last_switch=0, planned=10**6
             )
-            needs = [
-                required_clock(p, minibatches_per_wave=n, staleness=d, weights=weights)
-                for p in ((barrier - 1) * n + 1, barrier * n + 1)
-            ]
+            needs = [gate_of(n, d, weights=weights).required(p) for p in ((barrier - 1) * n + 1, barrier * n + 1)]
             assert needs[1] > published
             assert needs[0] <= published or n == 1
             assert barrier == published + d + ahead
 
     @pytest.mark.parametrize("n", SIZES)
     @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
-    def test_without_a_bound_the_questions_tell_who_has_started_what(self, weights: str, n: int) -> None:
+    def test_without_a_bound_the_questions_tell_who_has_started_what(self, weights: WeightPolicy, n: int) -> None:
         for asked in range(1, 6):
-            barrier = unplanned_barrier(
-                committed=0, published=0, staleness=None, last_switch=asked, planned=10**6, weights=weights
+            barrier = gate_of(4, None, weights=weights).unplanned_barrier(
+                committed=0, published=0, last_switch=asked, planned=10**6
             )
-            following = switch_minibatch(asked + 1, minibatches_per_wave=n, weights=weights)
+            following = gate_of(n, weights=weights).switch_minibatch(asked + 1)
             assert following <= barrier * n + 1, "whoever goes beyond it asks again before"
             assert barrier == asked + 1
 
@@ -208,7 +194,7 @@ class TestCommitAndBarrier:
     def test_unplanned_barriers(
         self, *, committed: int, published: int, staleness: int | None, last_switch: int, planned: int, expected: int
     ) -> None:
-        found = unplanned_barrier(
-            committed=committed, published=published, staleness=staleness, last_switch=last_switch, planned=planned
+        found = gate_of(4, staleness).unplanned_barrier(
+            committed=committed, published=published, last_switch=last_switch, planned=planned
         )
         assert found == Clock(expected)

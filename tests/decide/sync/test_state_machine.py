@@ -221,7 +221,7 @@ class Machine(WellBehaved):
             before = self.how_far()
             self.bustle(100)
             idle = 0 if self.how_far() != before else idle + 1
-            assert idle < 20, f"nothing moves any more: {self.log.whom_a_publish_waits_for()}"
+            assert idle < 20, f"nothing moves any more: {self.log.pending_publish_reason()}"
         self.everyone_catches_up()
         self.check_the_end()
 

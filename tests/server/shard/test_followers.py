@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.decide.sync.log_core import FROM_NEWEST_SEGMENT
+from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
 from hetpipe.decide.sync.records import EvictRecord
 from hetpipe.errors import ProtocolViolation, StaleIncarnation, StaleTerm
 from hetpipe.observe.history import MemoryHistory

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from hetpipe.decide.sync.closed_state import ClosedState
+from hetpipe.decide.sync.shard_state import ClosedState
 from hetpipe.errors import Busy, StateLost
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard import journal

@@ -91,9 +91,9 @@ class _Bounds:
         return min(compute, batch_size * self._network(groups, minibatches_per_wave)) if compute else 0.0
 
     def _rate(self, group: Sequence[DeviceId], minibatches_per_wave: int) -> float:
-        # From N = K on nothing but `flush` gets faster by itself; memory only gets scarcer.
-        flush = self._jobs.options.weights == "flush"
-        n = minibatches_per_wave if flush else min(minibatches_per_wave, len(group))
+        # From N = K on nothing gets faster by itself but where the pipeline drains; memory only gets scarcer.
+        drains = self._jobs.options.policy.drains
+        n = minibatches_per_wave if drains else min(minibatches_per_wave, len(group))
         key = (tuple(group), n)
         if key not in self._alone:
             self._alone[key] = self._jobs.pipelines.rate(group, n)

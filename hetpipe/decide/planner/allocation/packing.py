@@ -25,7 +25,6 @@ from hetpipe.decide.planner.job_rate import samples_per_second
 from hetpipe.decide.planner.jobs import Groups, Jobs
 from hetpipe.decide.planner.waves import SEARCHED_PER_STAGE
 from hetpipe.values.ids import DeviceId
-from hetpipe.values.policies import least_minibatches_per_wave
 
 #: Mixes of more devices are not listed in full.
 MOST_STAGES = 8
@@ -177,8 +176,8 @@ def _price(mix: Counts, prices: Sequence[float]) -> float:
 
 def _rate(jobs: Jobs, devices: tuple[DeviceId, ...], minibatches_per_wave: int) -> float:
     """The rate of a virtual worker for this N; 0 where it does not fit or nobody would look for such an N."""
-    num_stages, weights = len(devices), jobs.options.weights
-    least = least_minibatches_per_wave(weights, num_stages)
+    num_stages = len(devices)
+    least = jobs.options.policy.least_minibatches_per_wave(num_stages)
     given = jobs.options.minibatches_per_wave is not None
     if minibatches_per_wave < least or not (given or minibatches_per_wave <= SEARCHED_PER_STAGE * num_stages):
         return 0.0

@@ -27,6 +27,10 @@ from hetpipe.decide.planner.partitioner import Partitioner
 from hetpipe.decide.planner.scaled_profile import scaled_profile
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.values.cluster import LinkSpec
+from hetpipe.values.policies import WeightPolicy
+
+#: The paper's own: its closed forms hold for no other.
+PLANNED_POLICY: WeightPolicy = "double_buffer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +166,10 @@ def _described(jobs: Jobs) -> tuple[Blocks, Servers, int]:
         )
     if options.max_batch is None:
         raise PlanError("the allocation parallel needs the largest global batch that still trains well: --max-batch")
-    if options.weights != "double_buffer":
+    if options.weights != PLANNED_POLICY:
         raise PlanError(
-            f"the allocation parallel plans for the weight policy double_buffer, not {options.weights}; add --weights "
-            "double_buffer"
+            f"the allocation parallel plans for the weight policy {PLANNED_POLICY}, not {options.weights}; add "
+            f"--weights {PLANNED_POLICY}"
         )
     kind, layers = kinds[0], costs.profile.layers
     inner = costs.cut_bytes[1:-1] or [0]
