@@ -8,6 +8,7 @@ The four branches say whose fault it is: the user's input (`UserError`), a peer 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 
 class HetpipeError(Exception):
@@ -86,11 +87,29 @@ class MalformedChunk(ProtocolViolation):
 class NonFiniteUpdate(ProtocolViolation):
     """A loss, gradient or update holds NaN or infinity; the whole wave is refused before it applies."""
 
-    def __init__(self, message: str, *, minibatch: int | None = None, parameter: str = "") -> None:
+    def __init__(
+        self, message: str, *, minibatch: int | None = None, parameter: str = "", minibatches: range = range(0)
+    ) -> None:
         #: The minibatch in which it began, as far as that is known, and the parameter; empty for a loss.
         self.minibatch = minibatch
         self.parameter = parameter
+        #: The minibatches whose gradient or update it may be; empty for a loss, and where that is not known.
+        self.minibatches = minibatches
         super().__init__(message)
+
+    @classmethod
+    def in_parameter(
+        cls, parameter: str, *, quantity: Literal["gradient", "update"], minibatches: range
+    ) -> NonFiniteUpdate:
+        """The gradient or the update of one of `minibatches`, at least one, is not finite in `parameter`."""
+        first, last = minibatches[0], minibatches[-1]
+        which = f"minibatch {last}" if first == last else f"one of the minibatches {first} to {last}"
+        return cls(
+            f"the {quantity} of {which} is not finite in parameter {parameter}",
+            minibatch=last if first == last else None,
+            parameter=parameter,
+            minibatches=minibatches,
+        )
 
 
 class UnknownJob(ProtocolViolation):

@@ -11,9 +11,9 @@ from typing import TypeVar, get_args
 from hetpipe.cli.simulate_command import staleness_of
 from hetpipe.decide.lifecycle.planning import options_of
 from hetpipe.decide.planner.allocation.parallel import PLANNED_POLICY
+from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import SCHEDULE_CHOICES, AllocationName, PlanOptions, ScheduleChoice
-from hetpipe.decide.planner.reach_tables import Recompute
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job
 from hetpipe.values.ids import DeviceId

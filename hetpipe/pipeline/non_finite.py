@@ -35,15 +35,15 @@ def explained(error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ..
         blocks: the sample indices of its virtual worker's minibatches in that segment.
         first: the number of the first of these minibatches.
     """
-    sentence, p, name = str(error), error.minibatch, error.parameter
-    if name and _is_from_gradient(parts, name):
-        sentence = sentence.replace("the update of", "the gradient of", 1)
+    p, name = error.minibatch, error.parameter
+    if error.minibatches and name and _is_from_gradient(parts, name):
+        error = NonFiniteUpdate.in_parameter(name, quantity="gradient", minibatches=error.minibatches)
     layer = next((layer for layer in parts.layers if name in layer.parameters.values()), None)
     where = "" if layer is None else f" of layer {layer.index} ({layer.name})"
     replay = ""
     if p is not None and 0 <= p - first < len(blocks):
         replay = _replay(parts, p, blocks[p - first])
-    return NonFiniteUpdate(f"{parts.identity}: {sentence}{where}{replay}", minibatch=p, parameter=name)
+    return NonFiniteUpdate(f"{parts.identity}: {error}{where}{replay}", minibatch=p, parameter=name)
 
 
 def known_data(parts: StageParts) -> DataSpec:

@@ -168,8 +168,8 @@ class Updates:
         bad = (name for name, square in zip(self._names, waiting.squares, strict=False) if not math.isfinite(square))
         name = next(bad, None)
         if name is not None and waiting.is_own:
-            sentence = f"the gradient of minibatch {waiting.p} is not finite in parameter {name}"
-            raise NonFiniteUpdate(sentence, minibatch=waiting.p, parameter=name)
+            minibatches = range(waiting.p, waiting.p + 1)
+            raise NonFiniteUpdate.in_parameter(name, quantity="gradient", minibatches=minibatches)
 
     def _step(self, p: Minibatch, gradients: Gradients, *, is_own: bool) -> None:
         parts, identity = self._parts, self._parts.identity

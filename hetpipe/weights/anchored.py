@@ -326,8 +326,7 @@ class AnchoredWeights:
 
 
 def _not_finite(p: int, name: str) -> NonFiniteUpdate:
-    sentence = f"the update of minibatch {p} is not finite in parameter {name}"
-    return NonFiniteUpdate(sentence, minibatch=p, parameter=name)
+    return NonFiniteUpdate.in_parameter(name, quantity="update", minibatches=range(p, p + 1))
 
 
 class SummedWeights(Mapping[str, Tensor]):

@@ -96,9 +96,7 @@ class DirectWeights:
         name = None if self._newest.is_finite() else self._newest.first_non_finite()
         if name is not None:
             first = wave * self._table.minibatches_per_wave + 1
-            minibatches = f"minibatch {last}" if last == first else f"one of the minibatches {first} to {last}"
-            sentence = f"the update of {minibatches} is not finite in parameter {name}"
-            raise NonFiniteUpdate(sentence, minibatch=last if last == first else None, parameter=name)
+            raise NonFiniteUpdate.in_parameter(name, quantity="update", minibatches=range(first, last + 1))
 
     @property
     def at_barrier(self) -> FlatBuffer:

@@ -5,7 +5,7 @@ made by, times how far that device's stage is off now. Where nothing was foresee
 fastest time so far of each stage is divided over its layers by their sizes; that says nothing of another type of
 device, so such a virtual worker is only planned anew if all its devices are alike.
 
-The cut is the planner's: the smallest largest stage time, transfers and memory counted (`planner/order_cuts.py`).
+The cut is the planner's: the smallest largest stage time, transfers and memory counted (`planner/cuts.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from itertools import pairwise
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import PlannedRun, options_of
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, MemoryModel, minibatches_per_tick
+from hetpipe.decide.planner.cuts import NO_LINK, ReachTables, least_cuts
 from hetpipe.decide.planner.optimizer_slots import slots_of
-from hetpipe.decide.planner.order_cuts import least_cuts
 from hetpipe.decide.planner.partition import layer_cost
-from hetpipe.decide.planner.reach_tables import NO_LINK, ReachTables
 from hetpipe.errors import HetpipeError
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster, LinkSpec, node_of

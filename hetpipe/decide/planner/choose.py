@@ -14,11 +14,11 @@ from hetpipe.decide.planner.allocation.parallel import parallel
 from hetpipe.decide.planner.allocation.policy import Allocation
 from hetpipe.decide.planner.baselines import all_reduce, single_devices
 from hetpipe.decide.planner.costs import Costs, milliseconds
-from hetpipe.decide.planner.every_partition import Pipeline
 from hetpipe.decide.planner.job_rate import samples_per_second
 from hetpipe.decide.planner.jobs import JobPlan, Jobs
 from hetpipe.decide.planner.options import AllocationName, PlanOptions, schedule_for
 from hetpipe.decide.planner.partitioner import Partitioner
+from hetpipe.decide.planner.pipelines import Pipeline
 from hetpipe.decide.planner.ranking import Predict, Ranked, Ranking
 from hetpipe.decide.planner.utilisation import with_utilisation
 from hetpipe.errors import PlanError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpipe.decide.planner.costs import TICKS_PER_MS
-from hetpipe.decide.planner.every_partition import Pipeline
+from hetpipe.decide.planner.pipelines import Pipeline
 
 #: Most combinations that are searched exactly.
 COMBINED = 20_000

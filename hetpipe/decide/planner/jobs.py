@@ -17,12 +17,10 @@ from typing import NoReturn
 from hetpipe.decide.planner import waves
 from hetpipe.decide.planner.combinations import IMPROVED, Combinations
 from hetpipe.decide.planner.costs import Costs, MemoryModel
-from hetpipe.decide.planner.every_partition import Pipeline
 from hetpipe.decide.planner.job_rate import JobRate, bytes_leaving, job_rate
-from hetpipe.decide.planner.min_max_shortage import explain
 from hetpipe.decide.planner.options import PlanOptions
-from hetpipe.decide.planner.partitioner import Partitioner
-from hetpipe.decide.planner.pipelines import Pipelines
+from hetpipe.decide.planner.partitioner import Partitioner, explain
+from hetpipe.decide.planner.pipelines import Pipeline, Pipelines
 from hetpipe.decide.planner.round_trip import Exchanges, Places, round_trip
 from hetpipe.decide.planner.shard_bytes import PlacedParameters, place_bytes, shard_nodes
 from hetpipe.errors import InfeasiblePlan, PlanError

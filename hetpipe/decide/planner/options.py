@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetpipe.decide.planner.costs import MemoryModel
-from hetpipe.decide.planner.reach_tables import Recompute
+from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.errors import PlanError
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.policies import (

@@ -4,26 +4,182 @@ With N ≥ K (and no `flush`) the rate of a pipeline is 1 over its largest stage
 fastest. With fewer minibatches in flight, and under `flush`, the sum of all stage times counts too; and where a network
 card holds the job back, so do the bytes that cross. So:
 
-* up to `LISTED` ways to cut and order, all of them are considered: exact, whatever the objective;
+* up to `LISTED` ways to cut and order, all of them are considered (`every_partition`): exact, whatever the objective;
 * beyond, the min-max partition alone: the fastest with N ≥ K; with less the fastest is at most K/N times as fast,
   under `flush` at most 1 + (K − 1)/N times.
 
-What is considered depends on the virtual worker's devices only, never on the rest of the cluster.
+What is considered depends on the virtual worker's devices only, never on the rest of the cluster. Two sets of devices
+are the same to a planner when their *shapes* are. A shape says which types stand together on a node, and nothing of
+which node it is, unless a link of that node has figures of its own. Every search works on shapes and puts device names
+back at the end, so that a thousand devices of four types cost little more than sixteen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import takewhile
+from itertools import combinations, pairwise, takewhile
 
-from hetpipe.decide.planner.costs import Costs, MemoryModel
-from hetpipe.decide.planner.every_partition import Pipeline, every_partition, num_partitions, pipeline
+from hetpipe.decide.planner.costs import Costs, MemoryModel, minibatches_per_tick
+from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.decide.planner.partitioner import Partitioner, StageCut
-from hetpipe.decide.planner.reach_tables import Recompute
-from hetpipe.decide.planner.shapes import Shape, Shapes
+from hetpipe.values.cluster import Cluster, LinkSpec, node_of
 from hetpipe.values.ids import DeviceId
+
+# -- when are two sets of devices the same? ----------------------------------------------------------------------------
+
+
+#: Per node, in canonical order: its name where its links are special (else empty), and the types used on it, sorted.
+Shape = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Shapes:
+    """Finds shapes in one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Prepare.
+
+        Args:
+            cluster: the devices and links.
+        """
+        self._special = {name for override in cluster.links.overrides for name in override.between}
+        self._types = cluster.devices
+        self._rank = {device: rank for rank, device in enumerate(self._types)}
+        self._node_rank = {node.name: rank for rank, node in enumerate(cluster.nodes)}
+
+    def shape_of(self, devices: Iterable[DeviceId]) -> tuple[Shape, tuple[DeviceId, ...]]:
+        """The shape, and the devices in its order: node by node, in each by type, otherwise as the cluster has them."""
+        by_node: dict[str, list[DeviceId]] = {}
+        for device in devices:
+            by_node.setdefault(node_of(device), []).append(device)
+        groups = []
+        for node, members in by_node.items():
+            members.sort(key=lambda device: (self._types[device], self._rank[device]))
+            name = node if node in self._special else ""
+            kinds = tuple(self._types[device] for device in members)
+            groups.append(((name, kinds), self._node_rank[node], members))
+        groups.sort(key=lambda group: group[:2])
+        return tuple(shape for shape, _, _ in groups), tuple(device for _, _, members in groups for device in members)
+
+
+# -- every way to cut and order few devices ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One virtual worker: its stages, first to last, and what they make of each other."""
+
+    stages: tuple[StageCut, ...]
+    minibatches_per_tick: float
+    """By the closed form."""
+
+    @property
+    def bottleneck_ticks(self) -> int:
+        """The largest stage time."""
+        return max(stage.ticks for stage in self.stages)
+
+
+def pipeline(stages: Sequence[StageCut], memory: MemoryModel) -> Pipeline:
+    """The stages with their closed-form rate."""
+    return Pipeline(tuple(stages), minibatches_per_tick([stage.ticks for stage in stages], memory))
+
+
+def num_partitions(shape: Shape, num_layers: int) -> int:
+    """How many ways there are, ignoring memory: orders that differ in types and nodes, times choices of cuts."""
+    num_devices = sum(len(kinds) for _, kinds in shape)
+    if num_devices > num_layers:
+        return 0
+    orders = math.factorial(num_devices)
+    for _, kinds in shape:
+        for count in Counter(kinds).values():
+            orders //= math.factorial(count)
+    return orders * math.comb(num_layers - 1, num_devices - 1)
+
+
+def every_partition(
+    costs: Costs, devices: Sequence[DeviceId], memory: MemoryModel, recompute: Recompute
+) -> Iterator[Pipeline]:
+    """Every partition that fits in memory, in a fixed order; all devices are used.
+
+    A stage recomputes only if it must (`auto`), always (`on`) or never (`off`).
+    """
+    if len(devices) > costs.num_layers:
+        return
+    stages = _Stages(costs, memory, recompute, len(devices))
+    for order in _orders(devices, costs.cluster.devices):
+        nodes = [node_of(device) for device in order]
+        links = [None, *(costs.cluster.link(here, behind) for here, behind in pairwise(nodes)), None]
+        for inner in combinations(range(1, costs.num_layers), len(order) - 1):
+            cuts = (0, *inner, costs.num_layers)
+            found = []
+            for stage, device in enumerate(order):
+                cut = stages.cut(stage, device, cuts[stage], cuts[stage + 1], (links[stage], links[stage + 1]))
+                if cut is None:
+                    break
+                found.append(cut)
+            else:
+                yield pipeline(found, memory)
+
+
+class _Stages:
+    """Stages by position, device, layers and links; most are met many times."""
+
+    def __init__(self, costs: Costs, memory: MemoryModel, recompute: Recompute, num_stages: int) -> None:
+        self._costs, self._memory, self._num_stages = costs, memory, num_stages
+        self._ways = {"auto": (False, True), "on": (True,), "off": (False,)}[recompute]
+        self._types = costs.cluster.devices
+        self._known: dict[object, StageCut | None] = {}
+
+    def cut(
+        self, stage: int, device: DeviceId, first: int, last: int, links: tuple[LinkSpec | None, LinkSpec | None]
+    ) -> StageCut | None:
+        """The stage, or None where it does not fit."""
+        key = (stage, device, first, last, links)
+        if key not in self._known:
+            self._known[key] = self._make(stage, device, first, last, links)
+        return self._known[key]
+
+    def _make(
+        self, stage: int, device: DeviceId, first: int, last: int, links: tuple[LinkSpec | None, LinkSpec | None]
+    ) -> StageCut | None:
+        costs, kind = self._costs, self._types[device]
+        for recompute in self._ways:
+            num_bytes = costs.stage_bytes(
+                first, last, stage=stage, num_stages=self._num_stages, memory=self._memory, recompute=recompute
+            )
+            if num_bytes <= costs.memory_bytes[kind]:
+                received = costs.receive_ticks(first, last, *links)
+                computed = costs.compute_ticks(kind, first, last, recompute=recompute)
+                return StageCut(device, kind, first, last, recompute, computed + received, received, num_bytes)
+        return None
+
+
+def _orders(devices: Sequence[DeviceId], types: dict[DeviceId, str]) -> Iterator[list[DeviceId]]:
+    """Orders that differ in types and nodes; among interchangeable devices the one given first goes first."""
+    by_class: dict[tuple[str, str], list[DeviceId]] = {}
+    for device in devices:
+        by_class.setdefault((types[device], node_of(device)), []).append(device)
+    members = list(by_class.values())
+    used = [0] * len(members)
+
+    def extend(order: list[DeviceId]) -> Iterator[list[DeviceId]]:
+        if len(order) == len(devices):
+            yield order
+            return
+        for index, alike in enumerate(members):
+            if used[index] < len(alike):
+                used[index] += 1
+                yield from extend([*order, alike[used[index] - 1]])
+                used[index] -= 1
+
+    return extend([])
+
+
+# -- those to consider -------------------------------------------------------------------------------------------------
+
 
 #: Most partitions that are looked at one by one.
 LISTED = 1_000
@@ -74,11 +230,6 @@ class Pipelines:
         self._num: dict[Shape, int] = {}
         #: Every placement asks for the same devices again.
         self._fastest_of = lru_cache(maxsize=_REMEMBERED)(self._fastest)
-
-    def min_max(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> Pipeline | None:
-        """The partition with the smallest largest stage time over all cuts and orders; None if none fits in memory."""
-        known, ordered = self._know_min_max(devices, minibatches_per_wave)
-        return next(iter(known.of(ordered)), None)
 
     def fastest(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> Pipeline | None:
         """The first of `several`."""

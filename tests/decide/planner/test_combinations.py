@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hetpipe.decide.planner import combinations
 from hetpipe.decide.planner.combinations import Combinations
-from hetpipe.decide.planner.every_partition import Pipeline
 from hetpipe.decide.planner.partitioner import StageCut
+from hetpipe.decide.planner.pipelines import Pipeline
 from hetpipe.values.ids import DeviceId
 
 CARDS = {"n0": 1e9, "n1": 5e8}

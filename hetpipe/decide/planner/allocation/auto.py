@@ -20,7 +20,7 @@ from hetpipe.decide.planner.allocation import equal_distribution, hybrid_distrib
 from hetpipe.decide.planner.allocation.exhaustive import exhaustive
 from hetpipe.decide.planner.allocation.packing import LONGEST, packed_groups, upper_bound
 from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs, best_of, is_better
-from hetpipe.decide.planner.shapes import Shape, Shapes
+from hetpipe.decide.planner.pipelines import Shape, Shapes
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId

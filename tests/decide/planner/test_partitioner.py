@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds
-from hetpipe.decide.planner.device_mix import DeviceMix, MixShape
-from hetpipe.decide.planner.min_max import Partition, Partitioner, Recompute, min_max_partition
-from hetpipe.decide.planner.min_max_search import MinMaxSearch
-from hetpipe.decide.planner.reach_tables import LinkIndex, LinkSet, ReachTables
+from hetpipe.decide.planner.cuts import LinkIndex, LinkSet, ReachTables, Recompute
+from hetpipe.decide.planner.orders import DeviceMix, MixShape, OrderSearch
+from hetpipe.decide.planner.partitioner import Partition, Partitioner, explain
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.values.cluster import Cluster, node_of
 from hetpipe.values.ids import DeviceId
@@ -49,6 +49,17 @@ def memory_of(case: Case) -> MemoryModel:
         schedule=case.schedule,
         accumulate=case.accumulate,
     )
+
+
+def min_max_partition(
+    costs: Costs, devices: Sequence[DeviceId], memory: MemoryModel, *, recompute: Recompute = "auto"
+) -> Partition:
+    """One call by itself; raises `InfeasiblePlan` with the explanation where nothing fits."""
+    partitioner = Partitioner(costs, recompute=recompute)
+    found = partitioner.find(devices, memory)
+    if found is None:
+        raise InfeasiblePlan(explain(partitioner, devices, memory))
+    return found
 
 
 def partitioner_of(case: Case) -> Partitioner:
@@ -141,7 +152,7 @@ def test_types_that_are_counted_together_change_nothing(seed: int, max_codes: in
     )
     mix = DeviceMix(shape, max_codes=max_codes)
 
-    found = MinMaxSearch(mix, tables, memory, costs.num_layers).solve(None, lambda: True).found
+    found = OrderSearch(mix, tables, memory, costs.num_layers).solve(None, lambda: True).found
 
     assert (found and found.ticks) == best_of_all(case)
 
@@ -166,7 +177,7 @@ def test_the_answer_depends_on_the_set_of_devices_alone(seed: int, source: rando
 def test_alike_devices_share_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
     partitioner = Partitioner(Costs(chain([1.0] * 8), FOUR_TYPES))
     first = partitioner.find(ids("v/0", "q/1"), MemoryModel())
-    monkeypatch.delattr(MinMaxSearch, "solve")
+    monkeypatch.delattr(OrderSearch, "solve")
 
     second = partitioner.find(ids("q/3", "v/2"), MemoryModel())
 

@@ -1,0 +1,500 @@
+"""Where is the model cut, if the order of the devices is known? The smallest largest stage time, exactly.
+
+A stage [first, last) takes `stop[last] − start[first]` ticks, where `start[first]` is the compute before `first` less
+the transfer that arrives there, and `stop[last]` the compute before `last` plus the transfer that returns there. So one
+bisection among the sorted stops finds every last cut within a bound. Memory then limits last per first. Where a stage
+may recompute, it has two such *ways*, valid on neighbouring ranges of last. Sets of cuts are bits of an integer.
+
+`ReachTables` makes these `Reach`es from costs; `least_cuts` and `cuts_within` cut an order of them, fast enough to try
+thousands of orders. Which order is best is asked in `orders`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import or_
+from typing import Literal, NewType, Protocol
+
+from hetpipe.decide.planner.costs import Costs, MemoryModel
+from hetpipe.values.cluster import LinkSpec
+
+# -- how far one stage reaches from a cut within a bound ---------------------------------------------------------------
+
+
+#: More ticks than any stage takes, and than any bound.
+FAR = 1 << 120
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """One way to begin a stage, for every first cut."""
+
+    ticks: Sequence[int]
+    """Compute before the cut less the arriving transfer; −FAR where a stage cannot begin."""
+    best: Sequence[int]
+    """The largest of `ticks` up to each cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """One way to end a stage, for every last cut."""
+
+    least: Sequence[int]
+    """The smallest compute before the cut plus returning transfer, from each cut on; FAR where none can end."""
+    ordered: Sequence[int]
+    """The same of single cuts, ascending."""
+    cuts: Sequence[int]
+    """The set of cuts of the first 0, 1, 2, … entries of `ordered`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The last cut up to which memory suffices, for every first cut; below the first cut where none does."""
+
+    last: Sequence[int]
+    best: Sequence[int]
+    """The largest of `last` up to each cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a stage: its times, and the range of last cuts, per first cut, for which it is chosen."""
+
+    starts: Starts
+    stops: Stops
+    beyond: Sequence[int] | None
+    """Only last cuts after this one."""
+    upto: Limits
+
+
+class Reach(Protocol):
+    """What a stage reaches; all sets and cuts as bits and positions."""
+
+    def image(self, firsts: int, bound: int, wanted: int) -> int:
+        """Those of the `wanted` last cuts that a stage reaches from any of `firsts` within `bound` ticks. Exact."""
+
+    def furthest(self, first: int, bound: int) -> int:
+        """No stage that begins at `first` or before ends after this cut; less than 0 if none ends at all."""
+
+    def earliest(self, last: int, bound: int) -> int:
+        """No stage that ends at `last` or behind begins before this cut; num_layers + 1 if none begins at all."""
+
+    def under(self, bound: int) -> Reach:
+        """The simplest reach that gives the same answers for this bound and all smaller ones."""
+
+
+class StageReach:
+    """A stage that only time limits: its device has memory for all layers.
+
+    A case of its own for speed alone: with `LimitedReach` in its place the search takes 1.4 to 1.6 times as long.
+    """
+
+    __slots__ = ("_above", "_starts", "_stops")
+
+    def __init__(self, starts: Starts, stops: Stops, above: Sequence[int]) -> None:
+        """Combine.
+
+        Args:
+            starts: with the arriving link or links.
+            stops: with the returning link or links.
+            above: for every cut, the set of the cuts after it.
+        """
+        self._starts = starts
+        self._stops = stops
+        self._above = above
+
+    def image(self, firsts: int, bound: int, wanted: int) -> int:
+        """As promised.
+
+        The furthest first cut usually reaches all there is. Where it does not, the lowest cut that is still missing
+        says which first cut to try next: the closest one before it, from where a stage also gets furthest.
+        """
+        start, best = self._starts.ticks, self._starts.best
+        ordered, cuts, above = self._stops.ordered, self._stops.cuts, self._above
+        found = 0
+        first = firsts.bit_length() - 1
+        while True:
+            found |= cuts[bisect_right(ordered, bound + start[first])] & above[first] & wanted
+            firsts ^= 1 << first
+            if not firsts:
+                break
+            missing = cuts[bisect_right(ordered, bound + best[firsts.bit_length() - 1])] & wanted & ~found
+            missing &= -(firsts & -firsts) << 1
+            if not missing:
+                break
+            first = (firsts & ((missing & -missing) - 1)).bit_length() - 1
+        return found
+
+    def furthest(self, first: int, bound: int) -> int:
+        """As promised."""
+        return bisect_right(self._stops.least, bound + self._starts.best[first]) - 1
+
+    def earliest(self, last: int, bound: int) -> int:
+        """As promised."""
+        return bisect_left(self._starts.best, self._stops.least[last] - bound)
+
+    def under(self, bound: int) -> Reach:
+        """As promised."""
+        return self
+
+
+class LimitedReach:
+    """A stage that memory limits, too."""
+
+    __slots__ = ("_above", "_limited_from", "_unlimited", "_ways", "_within")
+
+    def __init__(self, ways: Sequence[Way], above: Sequence[int], within: Sequence[int]) -> None:
+        """Combine.
+
+        Args:
+            ways: with and without recomputation, as far as allowed; their ranges do not overlap.
+            above: for every cut, the set of the cuts after it.
+            within: for every cut, the set of the cuts up to it.
+        """
+        self._ways = ways
+        self._above = above
+        self._within = within
+        first = ways[0]
+        self._unlimited = StageReach(first.starts, first.stops, above)
+        #: The time of the fastest stage that is too large to be run in the first way.
+        self._limited_from = min(
+            (
+                first.stops.least[last + 1] - start
+                for start, last in zip(first.starts.ticks, first.upto.last, strict=True)
+                if last + 1 < len(above)
+            ),
+            default=FAR,
+        )
+
+    def image(self, firsts: int, bound: int, wanted: int) -> int:
+        """As promised."""
+        above, within = self._above, self._within
+        found = 0
+        for way in self._ways:
+            start, best, beyond = way.starts.ticks, way.starts.best, way.beyond
+            ordered, cuts = way.stops.ordered, way.stops.cuts
+            last, last_best = way.upto.last, way.upto.best
+            left = firsts
+            first = left.bit_length() - 1
+            while True:
+                after = first if beyond is None else max(first, beyond[first])
+                if last[first] > after:
+                    reached = cuts[bisect_right(ordered, bound + start[first])]
+                    found |= reached & above[after] & within[last[first]] & wanted
+                left ^= 1 << first
+                if not left:
+                    break
+                top = left.bit_length() - 1
+                hope = cuts[bisect_right(ordered, bound + best[top])] & within[max(0, last_best[top])]
+                missing = hope & wanted & ~found & -(left & -left) << 1
+                if not missing:
+                    break
+                first = (left & ((missing & -missing) - 1)).bit_length() - 1
+        return found
+
+    def furthest(self, first: int, bound: int) -> int:
+        """As promised."""
+        end = -1
+        for way in self._ways:
+            in_time = bisect_right(way.stops.least, bound + way.starts.best[first]) - 1
+            end = max(end, min(in_time, way.upto.best[first]))
+        return end
+
+    def earliest(self, last: int, bound: int) -> int:
+        """As promised."""
+        start = len(self._above)
+        for way in self._ways:
+            in_time = bisect_left(way.starts.best, way.stops.least[last] - bound)
+            start = min(start, max(in_time, bisect_left(way.upto.best, last)))
+        return start
+
+    def under(self, bound: int) -> Reach:
+        """As promised: nothing that takes no longer than `bound` may be too large."""
+        return self if bound >= self._limited_from else self._unlimited
+
+
+# -- reaches from costs; their parts are kept, since most are shared by many stages and searches -----------------------
+
+
+#: `auto`: a stage recomputes its activations only if it would not fit otherwise.
+Recompute = Literal["auto", "on", "off"]
+
+#: Links of the same speed and latency share one.
+LinkIndex = NewType("LinkIndex", int)
+
+#: The links one of which a transfer takes; none before the first stage and behind the last.
+LinkSet = frozenset[LinkIndex]
+
+NO_LINK: LinkSet = frozenset()
+
+_SHARE = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a stage's position asks of the memory of its device."""
+
+    copies: int
+    """Parameter-sized tensors."""
+    in_flight: int
+    """S_i."""
+    capacity_bytes: int
+    """What the device has left after the framework's reserve."""
+
+
+class ReachTables:
+    """Reaches by type of device, memory and links. Grows with use; never forgets."""
+
+    def __init__(self, costs: Costs, recompute: Recompute) -> None:
+        """Prepare.
+
+        Args:
+            costs: the profile on the cluster.
+            recompute: whether stages may recompute.
+        """
+        self._costs = costs
+        self._recompute = recompute
+        self._num_cuts = costs.num_layers + 1
+        everything = (1 << self._num_cuts) - 1
+        self._within = [(2 << cut) - 1 for cut in range(self._num_cuts)]
+        self._above = [everything ^ within for within in self._within]
+        self._links: dict[tuple[float, float], LinkSet] = {}
+        self._transfers: list[Sequence[int]] = []
+        self._compute: dict[tuple[str, bool], list[int]] = {}
+        self._starts: dict[tuple[str, bool, LinkSet], Starts] = {}
+        self._stops: dict[tuple[str, bool, LinkSet], Stops] = {}
+        self._limits: dict[tuple[Load, bool], Limits | None] = {}
+        self._reaches: dict[tuple[str, Load, LinkSet, LinkSet], Reach] = {}
+
+    def link(self, link: LinkSpec) -> LinkSet:
+        """The set of this link alone."""
+        key = (link.latency_seconds, link.effective_bytes_per_second)
+        found = self._links.get(key)
+        if found is None:
+            found = self._links[key] = LinkSet({LinkIndex(len(self._links))})
+            self._transfers.append(self._costs.transfers(link))
+        return found
+
+    def load(self, kind: str, stage: int, num_stages: int, memory: MemoryModel) -> Load:
+        """What stage `stage` of `num_stages` asks of a device of type `kind`."""
+        capacity = self._costs.memory_bytes[kind] - memory.reserve_bytes
+        return Load(memory.copies(stage, num_stages), memory.in_flight(stage, num_stages), capacity)
+
+    def reach(self, kind: str, load: Load, arriving: LinkSet, returning: LinkSet) -> Reach:
+        """The reach of a stage on type `kind`; of several links the fastest counts, for each cut."""
+        key = (kind, load, arriving, returning)
+        found = self._reaches.get(key)
+        if found is None:
+            found = self._reaches[key] = self._make(kind, load, arriving, returning)
+        return found
+
+    def longest_ticks(self, kinds: Sequence[str], links: LinkSet) -> int:
+        """No stage on these types and links takes longer."""
+        compute = max(self._compute_ticks(kind, again=True)[-1] for kind in kinds)
+        return compute + 2 * max(max(self._transfers[link]) for link in links)
+
+    def balanced_ticks(self, counts: Mapping[str, int]) -> int:
+        """The stage time if `counts` devices of each type shared the compute in proportion to their speed."""
+        return int(1 / sum(count / max(1, self._costs.compute[kind][-1]) for kind, count in counts.items()))
+
+    def progress(self, kinds: Sequence[str]) -> list[int]:
+        """The share of the model's compute before each cut, summed over `kinds`; in no particular unit."""
+        rows = [self._costs.compute[kind] for kind in kinds]
+        return [
+            sum(_SHARE * done // max(1, row[-1]) for done, row in zip(column, rows, strict=True))
+            for column in zip(*rows, strict=True)
+        ]
+
+    def _make(self, kind: str, load: Load, arriving: LinkSet, returning: LinkSet) -> Reach:
+        ways = []
+        kept = None
+        if self._recompute != "on":
+            kept = self._limit(load, again=False)
+            starts = self._start(kind, arriving, again=False)
+            stops = self._stop(kind, returning, again=False)
+            if kept is None:
+                return StageReach(starts, stops, self._above)
+            ways.append(Way(starts, stops, None, kept))
+        if self._recompute != "off":
+            limits = self._limit(load, again=True)
+            starts = self._start(kind, arriving, again=True)
+            stops = self._stop(kind, returning, again=True)
+            if limits is None and kept is None:
+                return StageReach(starts, stops, self._above)
+            if limits is None:
+                limits = Limits(*[[self._num_cuts - 1] * self._num_cuts] * 2)
+            ways.append(Way(starts, stops, None if kept is None else kept.last, limits))
+        return LimitedReach(ways, self._above, self._within)
+
+    def _compute_ticks(self, kind: str, *, again: bool) -> list[int]:
+        """Compute before each cut; `again`: with forward twice."""
+        found = self._compute.get((kind, again))
+        if found is None:
+            found = self._costs.compute[kind]
+            if again:
+                found = [both + forward for both, forward in zip(found, self._costs.forward[kind], strict=True)]
+            self._compute[kind, again] = found
+        return found
+
+    def _fastest(self, links: LinkSet) -> Sequence[int]:
+        rows = [self._transfers[link] for link in links]
+        return rows[0] if len(rows) == 1 else [min(column) for column in zip(*rows, strict=True)]
+
+    def _start(self, kind: str, arriving: LinkSet, *, again: bool) -> Starts:
+        found = self._starts.get((kind, again, arriving))
+        if found is None:
+            compute = self._compute_ticks(kind, again=again)
+            if arriving:
+                ticks = [done - transfer for done, transfer in zip(compute, self._fastest(arriving), strict=True)]
+                ticks[0] = -FAR
+            else:
+                ticks = [0] + [-FAR] * self._costs.num_layers
+            ticks[-1] = -FAR
+            found = self._starts[kind, again, arriving] = Starts(ticks, list(accumulate(ticks, max)))
+        return found
+
+    def _stop(self, kind: str, returning: LinkSet, *, again: bool) -> Stops:
+        found = self._stops.get((kind, again, returning))
+        if found is None:
+            compute = self._compute_ticks(kind, again=again)
+            if returning:
+                ticks = [done + transfer for done, transfer in zip(compute, self._fastest(returning), strict=True)]
+                ticks[-1] = FAR
+            else:
+                ticks = [FAR] * self._costs.num_layers + compute[-1:]
+            ticks[0] = FAR
+            order = sorted(range(self._num_cuts), key=ticks.__getitem__)
+            found = self._stops[kind, again, returning] = Stops(
+                least=list(accumulate(reversed(ticks), min))[::-1],
+                ordered=[ticks[cut] for cut in order],
+                cuts=list(accumulate((1 << cut for cut in order), or_, initial=0)),
+            )
+        return found
+
+    def _limit(self, load: Load, *, again: bool) -> Limits | None:
+        """The last cut that memory allows per first cut; None where all layers fit from every cut."""
+        key = (load, again)
+        if key not in self._limits:
+            costs = self._costs
+            per_activation, per_input = (1, load.in_flight) if again else (load.in_flight, 0)
+            sums = [
+                load.copies * parameters + per_activation * activations
+                for parameters, activations in zip(costs.parameter_bytes, costs.activation_bytes, strict=True)
+            ]
+            least = load.capacity_bytes - per_input * max(costs.cut_bytes)
+            if sums[-1] <= least:
+                self._limits[key] = None
+            else:
+                rooms = [
+                    load.capacity_bytes - per_input * arriving + before
+                    for arriving, before in zip(costs.cut_bytes, sums, strict=True)
+                ]
+                last = [bisect_right(sums, room) - 1 for room in rooms]
+                self._limits[key] = Limits(last, list(accumulate(last, max)))
+        return self._limits[key]
+
+
+# -- the best cuts for one order of devices ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCuts:
+    """Where an order of devices is cut, and its largest stage time."""
+
+    ticks: int
+    cuts: tuple[int, ...]
+    """The last cut of every stage."""
+
+
+def least_cuts(reaches: Sequence[Reach], num_layers: int, lower: int, upper: int) -> OrderCuts | None:
+    """The cuts with the smallest largest stage time, if it is at most `upper`.
+
+    Args:
+        reaches: of the stages in order.
+        num_layers: of the model.
+        lower: no plan at all is faster.
+        upper: slower plans are of no interest.
+    """
+    reaches = [reach.under(upper) for reach in reaches]
+    if not might_pass(reaches, num_layers, upper):
+        return None
+    least, cuts = _bisect(reaches, num_layers, lower, upper)
+    return None if cuts is None else OrderCuts(least, cuts)
+
+
+def might_pass(reaches: Sequence[Reach], num_layers: int, bound: int) -> bool:
+    """False proves that no cuts keep every stage within `bound`; stages may begin before the previous one ends."""
+    cut = 0
+    for stage, reach in enumerate(reaches):
+        cut = reach.furthest(cut, bound)
+        if cut <= stage:
+            return False
+    return cut >= num_layers
+
+
+def cuts_within(reaches: Sequence[Reach], num_layers: int, bound: int) -> tuple[int, ...] | None:
+    """Cuts that keep every stage within `bound` ticks, the latest ones that do; None if there are none. Exact."""
+    earliest = [num_layers]
+    for reach in reversed(reaches):
+        if earliest[-1] > num_layers:
+            return None
+        earliest.append(reach.earliest(earliest[-1], bound))
+    earliest.reverse()
+    num_stages = len(reaches)
+    sets = [1]
+    furthest = 0
+    for stage, reach in enumerate(reaches, 1):
+        low, high = max(earliest[stage], stage), num_layers - num_stages + stage
+        furthest = min(high, reach.furthest(furthest, bound)) if furthest >= 0 else -1
+        if low > furthest:
+            return None
+        image = reach.image(sets[-1], bound, (2 << furthest) - (1 << low))
+        if not image:
+            return None
+        sets.append(image)
+        furthest = image.bit_length() - 1
+    return _trace(reaches, sets, bound)
+
+
+def _trace(reaches: Sequence[Reach], sets: Sequence[int], bound: int) -> tuple[int, ...]:
+    """The cuts, from the last back to the first, through the sets of cuts that were reached after each stage."""
+    cuts = [sets[-1].bit_length() - 1]
+    for reach, firsts in zip(reversed(reaches[1:]), reversed(sets[1:-1]), strict=True):
+        cuts.append(latest_start(reach, firsts, cuts[-1], bound))
+    return tuple(reversed(cuts))
+
+
+def latest_start(reach: Reach, firsts: int, last: int, bound: int) -> int:
+    """The latest of `firsts` from which a stage reaches `last` within `bound`; one of them does."""
+    wanted = 1 << last
+    while True:
+        first = firsts.bit_length() - 1
+        if reach.image(1 << first, bound, wanted):
+            return first
+        firsts ^= 1 << first
+
+
+def _bisect(reaches: Sequence[Reach], num_layers: int, lower: int, upper: int) -> tuple[int, tuple[int, ...] | None]:
+    """The least bound in lower … upper with cuts, and these; (upper, None) if there is none."""
+    low, high = lower, upper
+    while low < high:
+        middle = (low + high) // 2
+        if might_pass(reaches, num_layers, middle):
+            high = middle
+        else:
+            low = middle + 1
+    cuts = cuts_within(reaches, num_layers, low)
+    if cuts is None and low < upper:
+        cuts = cuts_within(reaches, num_layers, upper)
+        low, high = low + 1, upper
+        while cuts is not None and low < high:
+            middle = (low + high) // 2
+            better = cuts_within(reaches, num_layers, middle)
+            if better is None:
+                low = middle + 1
+            else:
+                high, cuts = middle, better
+    return low, cuts
