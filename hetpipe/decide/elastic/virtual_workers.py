@@ -53,6 +53,7 @@ from hetpipe.decide.lifecycle.stage_table import (
     wants_memory,
 )
 from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, StaleIncarnation
+from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.commands import ChildExit, StageNews, StartStageCommand, StopVirtualWorkerCommand
 from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
 from hetpipe.values.ids import AgentId, Clock, Incarnation, VirtualWorkerIndex
@@ -463,7 +464,7 @@ class VirtualWorkers:
             case StageReady(pid=pid, link=link):
                 life.pid, life.link, life.state = pid, link, StageState.READY
             case StageDone(clock=clock, reason=reason):
-                life.state, life.done_reason = StageState.DONE, reason
+                life.state, life.done_reasons = StageState.DONE, BarrierReasons.parse(reason)
                 self._workers[life.key.vw].left_at = clock if life.has_left else None
             case StageFailed() as report:
                 life.state = StageState.FAILED

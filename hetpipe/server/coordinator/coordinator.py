@@ -34,7 +34,7 @@ from hetpipe.decide.lifecycle.job_queue import untold
 from hetpipe.decide.lifecycle.link_survey import ClusterLinks, is_cluster_survey
 from hetpipe.decide.lifecycle.mailboxes import Mailboxes
 from hetpipe.decide.lifecycle.orphans import Orphans
-from hetpipe.decide.lifecycle.patience import LEASE_SECONDS, Patience
+from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.registry import Registry
 from hetpipe.errors import (
     HetpipeError,
@@ -60,6 +60,7 @@ from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResul
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.leases import LEASE_SECONDS
 from hetpipe.values.link_measurement import LinksProgress
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.values.run import AgentInfo, ClockSnapshot
