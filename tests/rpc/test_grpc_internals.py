@@ -25,7 +25,7 @@ Handler = Callable[[Iterator[bytes], grpc.ServicerContext], bytes]
 
 class _Service(grpc.GenericRpcHandler):
     def __init__(self, handler: Handler) -> None:
-        self._handler = grpc.stream_unary_rpc_method_handler(self._call)
+        self._handler: Any = grpc.stream_unary_rpc_method_handler(self._call)
         self._behaviour = handler
 
     def _call(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:

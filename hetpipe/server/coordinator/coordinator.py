@@ -32,10 +32,9 @@ from hetpipe.decide.lifecycle.exchange import (
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.job_queue import untold
 from hetpipe.decide.lifecycle.link_survey import ClusterLinks, is_cluster_survey
-from hetpipe.decide.lifecycle.mailboxes import Mailboxes
 from hetpipe.decide.lifecycle.orphans import Orphans
 from hetpipe.decide.lifecycle.patience import Patience
-from hetpipe.decide.lifecycle.registry import Registry
+from hetpipe.decide.lifecycle.registry import Mailboxes, Registry
 from hetpipe.errors import (
     HetpipeError,
     JobFailed,

@@ -76,7 +76,7 @@ class Hooks:
     """Another process has the name now; no heartbeat follows, so the process should end."""
 
 
-class Membership:
+class MemberSession:
     """Keeps one process a member. Start it once, close it once.
 
     Losing the coordinator ends nothing: heartbeats go on, and `silent_seconds` tells for how long nobody answered. What
