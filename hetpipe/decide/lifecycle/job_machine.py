@@ -78,7 +78,7 @@ from hetpipe.values.events import (
     WorkerStatus,
 )
 from hetpipe.values.ids import AgentId, JobId
-from hetpipe.values.members import MemberInfo
+from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.plan import ProofReport
 from hetpipe.values.run import AgentInfo, ClockSnapshot, StageConditions
 from hetpipe.values.run_document import RunDescription
@@ -253,6 +253,10 @@ class JobMachine:
     def workers(self) -> tuple[WorkerStatus, ...]:
         """The virtual workers; none before they were told to start."""
         return () if self._training is None else self._training.lives.statuses
+
+    def is_clock_shard(self, member: MemberId) -> bool:
+        """Whether a parameter server is the job's clock shard."""
+        return bool(self.shards) and self.shards[0].id == member
 
     def is_settled(self, *, now: float) -> bool:
         """True when the job has ended and its processes have, or have had the time to."""

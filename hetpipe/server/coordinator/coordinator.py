@@ -21,6 +21,7 @@ from hetpipe import failpoints
 from hetpipe.clock import Clock
 from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
+    ClocksTold,
     ConditionsTold,
     Input,
     MemberGone,
@@ -222,7 +223,11 @@ class Coordinator:
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
             for job_id, snapshot in clocks.items():
-                self._adoption.clock_told(record.info, job_id, snapshot)
+                host = self._jobs.get(job_id)
+                if host is not None and host.machine.is_clock_shard(member_id):
+                    self._jobs.feed(host, ClocksTold(snapshot))
+                else:
+                    self._adoption.clock_told(record.info, job_id, snapshot)
             lost = lost or {}
             if record.info.role is MemberRole.PARAMETER_SERVER:
                 self._adoption.shard_told(record.info, clocks, lost)
