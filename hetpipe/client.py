@@ -15,7 +15,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import MemberReplaced, UnknownJob, UserError
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.tls import Tls, tls_from_environment
-from hetpipe.server.membership import Hooks, Membership
+from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.ids import Clock as WaveClock
 from hetpipe.values.ids import JobId, VirtualWorkerIndex
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole
@@ -31,7 +31,7 @@ class RegisteredWorker:
     it called; everybody else gets the exception, from `check`, from `lease`, and at the end of the `with` block.
     """
 
-    def __init__(self, membership: Membership, loss: _Loss) -> None:
+    def __init__(self, membership: MemberSession, loss: _Loss) -> None:
         self._membership = membership
         self._loss = loss
 
@@ -143,7 +143,7 @@ class Client:
             raise UserError("a worker needs a name")
         info = MemberInfo(MemberRole.WORKER, MemberId(name), socket.gethostname(), os.getpid(), address)
         loss = _Loss(on_lost)
-        membership = Membership(self._calls, info, hooks=Hooks(on_replaced=loss.take), clock=self._clock)
+        membership = MemberSession(self._calls, info, hooks=Hooks(on_replaced=loss.take), clock=self._clock)
         membership.start()
         return RegisteredWorker(membership, loss)
 

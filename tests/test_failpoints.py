@@ -299,7 +299,7 @@ def test_a_stage_inherits_them_from_its_agent(
 ROLES_OF: Mapping[str, tuple[str, ...]] = {
     "hetpipe/rpc/shard_client.py": ("stage",),
     "hetpipe/pipeline/clock_use.py": ("stage",),
-    "hetpipe/server/membership.py": ("parameter_server", "agent"),
+    "hetpipe/server/member_session.py": ("parameter_server", "agent"),
     "hetpipe/server/coordinator/": ("coordinator",),
     "hetpipe/server/shard/": ("parameter_server",),
     "hetpipe/rpc/": ("parameter_server",),

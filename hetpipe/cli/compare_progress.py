@@ -12,7 +12,7 @@ from typing import Protocol, Self, TextIO
 from hetpipe.cli.compare_record import TrialRecord, TrialState
 from hetpipe.cli.compare_trials import Trial
 from hetpipe.clock import Clock
-from hetpipe.report.progress import STATE_TEXTS, WorkerEvent, life_text, rewind_text, totals_text
+from hetpipe.report.progress import STATE_TEXTS, life_text, rewind_text, totals_text
 from hetpipe.report.text import duration, measure, rate
 from hetpipe.report.view import View
 from hetpipe.values.events import (
@@ -22,6 +22,7 @@ from hetpipe.values.events import (
     Rewound,
     StateChanged,
     Waiting,
+    WorkerEvent,
     WorkerLost,
     WorkerQuarantined,
 )

@@ -21,6 +21,7 @@ from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.tally import Figures, Tally
 from hetpipe.pipeline.waiting import Waiter
+from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.ids import Clock, VirtualWorkerIndex, virtual_workers_text
 from hetpipe.values.run import StageDone
 from hetpipe.values.sync import Progress
@@ -93,7 +94,7 @@ class StageRunner:
                     raise explained(error, self._parts, dealt, first=first) from error
                 segment = self._reach_barrier(segment.start)
             self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
-        return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else "+".join(segment.reasons))
+        return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else str(BarrierReasons(segment.reasons)))
 
     def _cross(self, segment: SegmentRecord) -> bool:
         """Begin a segment from its weights, after the work at the barrier before it; returns whether that was the last.

@@ -31,15 +31,11 @@ from hetpipe.values.events import (
     JobEnded,
     JobEvent,
     ProgressTable,
-    ReplanJudged,
     Rewound,
     StateChanged,
     Waiting,
-    WorkerLeft,
-    WorkerLost,
-    WorkerQuarantined,
-    WorkerRejoined,
-    WorkerReplanned,
+    WorkerEvent,
+    severity_of,
 )
 
 _REFRESHES_PER_SECOND = 4
@@ -91,10 +87,8 @@ class LiveView(View):
                 if goes_on and self._waiting:
                     self._waiting = ""  # who still waits says so again
                     self._live.refresh()
-            case WorkerLost() | WorkerQuarantined():
-                self._print(life_text(event), style="yellow")
-            case WorkerRejoined() | WorkerLeft() | WorkerReplanned() | ReplanJudged():
-                self._print(life_text(event))
+            case _ if isinstance(event, WorkerEvent):
+                self._print(life_text(event), style="yellow" if severity_of(event) == "warning" else "")
             case Rewound():
                 self._print(rewind_text(event), style="bold red")
             case ConditionRaised() | ConditionCleared():

@@ -15,6 +15,7 @@ from hetpipe.values.events import (
     StageRow,
     Straggling,
     VirtualWorkerRow,
+    WorkerEvent,
     WorkerLeft,
     WorkerLost,
     WorkerQuarantined,
@@ -173,9 +174,6 @@ def evaluation_line(evaluated: Evaluated) -> str:
     if not evaluated.whole:
         place["whole"] = "false"
     return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})
-
-
-WorkerEvent = WorkerLost | WorkerRejoined | WorkerLeft | WorkerQuarantined | WorkerReplanned | ReplanJudged
 
 
 def life_text(event: WorkerEvent) -> str:

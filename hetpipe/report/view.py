@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 
 from hetpipe.clock import Clock
 from hetpipe.report.conditions import condition_line
-from hetpipe.report.progress import WorkerEvent, evaluation_line, life_line, rewind_line, table_line
+from hetpipe.report.progress import evaluation_line, life_line, rewind_line, table_line
 from hetpipe.report.text import pairs
 from hetpipe.values.events import (
     ConditionCleared,
@@ -24,6 +24,7 @@ from hetpipe.values.events import (
     Rewound,
     StateChanged,
     Waiting,
+    WorkerEvent,
 )
 
 #: Seconds between two lines about the progress, and between two evaluations.

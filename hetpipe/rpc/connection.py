@@ -12,6 +12,7 @@ import grpc
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HetpipeError, PeerUnreachable, Unauthenticated
 from hetpipe.rpc.channel import open_channel
+from hetpipe.rpc.grpc_internals import hung_up
 from hetpipe.rpc.status import translate_rpc_error
 from hetpipe.rpc.tls import Tls
 from hetpipe.rpc.tls_diagnosis import diagnose
@@ -122,7 +123,7 @@ class Connection:
         if not isinstance(typed, PeerUnreachable):
             return typed
         if target.tls is None:
-            return PeerUnreachable(f"{typed}{_TLS_HINT}") if _hung_up(str(typed)) else typed
+            return PeerUnreachable(f"{typed}{_TLS_HINT}") if hung_up(str(typed)) else typed
         # Asked twice: a server that just ends hangs up like one that refuses, and then it is gone.
         said = self._diagnosed(target.tls) and self._diagnosed(target.tls)
         return Unauthenticated(f"{target.role} at {target.address} refused {call}: {said}") if said else typed
@@ -158,9 +159,3 @@ class Connection:
         return _Life(
             open_channel(target.address, credentials=credentials, server_name=target.server_name), material.version
         )
-
-
-def _hung_up(sentence: str) -> bool:
-    """Whether gRPC reached the server, and was refused before a word was said."""
-    words = ("Socket closed", "Connection reset by peer")
-    return "failed to connect" in sentence and any(word in sentence for word in words)

@@ -23,6 +23,7 @@ from hetpipe.observe.log import get_logger
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.rpc.access import Rule, check_claim, check_role, peer_of
 from hetpipe.rpc.audit import Refusals
+from hetpipe.rpc.grpc_internals import cancel_with_status
 from hetpipe.rpc.limits import Admission, Limits, Uploads, room_of
 from hetpipe.rpc.status import INTERNAL_TEXT, metadata_of, status_of, text_of
 from hetpipe.values.identity import Peer
@@ -86,7 +87,7 @@ class Guard(grpc.ServerInterceptor):
         self._refusals.summarise()
         for (call, context), error in self._uploads.overdue(now=self._clock.monotonic()):
             self._note_refusal(call, context, error)
-            _cancel(context, error)
+            cancel_with_status(context, status_of(error), text_of(error))
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -251,14 +252,3 @@ def _read(read: Callable[[bytes], Any] | None, data: bytes) -> Any:
         return data if read is None else read(data)
     except DecodeError:
         raise ProtocolViolation(f"the request, of {len(data)} bytes, is no message of this call") from None
-
-
-def _cancel(context: grpc.ServicerContext, error: HetpipeError) -> None:
-    """End a call from another thread than its own, with a status."""
-    # gRPC's own `cancel` knows no status, so the peer could not tell it from a server that dies.
-    cancel = getattr(getattr(getattr(context, "_rpc_event", None), "call", None), "cancel", None)
-    if cancel is None:
-        context.cancel()
-        return
-    code: tuple[int, str] = status_of(error).value
-    cancel(code[0], text_of(error))

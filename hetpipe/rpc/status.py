@@ -14,6 +14,7 @@ import grpc
 
 from hetpipe import errors
 from hetpipe.errors import HetpipeError, JobError
+from hetpipe.rpc.grpc_internals import TOO_MANY_CALLS
 
 #: Trailing metadata key that carries the class name.
 ERROR_KEY = "hetpipe-error"
@@ -23,9 +24,6 @@ PROBLEMS_KEY = "hetpipe-problems-bin"
 
 #: What a peer learns about an unexpected exception.
 INTERNAL_TEXT = "internal error, see log"
-
-#: What gRPC itself says when a server has as many calls as it may; it has not looked at this one.
-_TOO_MANY_CALLS = "Concurrent RPC limit exceeded!"
 
 #: Longest status text and longest list of problems, as UTF-8: gRPC drops a call whose trailing metadata exceed 8 KiB;
 #: percent-encoding makes up to three bytes of one, base64 four of three.
@@ -142,7 +140,7 @@ def translate_rpc_error(
     if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
         return errors.PeerUnreachable(f"{where} cannot be reached: {story} ({details})")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        kind = errors.Busy if details == _TOO_MANY_CALLS else errors.ResourceExhausted
+        kind = errors.Busy if details == TOO_MANY_CALLS else errors.ResourceExhausted
         return kind(f"{where} refused {call}: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.ProtocolViolation(f"{where} does not know {call}; is it another program, or another version?")

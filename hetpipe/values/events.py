@@ -368,6 +368,22 @@ JobEvent = (
     | JobEnded
 )
 
+WorkerEvent = WorkerLost | WorkerRejoined | WorkerLeft | WorkerQuarantined | WorkerReplanned | ReplanJudged
+"""What became of one virtual worker."""
+
+Severity = Literal["usual", "info", "warning"]
+
+
+def severity_of(event: JobEvent) -> Severity:
+    """How an event is logged and shown: as usual for a run, or worth a line for whoever was not there to see it."""
+    match event:
+        case WorkerLost() | WorkerQuarantined() | Rewound() | ConditionRaised() | ConditionCleared():
+            return "warning"
+        case WorkerLeft() | WorkerRejoined() | WorkerReplanned() | ReplanJudged():
+            return "info"
+        case _:
+            return "usual"
+
 
 @dataclass(frozen=True, slots=True)
 class NumberedEvent:

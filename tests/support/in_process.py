@@ -349,9 +349,9 @@ class _Cluster:
             stall_seconds=run.stall_seconds,
         )
         with self._guard:
-            code = load_user_code(config)
+            code = load_user_code(run.job, config)
         own = [link for link in (upstream, downstream) if link is not None]
-        body = partial(self._live, life, stage, own, partial(assemble, config, code, wiring))
+        body = partial(self._live, life, stage, own, partial(assemble, run.job, config, code, wiring))
         return threading.Thread(target=body, name=f"vw-{vw}-stage-{stage}", daemon=True)
 
     def _config(self, life: Life, stage: StageIndex, restored: Path | None) -> StageConfig:

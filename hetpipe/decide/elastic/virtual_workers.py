@@ -21,16 +21,16 @@ from hetpipe.decide.lifecycle.configs import Assignment, agents_of, later_life, 
 from hetpipe.decide.lifecycle.exchange import (
     AddAsked,
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     AfterDrain,
     AgentDeparts,
     Announce,
     ClocksTold,
     Drain,
+    DrainAcknowledged,
     DrainAsked,
-    Drained,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     Instruction,
     KeepOut,
     KeptOut,
@@ -53,6 +53,7 @@ from hetpipe.decide.lifecycle.stage_table import (
     wants_memory,
 )
 from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, StaleIncarnation
+from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.commands import ChildExit, StageNews, StartStageCommand, StopVirtualWorkerCommand
 from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
 from hetpipe.values.ids import AgentId, Clock, Incarnation, VirtualWorkerIndex
@@ -245,7 +246,7 @@ class VirtualWorker:
         return 0.0 if self.crashes <= 1 else 2.0 ** (self.crashes - 2)
 
 
-ShardAnswer = Evicted | Admitted | Drained | ShardNotAsked
+ShardAnswer = EvictAcknowledged | AdmitAcknowledged | DrainAcknowledged | ShardNotAsked
 
 WorkersInput = (
     StageNews
@@ -431,7 +432,7 @@ class VirtualWorkers:
                 self._child_exited(fact, now=now)
             case MemberGone() | MemberSeen() | AgentDeparts():
                 self._agent_told(fact, now=now)
-            case Evicted() | Admitted() | Drained() | ShardNotAsked():
+            case EvictAcknowledged() | AdmitAcknowledged() | DrainAcknowledged() | ShardNotAsked():
                 self._shard_answered(fact, now=now)
             case DrainAsked() | AddAsked():
                 self._wished(fact, now=now)
@@ -463,7 +464,7 @@ class VirtualWorkers:
             case StageReady(pid=pid, link=link):
                 life.pid, life.link, life.state = pid, link, StageState.READY
             case StageDone(clock=clock, reason=reason):
-                life.state, life.done_reason = StageState.DONE, reason
+                life.state, life.done_reasons = StageState.DONE, BarrierReasons.parse(reason)
                 self._workers[life.key.vw].left_at = clock if life.has_left else None
             case StageFailed() as report:
                 life.state = StageState.FAILED
@@ -527,16 +528,16 @@ class VirtualWorkers:
 
     def _shard_answered(self, answer: ShardAnswer, *, now: float) -> None:
         worker = self._workers[answer.vw]
-        awaited = LifeState.ADMITTING if isinstance(answer, Admitted) else worker.state
+        awaited = LifeState.ADMITTING if isinstance(answer, AdmitAcknowledged) else worker.state
         if worker.incarnation != answer.incarnation or worker.state is not awaited or self._is_halted:
             return
         match answer:
-            case Evicted() if worker.state is LifeState.ENDING:
+            case EvictAcknowledged() if worker.state is LifeState.ENDING:
                 worker.evicted = True
                 worker.heard_from_shard()
-            case Drained() if worker.state is LifeState.LEAVING:
+            case DrainAcknowledged() if worker.state is LifeState.LEAVING:
                 worker.heard_from_shard()
-            case Admitted(restore=restore):
+            case AdmitAcknowledged(restore=restore):
                 worker.take(LifeStep.ADMITTED, now=now)
                 worker.begins()
                 worker.is_replanned = False

@@ -101,7 +101,7 @@ class ConditionsTold:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class EvictAcknowledged:
     """The clock shard counts a life of a virtual worker no more."""
 
     vw: VirtualWorkerIndex
@@ -109,7 +109,7 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmitAcknowledged:
     """The clock shard expects a new life of a virtual worker."""
 
     vw: VirtualWorkerIndex
@@ -119,7 +119,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class DrainAcknowledged:
     """The clock shard lets a life of a virtual worker go at the next barrier."""
 
     vw: VirtualWorkerIndex
@@ -240,9 +240,9 @@ Input = (
     | MemberSeen
     | ShardHeard
     | ConditionsTold
-    | Evicted
-    | Admitted
-    | Drained
+    | EvictAcknowledged
+    | AdmitAcknowledged
+    | DrainAcknowledged
     | KeptOut
     | ShardNotAsked
     | Replanned
@@ -314,7 +314,7 @@ class AskBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Tell the clock shard that a life is over. Answered by `Evicted` or `ShardNotAsked`."""
+    """Tell the clock shard that a life is over. Answered by `EvictAcknowledged` or `ShardNotAsked`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -338,7 +338,7 @@ class NewPlan:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Tell the clock shard of a new life. Answered by `Admitted` or `ShardNotAsked`."""
+    """Tell the clock shard of a new life. Answered by `AdmitAcknowledged` or `ShardNotAsked`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -382,7 +382,7 @@ class SettleReplan:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Have the clock shard let a life go at the next barrier. Answered by `Drained` or `ShardNotAsked`."""
+    """Have the clock shard let a life go at the next barrier. Answered by `DrainAcknowledged` or `ShardNotAsked`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation

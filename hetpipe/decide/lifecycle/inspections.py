@@ -31,7 +31,7 @@ class Inspected:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InspectionRequest:
     """What one agent is asked for."""
 
     agent: AgentInfo
@@ -40,7 +40,7 @@ class Asked:
     """Device types."""
 
 
-def inspect_command(asked: Asked, job: Job, job_id: JobId, submission: Submission) -> InspectCommand:
+def inspect_command(asked: InspectionRequest, job: Job, job_id: JobId, submission: Submission) -> InspectCommand:
     """What an agent is told to look at."""
     return InspectCommand(
         job_id=job_id,
@@ -106,7 +106,7 @@ class Inspections:
         self._model = model
         self._measured: dict[str, Measurement] = {}
 
-    def next(self) -> Asked | None:
+    def next(self) -> InspectionRequest | None:
         """Whom to ask now; None when all is known.
 
         Raises:
@@ -118,7 +118,7 @@ class Inspections:
         if found is None and (self._asked or self._model is not None):
             return None
         with_model, self._asked = self._asked == 0 and self._model is None, position + 1
-        return Asked(self._agents[position], with_model, missing)
+        return InspectionRequest(self._agents[position], with_model, missing)
 
     def is_asked(self, agent: AgentId) -> bool:
         """Whether it is this agent's answer that is awaited."""

@@ -4,7 +4,7 @@ The shell (`coordinator.Coordinator`) feeds `JobMachine.handle` with what it hea
 comes back. A fact that arrives too late, for example the answer of an inspection that was given up, changes nothing.
 
 The table of states is `lifecycle.py`. Three parts of a job are objects of their own, with facts in and outputs out
-like this one: `JobPreparation` until the job is planned, `Training` while there are processes, `Rewinds` on the way
+like this one: `JobPreparation` until the job is planned, `JobTraining` while there are processes, `Rewinds` on the way
 back to a checkpoint. Once the job has ended its processes have yet to: `is_settled` tells when nothing of the job is
 left, and only then are its devices free again.
 """
@@ -40,7 +40,7 @@ from hetpipe.decide.lifecycle.exchange import (
     WrappedUp,
     WrapUp,
 )
-from hetpipe.decide.lifecycle.lifecycle import TABLE, Lifecycle, Step
+from hetpipe.decide.lifecycle.lifecycle import TABLE, JobStep, Lifecycle
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.planning import PlannedRun, num_devices_wanted
 from hetpipe.decide.lifecycle.preparation import JobPreparation, PreparationInput, PreparationOutput
@@ -48,7 +48,7 @@ from hetpipe.decide.lifecycle.rewinds import Rewinds
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank, root_cause
 from hetpipe.decide.lifecycle.shard_watch import LostDisks
 from hetpipe.decide.lifecycle.stage_table import StageLife, StageTable
-from hetpipe.decide.lifecycle.training import Training
+from hetpipe.decide.lifecycle.training import JobTraining
 from hetpipe.errors import JobFailed, StateLost
 from hetpipe.job.file import Job
 from hetpipe.values.commands import (
@@ -78,7 +78,7 @@ from hetpipe.values.events import (
     WorkerStatus,
 )
 from hetpipe.values.ids import AgentId, JobId
-from hetpipe.values.members import MemberInfo
+from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.plan import ProofReport
 from hetpipe.values.run import AgentInfo, ClockSnapshot, StageConditions
 from hetpipe.values.run_document import RunDescription
@@ -116,7 +116,7 @@ class JobMachine:
         self._disks = LostDisks()
         self._prepared: Prepared | None = None
         #: From the moment the stages were told to start.
-        self._training: Training | None = None
+        self._training: JobTraining | None = None
         self._stop_now = False
         #: When to ask for the barrier of a stop; None while nobody wants one, or it was asked for.
         self._ask_barrier_at: float | None = None
@@ -178,7 +178,7 @@ class JobMachine:
         self._rewinds.prepared(self._prepared, now=now)
         for absent in adoption.not_registered(assignment).values():
             self._rewinds.gone(absent)
-        self._training = Training(
+        self._training = JobTraining(
             assignment,
             self._prepared,
             self.stages,
@@ -253,6 +253,10 @@ class JobMachine:
     def workers(self) -> tuple[WorkerStatus, ...]:
         """The virtual workers; none before they were told to start."""
         return () if self._training is None else self._training.lives.statuses
+
+    def is_clock_shard(self, member: MemberId) -> bool:
+        """Whether a parameter server is the job's clock shard."""
+        return bool(self.shards) and self.shards[0].id == member
 
     def is_settled(self, *, now: float) -> bool:
         """True when the job has ended and its processes have, or have had the time to."""
@@ -354,10 +358,10 @@ class JobMachine:
     def _follow_preparation(self, outputs: Sequence[PreparationOutput], *, now: float) -> None:
         for output in outputs:
             match output:
-                case Step.CLUSTER_LACKS:
+                case JobStep.CLUSTER_LACKS:
                     self._told_place = self._preparation.place
                     self._step(output, now=now, remark=str(self._preparation.place))
-                case Step():
+                case JobStep():
                     self._step(output, now=now, remark=self._preparation.remark(output))
                 case Failure():
                     self._fail(output, now=now)
@@ -381,9 +385,9 @@ class JobMachine:
             sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
             self.evaluations.rewind(told.to_clock)
             self._announce(replace(told, sentence=sentence))
-        self._step(Step.PREPARED, now=now, remark=prepared.run.links_sentence)
+        self._step(JobStep.PREPARED, now=now, remark=prepared.run.links_sentence)
         self.stages, self._disks = StageTable(), LostDisks()
-        self._training = Training(
+        self._training = JobTraining(
             self._preparation.assignment(prepared),
             prepared,
             self.stages,
@@ -503,13 +507,13 @@ class JobMachine:
         """Wait once more for a turn: nothing was done yet that would be lost."""
         self._preparation.queue_again(lacks)
         self._told_place = self._preparation.place
-        self._step(Step.CLUSTER_LACKS, now=now, remark=str(self._preparation.place))
+        self._step(JobStep.CLUSTER_LACKS, now=now, remark=str(self._preparation.place))
 
-    def _advance(self, training: Training, *, now: float) -> None:
+    def _advance(self, training: JobTraining, *, now: float) -> None:
         """Go on as far as the stages allow."""
         if self.state is JobState.STARTING and training.lives.can_run:
             training.run(now=now)
-            self._step(Step.ALL_READY, now=now, remark=self.stages.links)
+            self._step(JobStep.ALL_READY, now=now, remark=self.stages.links)
         if self.state not in {JobState.RUNNING, JobState.STOPPING}:
             return
         if (
@@ -544,7 +548,7 @@ class JobMachine:
 
     def _rewind(self, cause: Failure, *, now: float) -> None:
         """Begin to go back; what processes and parameter servers say from now on changes nothing."""
-        if self._training is None or self._prepared is None or Step.REWIND not in TABLE[self.state]:
+        if self._training is None or self._prepared is None or JobStep.REWIND not in TABLE[self.state]:
             self._fail(cause, now=now)
             return
         # Virtual workers may have had other plans since it was prepared.
@@ -555,7 +559,7 @@ class JobMachine:
         self._rewinds.begin(cause, self._training, now=now)
         self._training, self._failures, self._notice, self._ask_barrier_at = None, [], None, None
         what = _GOES_ON if cause.is_notice else _GOES_BACK
-        self._step(Step.REWIND, now=now, remark=f"{cause.sentence}: {what}")
+        self._step(JobStep.REWIND, now=now, remark=f"{cause.sentence}: {what}")
         self._stop_processes()
 
     def _go_back(self, *, now: float) -> None:
@@ -586,7 +590,7 @@ class JobMachine:
         if self.state.is_terminal:
             return
         before = self._lifecycle.state
-        self._step(Step.STOP_ASKED, now=now)
+        self._step(JobStep.STOP_ASKED, now=now)
         if mode is StopMode.NOW or before not in {JobState.RUNNING, JobState.STOPPING}:
             # Before training there is nothing to write down.
             self._stop_now = True
@@ -651,11 +655,11 @@ class JobMachine:
                 evaluations=self.evaluations,
             )
         is_stopped = self._training is None or self._training.is_stopped
-        state = self._step(Step.STOP_REACHED if is_stopped else Step.END_REACHED, now=now)
+        state = self._step(JobStep.STOP_REACHED if is_stopped else JobStep.END_REACHED, now=now)
         self._end(JobEnded(state, result=result, conditions=self.conditions.all))
 
     def _fail(self, failure: Failure, *, now: float) -> None:
-        self._step(Step.FAIL, now=now)
+        self._step(JobStep.FAIL, now=now)
         conditions = self.conditions.all
         sentence = consequence(failure.sentence, failure.error, conditions)
         self._end(JobEnded(JobState.FAILED, sentence, failure.error, failure.problems, conditions=conditions))
@@ -747,7 +751,7 @@ class JobMachine:
 
     # -- small things ----------------------------------------------------------------------------------------------
 
-    def _step(self, step: Step, *, now: float, remark: str = "") -> JobState:
+    def _step(self, step: JobStep, *, now: float, remark: str = "") -> JobState:
         before = self.state
         state = self._lifecycle.take(step, now=now)
         self._entered = self._heard = self._noticed = now

@@ -250,7 +250,7 @@ def _rounded(figure: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class PlanningInputs:
     """What a run is planned by."""
 
     profile: Profile
@@ -261,7 +261,7 @@ class Described:
     """What the framework takes of every device, where it was measured and the devices are real."""
 
 
-def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo], *, now: float) -> Described:
+def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo], *, now: float) -> PlanningInputs:
     """What `job` is planned by on the devices of `agents`.
 
     Args:
@@ -285,7 +285,7 @@ def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo], *, now
             reserve_bytes = reserve_for(inspected.measurements, cluster.devices.values())
     else:
         _check_named(profile, job, inspected.model)
-    return Described(profile, cluster, known, reserve_bytes=reserve_bytes)
+    return PlanningInputs(profile, cluster, known, reserve_bytes=reserve_bytes)
 
 
 def _links(job: Job, agents: Sequence[AgentInfo], *, now: float) -> KnownLinks:

@@ -34,7 +34,7 @@ class Standing(StrEnum):
     """It has led and does not any more: end."""
 
 
-class Step(StrEnum):
+class LeadStep(StrEnum):
     """What can happen to a standing."""
 
     GRANTED = "granted"
@@ -53,36 +53,36 @@ class Step(StrEnum):
 
 _S = Standing
 
-TABLE: Mapping[Standing, Mapping[Step, Standing]] = {
+TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
     _S.STANDING_BY: {
-        Step.GRANTED: _S.LEADING,
-        Step.REFUSED: _S.STANDING_BY,
-        Step.UNANSWERED: _S.STANDING_BY,
-        Step.WAITED: _S.STANDING_BY,
-        Step.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.GRANTED: _S.LEADING,
+        LeadStep.REFUSED: _S.STANDING_BY,
+        LeadStep.UNANSWERED: _S.STANDING_BY,
+        LeadStep.WAITED: _S.STANDING_BY,
+        LeadStep.END_ASKED: _S.STEPPED_DOWN,
     },
     _S.LEADING: {
-        Step.GRANTED: _S.LEADING,
-        Step.REFUSED: _S.STEPPED_DOWN,
-        Step.UNANSWERED: _S.LEADING,
-        Step.WAITED: _S.LEADING,
-        Step.RAN_OUT: _S.HOLDING,
-        Step.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.GRANTED: _S.LEADING,
+        LeadStep.REFUSED: _S.STEPPED_DOWN,
+        LeadStep.UNANSWERED: _S.LEADING,
+        LeadStep.WAITED: _S.LEADING,
+        LeadStep.RAN_OUT: _S.HOLDING,
+        LeadStep.END_ASKED: _S.STEPPED_DOWN,
     },
     _S.HOLDING: {
-        Step.GRANTED: _S.LEADING,
-        Step.REFUSED: _S.STEPPED_DOWN,
-        Step.UNANSWERED: _S.HOLDING,
-        Step.WAITED: _S.HOLDING,
-        Step.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.GRANTED: _S.LEADING,
+        LeadStep.REFUSED: _S.STEPPED_DOWN,
+        LeadStep.UNANSWERED: _S.HOLDING,
+        LeadStep.WAITED: _S.HOLDING,
+        LeadStep.END_ASKED: _S.STEPPED_DOWN,
     },
     # Answers to what was asked before may still come.
     _S.STEPPED_DOWN: {
-        Step.GRANTED: _S.STEPPED_DOWN,
-        Step.REFUSED: _S.STEPPED_DOWN,
-        Step.UNANSWERED: _S.STEPPED_DOWN,
-        Step.WAITED: _S.STEPPED_DOWN,
-        Step.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.GRANTED: _S.STEPPED_DOWN,
+        LeadStep.REFUSED: _S.STEPPED_DOWN,
+        LeadStep.UNANSWERED: _S.STEPPED_DOWN,
+        LeadStep.WAITED: _S.STEPPED_DOWN,
+        LeadStep.END_ASKED: _S.STEPPED_DOWN,
     },
 }
 
@@ -167,20 +167,20 @@ class Leadership:
         left = max(0.0, self._held_until - now) if following is Standing.LEADING else 0.0
         return Decision(following, reason, left)
 
-    def _judge(self, event: Event, now: float) -> tuple[Step, str]:
+    def _judge(self, event: Event, now: float) -> tuple[LeadStep, str]:
         """Which step `event` is, and a clause that says why."""
         match event:
             case EndAsked():
-                return Step.END_ASKED, "it was told to end"
+                return LeadStep.END_ASKED, "it was told to end"
             case Refused(why=why):
-                return Step.REFUSED, why
+                return LeadStep.REFUSED, why
             case _ if now >= self._held_until and self.standing is Standing.LEADING:
                 held = _RELIED_ON * self._lease_seconds
-                return Step.RAN_OUT, f"the store has not renewed its lead for {held:.1f} s ({self._silence})"
+                return LeadStep.RAN_OUT, f"the store has not renewed its lead for {held:.1f} s ({self._silence})"
             case Granted():
-                late = Step.UNANSWERED, "the store granted the lead too late"
-                return late if now >= self._held_until else (Step.GRANTED, "the store grants it the lead")
+                late = LeadStep.UNANSWERED, "the store granted the lead too late"
+                return late if now >= self._held_until else (LeadStep.GRANTED, "the store grants it the lead")
             case Unanswered(why=why):
-                return Step.UNANSWERED, why
+                return LeadStep.UNANSWERED, why
             case Waited():
-                return Step.WAITED, "nothing has changed"
+                return LeadStep.WAITED, "nothing has changed"

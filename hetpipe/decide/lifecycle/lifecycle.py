@@ -14,7 +14,7 @@ from hetpipe.errors import InvalidTransition
 from hetpipe.values.events import JobState
 
 
-class Step(StrEnum):
+class JobStep(StrEnum):
     """What can happen to a job."""
 
     CLUSTER_LACKS = "cluster_lacks"
@@ -42,39 +42,39 @@ class Step(StrEnum):
 
 _S = JobState
 
-TABLE: Mapping[JobState, Mapping[Step, JobState]] = {
+TABLE: Mapping[JobState, Mapping[JobStep, JobState]] = {
     _S.SUBMITTED: {
-        Step.CLUSTER_LACKS: _S.PENDING,
-        Step.CLUSTER_READY: _S.INSPECTING,
-        Step.STOP_ASKED: _S.STOPPING,
-        Step.FAIL: _S.FAILED,
+        JobStep.CLUSTER_LACKS: _S.PENDING,
+        JobStep.CLUSTER_READY: _S.INSPECTING,
+        JobStep.STOP_ASKED: _S.STOPPING,
+        JobStep.FAIL: _S.FAILED,
     },
-    _S.PENDING: {Step.CLUSTER_READY: _S.INSPECTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.PENDING: {JobStep.CLUSTER_READY: _S.INSPECTING, JobStep.STOP_ASKED: _S.STOPPING, JobStep.FAIL: _S.FAILED},
     _S.INSPECTING: {
-        Step.CLUSTER_LACKS: _S.PENDING,
-        Step.INSPECTED: _S.PLANNING,
-        Step.STOP_ASKED: _S.STOPPING,
-        Step.FAIL: _S.FAILED,
+        JobStep.CLUSTER_LACKS: _S.PENDING,
+        JobStep.INSPECTED: _S.PLANNING,
+        JobStep.STOP_ASKED: _S.STOPPING,
+        JobStep.FAIL: _S.FAILED,
     },
-    _S.PLANNING: {Step.PREPARED: _S.STARTING, Step.STOP_ASKED: _S.STOPPING, Step.FAIL: _S.FAILED},
+    _S.PLANNING: {JobStep.PREPARED: _S.STARTING, JobStep.STOP_ASKED: _S.STOPPING, JobStep.FAIL: _S.FAILED},
     _S.STARTING: {
-        Step.ALL_READY: _S.RUNNING,
-        Step.STOP_ASKED: _S.STOPPING,
-        Step.REWIND: _S.PLANNING,
-        Step.FAIL: _S.FAILED,
+        JobStep.ALL_READY: _S.RUNNING,
+        JobStep.STOP_ASKED: _S.STOPPING,
+        JobStep.REWIND: _S.PLANNING,
+        JobStep.FAIL: _S.FAILED,
     },
     _S.RUNNING: {
-        Step.STOP_ASKED: _S.STOPPING,
-        Step.REWIND: _S.PLANNING,
-        Step.END_REACHED: _S.FINISHED,
-        Step.STOP_REACHED: _S.STOPPED,
-        Step.FAIL: _S.FAILED,
+        JobStep.STOP_ASKED: _S.STOPPING,
+        JobStep.REWIND: _S.PLANNING,
+        JobStep.END_REACHED: _S.FINISHED,
+        JobStep.STOP_REACHED: _S.STOPPED,
+        JobStep.FAIL: _S.FAILED,
     },
     _S.STOPPING: {
-        Step.STOP_ASKED: _S.STOPPING,
-        Step.END_REACHED: _S.FINISHED,
-        Step.STOP_REACHED: _S.STOPPED,
-        Step.FAIL: _S.FAILED,
+        JobStep.STOP_ASKED: _S.STOPPING,
+        JobStep.END_REACHED: _S.FINISHED,
+        JobStep.STOP_REACHED: _S.STOPPED,
+        JobStep.FAIL: _S.FAILED,
     },
     _S.FINISHED: {},
     _S.STOPPED: {},
@@ -95,7 +95,7 @@ class Lifecycle:
         #: Where the job stands; changed by `take` alone.
         self.state = state
 
-    def take(self, step: Step, *, now: float) -> JobState:
+    def take(self, step: JobStep, *, now: float) -> JobState:
         """Make `step` at monotonic second `now`.
 
         Raises:

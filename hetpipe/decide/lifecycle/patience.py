@@ -9,12 +9,7 @@ from hetpipe.decide.lifecycle.root_cause import Failure, decision_time
 from hetpipe.errors import DeadlineExceeded
 from hetpipe.job.file import Job
 from hetpipe.values.events import JobState
-
-#: Seconds a membership lasts without a heartbeat, and between two heartbeats.
-LEASE_SECONDS = 5.0
-
-#: How long after the end of a lease it is known to everybody.
-_AFTER_LEASE_SECONDS = 1.5
+from hetpipe.values.leases import AFTER_LEASE_SECONDS, LEASE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +28,7 @@ class Patience:
     """For processes that were told to end, or have come to their end."""
     settle_seconds: float = 1.0
     """For a failure nearer to the cause than the first one heard."""
-    echo_seconds: float = LEASE_SECONDS + _AFTER_LEASE_SECONDS
+    echo_seconds: float = LEASE_SECONDS + AFTER_LEASE_SECONDS
     """The same while only echoes were heard: whoever died silently has lost its lease by then."""
     retry_seconds: float = 1.0
     """Between two attempts to ask the clock shard for something that must be."""
@@ -79,4 +74,4 @@ class Patience:
 
 def patience_for(lease_seconds: float) -> Patience:
     """The usual patience in a cluster with such leases."""
-    return Patience(echo_seconds=lease_seconds + _AFTER_LEASE_SECONDS)
+    return Patience(echo_seconds=lease_seconds + AFTER_LEASE_SECONDS)

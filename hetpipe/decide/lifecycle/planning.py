@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hetpipe.decide.lifecycle.configs import Assignment
 from hetpipe.decide.lifecycle.inspections import Inspected
-from hetpipe.decide.lifecycle.known_cluster import Described, describe
+from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
 from hetpipe.decide.planner.assignment import Offered, assign
 from hetpipe.decide.planner.choose import choose_plan
 from hetpipe.decide.planner.costs import Costs
@@ -56,7 +56,7 @@ class PlannedRun:
 
     job: Job
     plan: Plan
-    described: Described | None = None
+    described: PlanningInputs | None = None
     """What it was planned by, or what is played; None if the job said everything."""
     document: PlanDocument | None = None
     """What was foreseen, if it was planned."""
@@ -245,7 +245,7 @@ def _offered(job: Job, cluster: Cluster, agents: Sequence[AgentInfo]) -> Offered
     return dict(zip(cluster.devices, real, strict=False))
 
 
-def _played_as_cut(job: Job, described: Described, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
+def _played_as_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
     """The devices of the cluster are dealt in order, virtual worker by virtual worker, stage by stage."""
     cluster = described.cluster
     costs = Costs(described.profile, cluster)

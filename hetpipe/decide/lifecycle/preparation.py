@@ -13,7 +13,7 @@ from hetpipe.decide.lifecycle.configs import Assignment, with_agents
 from hetpipe.decide.lifecycle.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
 from hetpipe.decide.lifecycle.inspections import Inspections, inspect_command, is_to_measure
 from hetpipe.decide.lifecycle.job_queue import ClusterView, Turn, claim_devices, missing
-from hetpipe.decide.lifecycle.lifecycle import Step
+from hetpipe.decide.lifecycle.lifecycle import JobStep
 from hetpipe.decide.lifecycle.link_survey import LinkNews, LinkSurvey
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
@@ -28,7 +28,7 @@ from hetpipe.values.run import AgentInfo
 InspectionNews = InspectionStep | InspectionPhase | InspectionResult
 PreparationInput = ClusterSeen | InspectionNews | LinkNews
 
-PreparationOutput = Step | Instruction | Failure
+PreparationOutput = JobStep | Instruction | Failure
 """A step of the job, an instruction for the shell, or why the job cannot go on."""
 
 
@@ -146,9 +146,9 @@ class JobPreparation:
         """Samples that a whole evaluation covers; None: not known."""
         return self._eval_samples if self._inspections is None else self._inspections.inspected.model.eval_samples
 
-    def remark(self, step: Step) -> str:
+    def remark(self, step: JobStep) -> str:
         """What people are told of a step; empty if nothing."""
-        if step is not Step.INSPECTED or self._inspections is None:
+        if step is not JobStep.INSPECTED or self._inspections is None:
             return ""
         proof = self._inspections.inspected.model.proof
         links = "" if self._survey is None else self._survey.remark
@@ -171,13 +171,13 @@ class JobPreparation:
         if lacks:
             is_new = self.place is None
             self.place = QueuePlace(turn.position, lacks)
-            return [Step.CLUSTER_LACKS] if is_new else []
+            return [JobStep.CLUSTER_LACKS] if is_new else []
         self.place = None
         self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)
         self.shards = cluster.shards[: self.job.parameter_servers.count]
         to_measure, model = is_to_measure(self.job), self.submission.model
         self._inspections = Inspections(self.agents, to_measure=to_measure, model=model)
-        return [Step.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
+        return [JobStep.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
 
     def _inspection_told(
         self, told: InspectionNews, inspections: Inspections, *, now: float
@@ -202,7 +202,7 @@ class JobPreparation:
             command = inspect_command(asked, self.job, self._job_id, self.submission)
             return [SendCommand(asked.agent.agent, command)]
         if self.job.cluster.file is not None or (self.job.is_planned and not self.job.cluster.emulate):
-            return [Step.INSPECTED, self.prepare()]
+            return [JobStep.INSPECTED, self.prepare()]
         survey = LinkSurvey(self.agents, job_id=self._job_id, run_dir=self.submission.run_dir, link=self.job.link)
         self._survey = survey
         return self._surveyed(survey, survey.begin(now=now))
@@ -212,4 +212,4 @@ class JobPreparation:
         if not survey.is_over:
             return [*commands]
         self.agents = survey.told_to(self.agents)
-        return [*commands, Step.INSPECTED, self.prepare()]
+        return [*commands, JobStep.INSPECTED, self.prepare()]

@@ -1,17 +1,21 @@
-"""Who is a member right now, by the heartbeats this coordinator has heard itself.
+"""Members by the heartbeats that this coordinator has heard itself, and the commands for those that are agents.
 
 The store has the same members for those who come later, but whether a process is alive is decided here: so a store that
-is away for a while evicts nobody. Not thread-safe; every call gives the monotonic time.
+is away for a while evicts nobody. An agent that is a member has a mailbox, too, with the commands that it has yet to
+carry out. Not thread-safe; every call gives the monotonic time.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetpipe.errors import MemberReplaced, PermissionDenied, ProtocolViolation, ResourceExhausted, UnknownMember
 from hetpipe.storage.store import MemberRecord
+from hetpipe.values.bounds import MAX_COUNT
+from hetpipe.values.commands import Command, NumberedCommand
+from hetpipe.values.ids import AgentId
 from hetpipe.values.link_measurement import MeasuredLinks, merged
 from hetpipe.values.members import ROLE_NAMES, Member, MemberId, MemberInfo, MemberRole, Registration
 
@@ -210,3 +214,81 @@ def _check_own(info: MemberInfo) -> None:
             raise ProtocolViolation(f"{info} offers device {device.device}, which is not of its node")
     if not info.links.is_of(info.id):
         raise ProtocolViolation(f"{info} tells of links that its node is no end of")
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    last_sequence: int = 0
+    waiting: list[NumberedCommand] = field(default_factory=list)
+    #: Number of the last batch of news taken in.
+    last_batch: int = 0
+
+
+class Mailboxes:
+    """One mailbox per registered agent. A mailbox holds at most the commands of the jobs the agent serves."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[AgentId, _Mailbox] = {}
+
+    def open(self, agent: AgentId, *, is_new: bool = False) -> None:
+        """Start a mailbox for a new registration.
+
+        What the same process has not carried out yet is still wanted, and numbered anew; of a process that `is_new`
+        nothing is.
+        """
+        before = self._boxes.pop(agent, None)
+        self._boxes[agent] = _Mailbox()
+        for numbered in () if before is None or is_new else before.waiting:
+            self.post(agent, numbered.command)
+
+    def close(self, agent: AgentId) -> None:
+        """The agent is gone."""
+        self._boxes.pop(agent, None)
+
+    def post(self, agent: AgentId, command: Command) -> None:
+        """Queue a command; nothing happens when the agent is gone, since its processes then end by themselves."""
+        box = self._boxes.get(agent)
+        if box is not None:
+            box.last_sequence += 1
+            box.waiting.append(NumberedCommand(box.last_sequence, command))
+
+    def after(self, agent: AgentId, sequence: int) -> tuple[NumberedCommand, ...]:
+        """The commands after number `sequence`, in order.
+
+        Raises:
+            ProtocolViolation: there is no such number yet.
+        """
+        box = self._boxes.get(agent)
+        self._check(box, agent, sequence)
+        return () if box is None else tuple(command for command in box.waiting if command.sequence > sequence)
+
+    def acknowledge(self, agent: AgentId, sequence: int) -> None:
+        """Forget the commands up to number `sequence`: they were carried out.
+
+        Raises:
+            ProtocolViolation: there is no such number yet.
+        """
+        box = self._boxes.get(agent)
+        self._check(box, agent, sequence)
+        if box is not None:
+            box.waiting = [command for command in box.waiting if command.sequence > sequence]
+
+    @staticmethod
+    def _check(box: _Mailbox | None, agent: AgentId, sequence: int) -> None:
+        last = 0 if box is None else box.last_sequence
+        if sequence > last:
+            raise ProtocolViolation(f"{agent} knows of command {sequence}; the last one of its registration is {last}")
+
+    def take_batch(self, agent: AgentId, batch: int) -> bool:
+        """True once for every batch number of a registration, which only grows.
+
+        Raises:
+            ProtocolViolation: the number is none that anybody counts to.
+        """
+        if not 0 < batch < MAX_COUNT:
+            raise ProtocolViolation(f"agent {agent} numbers a batch of news {batch}; the first one is 1")
+        box = self._boxes.get(agent)
+        if box is None or batch <= box.last_batch:
+            return False
+        box.last_batch = batch
+        return True

@@ -17,7 +17,7 @@ from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.preparation import JobPreparation
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.decide.lifecycle.stage_table import StageTable
-from hetpipe.decide.lifecycle.training import Training
+from hetpipe.decide.lifecycle.training import JobTraining
 from hetpipe.errors import JobFailed, Unavailable
 from hetpipe.job.file import Job
 from hetpipe.values.commands import ChildExit
@@ -156,7 +156,7 @@ class Rewinds:
         members.renew(self._known)
         return True
 
-    def begin(self, cause: Failure, training: Training, *, now: float) -> None:
+    def begin(self, cause: Failure, training: JobTraining, *, now: float) -> None:
         """The job goes back because of `cause`; what it was when it trained."""
         clock = Clock(0) if training.clocks is None else training.clocks.published
         pause = 2.0 ** (self._fruitless - 1) if self._fruitless else 0.0

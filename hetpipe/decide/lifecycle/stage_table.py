@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from hetpipe import errors
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
-from hetpipe.decide.sync.segment import DRAIN, ends_run
+from hetpipe.decide.sync.segment import DRAIN, STOP, ends_run
 from hetpipe.errors import (
     CheckpointError,
     JobFailed,
@@ -20,6 +20,7 @@ from hetpipe.errors import (
     StateLost,
     UnknownJob,
 )
+from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.commands import ChildExit, StageKey, exit_sentence
 from hetpipe.values.ids import AgentId, StageIndex, VirtualWorkerIndex
 from hetpipe.values.run import StageFailed
@@ -54,8 +55,8 @@ class StageLife:
     link: str = ""
     #: True once the process is known to be gone.
     exited: bool = False
-    #: Reasons of the barrier at which it came to its end.
-    done_reason: str = ""
+    #: Of the barrier at which it came to its end; none before.
+    done_reasons: BarrierReasons = BarrierReasons()
     #: When it last reported anything, in monotonic seconds.
     heard: float = 0.0
     #: What it is doing before it is ready, if it has said so.
@@ -64,8 +65,7 @@ class StageLife:
     @property
     def has_left(self) -> bool:
         """Whether it came to its end at a barrier at which its virtual worker leaves, and the run goes on."""
-        reasons = self.done_reason.split("+")
-        return DRAIN in reasons and not ends_run(reasons)
+        return DRAIN in self.done_reasons and not ends_run(self.done_reasons)
 
     @property
     def shown_state(self) -> str:
@@ -145,7 +145,7 @@ class StageTable:
     @property
     def was_stopped(self) -> bool:
         """True when the stages came to their end because somebody asked for it."""
-        return any("stop" in life.done_reason.split("+") for life in self)
+        return any(STOP in life.done_reasons for life in self)
 
     def unready(self) -> list[StageLife]:
         """The stages that have not reported ready."""

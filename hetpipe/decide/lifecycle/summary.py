@@ -24,7 +24,7 @@ from hetpipe.values.wire import plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class FinishedRun:
     """What is known of a run when it has ended."""
 
     run_dir: str
@@ -56,7 +56,7 @@ class RunRecord:
         return self.told_clocks or clocks_from_reports(self.plan, self.start, self.reports.values())
 
 
-def result_object(record: RunRecord) -> dict[str, Any]:
+def result_object(record: FinishedRun) -> dict[str, Any]:
     """The JSON object of a run. Numbers that are not finite, which JSON does not have, become null.
 
     `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
@@ -153,23 +153,23 @@ def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[St
     )
 
 
-def _report(record: RunRecord, vw: VirtualWorkerIndex, stage: int) -> StageProgress | None:
+def _report(record: FinishedRun, vw: VirtualWorkerIndex, stage: int) -> StageProgress | None:
     num_stages = len(record.plan.virtual_workers[vw].stages)
     return record.reports.get((vw, StageIndex(stage % num_stages)))
 
 
-def _last_clock(record: RunRecord, vw: VirtualWorkerIndex) -> Clock:
+def _last_clock(record: FinishedRun, vw: VirtualWorkerIndex) -> Clock:
     """Where one came to that is no member at the end."""
     report = _report(record, vw, 0)
     return record.start.clock if report is None else report.clock
 
 
-def _waiting_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
+def _waiting_seconds(record: FinishedRun, vw: VirtualWorkerIndex) -> float:
     report = _report(record, vw, 0)
     return 0.0 if report is None else round(report.waiting_seconds, 3)
 
 
-def _idle_seconds(record: RunRecord, vw: VirtualWorkerIndex) -> float:
+def _idle_seconds(record: FinishedRun, vw: VirtualWorkerIndex) -> float:
     idle = [report.idle_seconds for (of_vw, _), report in sorted(record.reports.items()) if of_vw == vw]
     return round(sum(idle) / len(idle), 3) if idle else 0.0
 

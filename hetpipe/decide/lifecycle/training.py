@@ -32,7 +32,7 @@ from hetpipe.decide.lifecycle.progress import ProgressBoard
 from hetpipe.decide.lifecycle.root_cause import Failure
 from hetpipe.decide.lifecycle.shard_watch import ShardWatch
 from hetpipe.decide.lifecycle.stage_table import StageTable
-from hetpipe.decide.lifecycle.summary import RunRecord, peak_of, result_object, speed_of
+from hetpipe.decide.lifecycle.summary import FinishedRun, peak_of, result_object, speed_of
 from hetpipe.values.commands import StageNews
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import Evaluated, JobEvent, Waiting
@@ -42,7 +42,7 @@ from hetpipe.values.run_document import RunDescription
 from hetpipe.values.utilisation import Peak
 
 
-class Training:
+class JobTraining:
     """One job under way. Not thread-safe; every call gives the monotonic time."""
 
     def __init__(
@@ -163,7 +163,7 @@ class Training:
         if self._board is None:
             return None
         return result_object(
-            RunRecord(
+            FinishedRun(
                 run_dir=run_dir,
                 plan=self._prepared.plan,
                 start=self._prepared.start,

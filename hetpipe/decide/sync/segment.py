@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, shuffled, unused, with_used
+from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import DataSpec, Progress
 
@@ -44,7 +45,7 @@ class Segment:
     @property
     def reason(self) -> str:
         """The reasons as one word, for records and people: `checkpoint+epoch+end`."""
-        return "+".join(self.reasons)
+        return str(BarrierReasons(self.reasons))
 
 
 def first_progress(data: DataSpec) -> Progress:

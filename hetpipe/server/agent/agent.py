@@ -22,7 +22,7 @@ from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
 from hetpipe.server.agent.outbox import Batch, Outbox
-from hetpipe.server.membership import Hooks, Membership
+from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import (
     AgentNews,
     InspectCommand,
@@ -133,7 +133,7 @@ class Agent:
             first_link_port=config.first_link_port,
             certificates=self._certificates,
         )
-        self._membership = Membership(
+        self._membership = MemberSession(
             self._client,
             MemberInfo(MemberRole.AGENT, MemberId(config.node), config.host, config.pid, devices=config.devices),
             hooks=Hooks(

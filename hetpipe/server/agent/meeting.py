@@ -15,6 +15,7 @@ import torch
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded
+from hetpipe.job.file import Job
 from hetpipe.link.catalogue import Footing, call, open_door
 from hetpipe.link.choice import LinkChoice, check_replicas, choose_link
 from hetpipe.link.cut import Cut, Door
@@ -64,6 +65,7 @@ class Neighbours:
 
 
 def meet(
+    job: Job,
     config: StageConfig,
     clock_shard: ClockTransport,
     *,
@@ -74,6 +76,7 @@ def meet(
     """Join, and connect with everyone.
 
     Args:
+        job: which links and replicas it wants.
         config: the stage's.
         clock_shard: tells stages of each other.
         tls: who the stage is; None: plaintext.
@@ -84,12 +87,12 @@ def meet(
         UserError: the job's `link` does not allow what it would take.
         HetpipeError: somebody did not come, or refused.
     """
-    return _StageMeeting(config, clock_shard, tls, port, clock).meet()
+    return _StageMeeting(job, config, clock_shard, tls, port, clock).meet()
 
 
 class _StageMeeting:
     def __init__(
-        self, config: StageConfig, clock_shard: ClockTransport, tls: Tls | None, port: int, clock: Clock
+        self, job: Job, config: StageConfig, clock_shard: ClockTransport, tls: Tls | None, port: int, clock: Clock
     ) -> None:
         self._config = config
         self._identity = identity_of(config)
@@ -98,9 +101,10 @@ class _StageMeeting:
         self._tls = tls
         self._port = port
         self._clock = clock
-        self._asked = config.job["link"]
+        self._asked = job.link
+        self._minibatches_per_wave = job.minibatches_per_wave
         self._num_workers = len(config.plan.virtual_workers)
-        self._has_replicas = config.job["sync"]["kind"] == "allreduce" and self._num_workers > 1
+        self._has_replicas = job.sync.kind == "allreduce" and self._num_workers > 1
         self._replicas_host = self._host_for_replicas() if self._has_replicas else ""
 
     def meet(self) -> Neighbours:
@@ -144,7 +148,7 @@ class _StageMeeting:
         return call(chosen.kind, cut, address, self._footing(chosen), deadline_seconds=MEETING_SECONDS)
 
     def _cut(self, neighbour: StageIndex, pace: LinkTime | None) -> Cut:
-        n = int(self._config.job["sync"]["minibatches_per_wave"])
+        n = self._minibatches_per_wave
         # As many minibatches as may be in flight, each with a norm beside it, and a barrier.
         limits = LinkLimits(incoming_frames=2 * n + 2, outgoing_frames=4)
         return Cut(own=self._own, neighbour=replace(self._own, stage=neighbour), limits=limits, pace=pace)

@@ -15,6 +15,7 @@ from typing import Any
 from hetpipe.checkpoint.format import CheckpointReader, copy_exactly
 from hetpipe.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify_file
 from hetpipe.errors import CheckpointError
+from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Layer
 from hetpipe.values.checkpoint import optimizer_source
@@ -26,7 +27,7 @@ from hetpipe.weights.optimizer import StageOptimizer
 _log = get_logger(__name__)
 
 
-def restore(config: StageConfig, layers: Sequence[Layer], optimizer: StageOptimizer) -> Clock:
+def restore(job: Job, config: StageConfig, layers: Sequence[Layer], optimizer: StageOptimizer) -> Clock:
     """Load what this stage begins with into its layers and its optimizer.
 
     Returns:
@@ -50,7 +51,7 @@ def restore(config: StageConfig, layers: Sequence[Layer], optimizer: StageOptimi
             copy_exactly(layer.module.get_parameter(local), shared.tensor(f"buffers/{name}"), name)
         for local, name in layer.buffers.items():
             copy_exactly(layer.module.get_buffer(local), shared.tensor(f"buffers/{name}"), name)
-    is_shared = config.job["sync"]["kind"] == "allreduce"
+    is_shared = job.sync.kind == "allreduce"
     source = optimizer_source(manifest.members, config.vw, is_shared=is_shared)
     optimizer.load_state(_optimizer_state(folder, manifest, source, layers))
     return manifest.progress.clock

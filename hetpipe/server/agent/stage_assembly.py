@@ -90,13 +90,12 @@ def requester_of(config: StageConfig) -> Requester:
     return Requester(config.plan.job_id, config.plan.term, config.vw, config.incarnation, config.stage)
 
 
-def load_user_code(config: StageConfig) -> UserCode:
+def load_user_code(job: Job, config: StageConfig) -> UserCode:
     """Import the user's code and cut out this stage.
 
     Raises:
         CallableError: something of it cannot be used.
     """
-    job = Job.model_validate(config.job)
     import_path = Path(config.import_path)
     chain = chain_of(build_model(job, import_path))
     identity = identity_of(config)
@@ -121,9 +120,8 @@ def load_user_code(config: StageConfig) -> UserCode:
     )
 
 
-def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient]:
+def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient]:
     """Connect a stage; returns its runner, and the shard client, to be closed after the run."""
-    job = Job.model_validate(config.job)
     identity = identity_of(config)
     device = torch.device(config.device.torch_device)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
@@ -131,7 +129,7 @@ def assemble(config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[Stage
     versions = versions_of(job, identity)
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
-    start = restore(config, code.layers, optimizer)
+    start = restore(job, config, code.layers, optimizer)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
     client = ShardClient(
         requester_of(config),

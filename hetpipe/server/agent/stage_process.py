@@ -17,7 +17,7 @@ import torch
 from hetpipe import failpoints
 from hetpipe.conditions import Conditions
 from hetpipe.errors import HetpipeError, HistoryIncomplete, Unavailable
-from hetpipe.job.survive import duration_of
+from hetpipe.job.file import Job
 from hetpipe.observe.history import History, NullHistory, in_detail
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
@@ -130,17 +130,19 @@ def _run(
     link_port: int,
 ) -> StageDone:
     report_phase("importing the user's code and building model and data")
-    code = load_user_code(config)
+    # The only place where a stage reads the job: what it needs of it is typed from here on.
+    job = Job.model_validate(config.job)
+    code = load_user_code(job, config)
     tls = tls_from_environment(os.environ)
     # As long as the job waits for a parameter server, and no less than for anything else.
-    absence_seconds = duration_of(config.job["survive"]["absence"]).total_seconds()
+    absence_seconds = job.survive.absence.total_seconds()
     patience_seconds = max(STALL_SECONDS, absence_seconds)
     waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
     shards, clock_shard = _parameter_servers(config, waits, tls)
     report_phase("meeting its neighbours")
-    neighbours = meet(config, clock_shard, tls=tls, port=link_port)
+    neighbours = meet(job, config, clock_shard, tls=tls, port=link_port)
     report_phase("preparing the weights")
-    timeline, history, metrics = _records(config, identity, name)
+    timeline, history, metrics = _records(job, config, identity, name)
     conditions = Conditions()
     conditions.on_change(lambda: report(StageConditions(conditions.told())))
 
@@ -155,13 +157,13 @@ def _run(
         upstream=neighbours.upstream,
         downstream=neighbours.downstream,
         replicas=neighbours.replicas,
-        history=in_detail(history, config.job.get("history", "full")),
+        history=in_detail(history, job.history),
         report=report,
         timeline=timeline,
         metrics=metrics,
         stall_seconds=patience_seconds,
     )
-    runner, client = assemble(config, code, wiring)
+    runner, client = assemble(job, config, code, wiring)
     end_phases()
     report(StageReady(os.getpid(), link=str(neighbours.link or "")))
     gc.freeze()  # what was imported stays: the collector need not look at it again and again
@@ -197,7 +199,7 @@ def _parameter_servers(
 
 
 def _records(
-    config: StageConfig, identity: StageIdentity, name: str
+    job: Job, config: StageConfig, identity: StageIdentity, name: str
 ) -> tuple[Timeline, History | NullHistory, Metrics | NullMetrics]:
     """What the stage writes down in the folder of the run."""
     run_dir = Path(config.run_dir)
@@ -209,7 +211,7 @@ def _records(
         thread_name=f"stage {config.stage}",
     )
     history: History | NullHistory = NullHistory()
-    if config.job.get("history") != "off":
+    if job.history != "off":
         path = run_dir / "history" / f"{name}.jsonl"
         history = History(path, host=config.host, pid=os.getpid(), role="stage", term=config.plan.term)
     metrics = Metrics(metrics_path(run_dir, config.vw)) if identity.is_last else NullMetrics()

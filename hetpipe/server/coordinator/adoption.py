@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from hetpipe.decide.lifecycle.exchange import ClocksTold, MemberSeen, Tick
+from hetpipe.decide.lifecycle.exchange import MemberSeen, Tick
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.orphans import Orphan, Orphans
 from hetpipe.decide.lifecycle.registry import Registry
@@ -130,11 +130,8 @@ class Adoption:
         return orphan
 
     def clock_told(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
-        """A shard tells the clocks of a job."""
-        host = self._jobs.get(job_id)
-        if host is not None and host.machine.shards and host.machine.shards[0].id == shard.id:
-            self._jobs.feed(host, ClocksTold(clocks))
-        elif job_id not in self._refused and self.hear_of(job_id, teller=shard.id, from_clock_shard=True) is not None:
+        """A shard tells the clocks of a job that it does not serve as the clock shard of one that is led here."""
+        if job_id not in self._refused and self.hear_of(job_id, teller=shard.id, from_clock_shard=True) is not None:
             self._orphans.clock_told(job_id, shard, clocks.term, now=self._context.clock.monotonic())
 
     def shard_told(self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]) -> None:

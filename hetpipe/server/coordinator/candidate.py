@@ -24,11 +24,9 @@ from hetpipe.decide.lifecycle.leadership import (
 from hetpipe.errors import HetpipeError, NotLeader
 from hetpipe.observe.log import get_logger
 from hetpipe.storage.store import CandidateId, Fence, Lead, LeadStore
+from hetpipe.values.leases import LEADER_LEASE_SECONDS
 
 _log = get_logger(__name__)
-
-#: Seconds that a lead lasts without renewal: how long the store may be away, and how long a successor waits.
-LEASE_SECONDS = 5.0
 
 
 class Candidate:
@@ -41,7 +39,7 @@ class Candidate:
         *,
         clock: Clock,
         on_lost: Callable[[str], None],
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float = LEADER_LEASE_SECONDS,
     ) -> None:
         """Stand by.
 

@@ -21,6 +21,7 @@ from hetpipe import failpoints
 from hetpipe.clock import Clock
 from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
+    ClocksTold,
     ConditionsTold,
     Input,
     MemberGone,
@@ -32,10 +33,9 @@ from hetpipe.decide.lifecycle.exchange import (
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.job_queue import untold
 from hetpipe.decide.lifecycle.link_survey import ClusterLinks, is_cluster_survey
-from hetpipe.decide.lifecycle.mailboxes import Mailboxes
 from hetpipe.decide.lifecycle.orphans import Orphans
-from hetpipe.decide.lifecycle.patience import LEASE_SECONDS, Patience
-from hetpipe.decide.lifecycle.registry import Registry
+from hetpipe.decide.lifecycle.patience import Patience
+from hetpipe.decide.lifecycle.registry import Mailboxes, Registry
 from hetpipe.errors import (
     HetpipeError,
     JobFailed,
@@ -60,6 +60,7 @@ from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResul
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.leases import LEASE_SECONDS
 from hetpipe.values.link_measurement import LinksProgress
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.values.run import AgentInfo, ClockSnapshot
@@ -222,7 +223,11 @@ class Coordinator:
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
             for job_id, snapshot in clocks.items():
-                self._adoption.clock_told(record.info, job_id, snapshot)
+                host = self._jobs.get(job_id)
+                if host is not None and host.machine.is_clock_shard(member_id):
+                    self._jobs.feed(host, ClocksTold(snapshot))
+                else:
+                    self._adoption.clock_told(record.info, job_id, snapshot)
             lost = lost or {}
             if record.info.role is MemberRole.PARAMETER_SERVER:
                 self._adoption.shard_told(record.info, clocks, lost)

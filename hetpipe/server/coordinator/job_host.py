@@ -17,21 +17,13 @@ from hetpipe.errors import VersionConflict
 from hetpipe.observe.log import get_logger
 from hetpipe.storage.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
 from hetpipe.values.events import (
-    ConditionCleared,
-    ConditionRaised,
     Evaluated,
     JobEvent,
     JobState,
     NumberedEvent,
     ProgressTable,
-    ReplanJudged,
-    Rewound,
     StopMode,
-    WorkerLeft,
-    WorkerLost,
-    WorkerQuarantined,
-    WorkerRejoined,
-    WorkerReplanned,
+    severity_of,
 )
 from hetpipe.values.ids import JobId
 
@@ -104,13 +96,13 @@ class JobHost:
     def _note(self, event: JobEvent) -> None:
         """Write down what became of virtual workers and of the run's safety, for whoever was not there to see it."""
         told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
-        match event:
-            case WorkerLost() | WorkerQuarantined() | Rewound() | ConditionRaised() | ConditionCleared():
+        match severity_of(event):
+            case "warning":
                 _log.warning(event.kind, job=self.job_id, **told)
-            case WorkerLeft() | WorkerRejoined() | WorkerReplanned() | ReplanJudged():
+            case "info":
                 _log.info(event.kind, job=self.job_id, **told)
-            case _:
-                """It is of the run as usual."""
+            case "usual":
+                """The events of the job have it."""
 
     def note_state(self) -> None:
         """Bring the record up to the machine's state."""

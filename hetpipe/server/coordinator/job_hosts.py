@@ -16,8 +16,8 @@ from pathlib import Path
 from hetpipe.clock import Clock
 from hetpipe.decide.lifecycle.exchange import Announce, ClocksTold, Input, Instruction, SendCommand, Task
 from hetpipe.decide.lifecycle.job_machine import JobMachine
-from hetpipe.decide.lifecycle.mailboxes import Mailboxes
 from hetpipe.decide.lifecycle.patience import Patience
+from hetpipe.decide.lifecycle.registry import Mailboxes
 from hetpipe.errors import HetpipeError, ResourceExhausted
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.server.coordinator.job_host import JobHost, append_evaluations, save

@@ -19,7 +19,6 @@ from hetpipe.roots import add_root_options, roots_of
 from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.tls import Tls
-from hetpipe.server.coordinator import candidate
 from hetpipe.server.coordinator.candidate import Candidate
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.readings import readings
@@ -42,6 +41,7 @@ from hetpipe.storage.store import FenceSource
 from hetpipe.storage.stores import open_store
 from hetpipe.values.addresses import join_address, split_address
 from hetpipe.values.identity import Role
+from hetpipe.values.leases import LEADER_LEASE_SECONDS, LEASE_SECONDS
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.sync import Progress
 
@@ -122,14 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--leader-lease",
         type=_lease,
-        default=candidate.LEASE_SECONDS,
+        default=LEADER_LEASE_SECONDS,
         metavar="S",
         help="seconds without the store after which this coordinator ends and one that stands by leads (%(default)s)",
     )
     parser.add_argument(
         "--lease",
         type=_lease,
-        default=patience.LEASE_SECONDS,
+        default=LEASE_SECONDS,
         metavar="S",
         help="seconds without a heartbeat after which an agent or a parameter server counts as gone (%(default)s)",
     )

@@ -11,11 +11,11 @@ import uuid
 from dataclasses import dataclass
 
 from hetpipe.errors import UserError
-from hetpipe.server.coordinator.candidate import LEASE_SECONDS
 from hetpipe.storage.redis_access import RedisAccess, is_redis
 from hetpipe.storage.redis_store import RedisStore
 from hetpipe.storage.store import CandidateId, Fence, Lead, Repairs
 from hetpipe.values.counters import FENCES, TERMS, ControlCounter
+from hetpipe.values.leases import LEADER_LEASE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _lead(store: RedisStore) -> Lead:
     """
     own = CandidateId(uuid.uuid4().hex)
     name = f"`hetpipe repair store` on {socket.gethostname()} with pid {os.getpid()}"
-    lead = store.acquire_lead(own, name, above=Fence(0), lease_seconds=LEASE_SECONDS)
+    lead = store.acquire_lead(own, name, above=Fence(0), lease_seconds=LEADER_LEASE_SECONDS)
     if lead.candidate != own:
         raise UserError(
             f"{lead.name} leads with this store; stop it, and every coordinator that stands by, and repeat the command "

@@ -23,12 +23,12 @@ from hetpipe.decide.lifecycle.configs import (
 )
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     AskBarrier,
     Drain,
-    Drained,
+    DrainAcknowledged,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     Input,
     KeepOut,
     KeptOut,
@@ -44,7 +44,7 @@ from hetpipe.decide.lifecycle.exchange import (
     WrappedUp,
     WrapUp,
 )
-from hetpipe.decide.lifecycle.known_cluster import Described
+from hetpipe.decide.lifecycle.known_cluster import PlanningInputs
 from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
 from hetpipe.decide.sync.division import unused
 from hetpipe.decide.sync.segment import STOP
@@ -275,7 +275,7 @@ class JobTasks:
             sentence = "internal error of the coordinator, see its log"
             return ShardNotAsked(task.vw, task.incarnation, type(error).__name__, sentence)
 
-    def _evict(self, task: Evict) -> Evicted:
+    def _evict(self, task: Evict) -> EvictAcknowledged:
         failpoints.reach("membership.evict_decided_not_published")
         try:
             self._with_shard(
@@ -284,9 +284,9 @@ class JobTasks:
         except StaleIncarnation as error:
             # What the clock shard never heard of counts nowhere.
             _log.info("nothing_to_evict", job=self._job_id, reason=str(error))
-        return Evicted(task.vw, task.incarnation)
+        return EvictAcknowledged(task.vw, task.incarnation)
 
-    def _admit(self, task: Admit) -> Admitted:
+    def _admit(self, task: Admit) -> AdmitAcknowledged:
         folder, new = self._tools.listed_checkpoint(self._submission.run_dir), task.replan
         if new is not None:
             newest = None if folder is None or new.left_at is None else self._tools.read_progress(folder).clock
@@ -298,11 +298,11 @@ class JobTasks:
         )
         if new is not None:
             failpoints.reach("repartition.committed")
-        return Admitted(task.vw, task.incarnation, folder)
+        return AdmitAcknowledged(task.vw, task.incarnation, folder)
 
-    def _drain(self, task: Drain) -> Drained:
+    def _drain(self, task: Drain) -> DrainAcknowledged:
         self._with_shard(task.clock_shard, lambda port: port.drain(self._job_id, task.term, task.vw, task.incarnation))
-        return Drained(task.vw, task.incarnation)
+        return DrainAcknowledged(task.vw, task.incarnation)
 
     def _keep_out(self, task: KeepOut) -> KeptOut:
         def keep(port: ShardPort) -> None:
@@ -396,7 +396,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
         raise UserError(f"the coordinator cannot write to the run's folder {folder}: {error.strerror}") from error
 
 
-def _cluster_text(described: Described) -> str:
+def _cluster_text(described: PlanningInputs) -> str:
     text = document.to_yaml(described.cluster)
     if described.known.sources == ("stated",):
         return text

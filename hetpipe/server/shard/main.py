@@ -24,7 +24,7 @@ from hetpipe.rpc.listening import is_loopback
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.rpc.tls import Tls
-from hetpipe.server.membership import Hooks, Membership
+from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.server.runtime import (
     Shutdown,
     add_listening_options,
@@ -186,7 +186,7 @@ def _membership(
     address: str,
     *,
     on_replaced: Callable[[MemberReplaced], None],
-) -> Membership:
+) -> MemberSession:
     info = MemberInfo(
         MemberRole.PARAMETER_SERVER,
         MemberId(f"parameter-server-{name}"),
@@ -210,4 +210,4 @@ def _membership(
         on_replaced=on_replaced,
     )
     client = CoordinatorClient(options.coordinator, tls=tls)
-    return Membership(client, info, hooks=hooks, fences=shards.fence)
+    return MemberSession(client, info, hooks=hooks, fences=shards.fence)

@@ -15,9 +15,9 @@ from hetpipe.decide.lifecycle.configs import agents_of, with_agents
 from hetpipe.decide.lifecycle.exchange import (
     AddAsked,
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     DrainAsked,
-    Evicted,
+    EvictAcknowledged,
     MemberGone,
     NewWorker,
     Prepared,
@@ -26,7 +26,7 @@ from hetpipe.decide.lifecycle.exchange import (
     StopAsked,
 )
 from hetpipe.decide.lifecycle.job_machine import JobMachine
-from hetpipe.decide.lifecycle.known_cluster import Described, known_links
+from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, known_links
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
@@ -138,7 +138,9 @@ class TestCut:
             for replaced in basis.profile.layers
         )
         profile = basis.profile.model_copy(update={"layers": layers})
-        found = replace(run, described=Described(profile, basis.cluster, known_links(["n0"], MeasuredLinks(), now=0.0)))
+        found = replace(
+            run, described=PlanningInputs(profile, basis.cluster, known_links(["n0"], MeasuredLinks(), now=0.0))
+        )
 
         assert self.cut(found, agent_info("n2", devices=2)) == [2, 2]
 
@@ -175,7 +177,7 @@ def enlarged(driver: Driver | None = None) -> Driver:
 
 def begun(driver: Driver) -> Driver:
 
-    driver.feed(Admitted(Vw(2), Incarnation(1), None))
+    driver.feed(AdmitAcknowledged(Vw(2), Incarnation(1), None))
     driver.report(2, 0, StageReady(7), life=1)
     return driver
 
@@ -209,7 +211,7 @@ class TestMachine:
         driver.exit(2, 0, -9, life=1)
         driver.wait(0.5)
 
-        driver.feed(Evicted(Vw(2), Incarnation(1)))
+        driver.feed(EvictAcknowledged(Vw(2), Incarnation(1)))
         driver.wait(3.0)
 
         again = driver.tasks(Admit)[-1]
@@ -219,7 +221,7 @@ class TestMachine:
         driver = enlarged()
         driver.feed(DrainAsked(Vw(2), "out"))
 
-        driver.feed(Evicted(Vw(2), Incarnation(1)))
+        driver.feed(EvictAcknowledged(Vw(2), Incarnation(1)))
         driver.wait(6.0)
         assert driver.worker(2).state is LifeState.OUT
         driver.feed(AddAsked(Vw(2)))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     Drain,
-    Drained,
-    Evicted,
+    DrainAcknowledged,
+    EvictAcknowledged,
     Replan,
     Replanned,
     SettleReplan,
@@ -79,7 +79,7 @@ class Run(Driver):
     def leave(self, vw: int = 1) -> None:
         """It passes the barrier and ends."""
         life = self.lives[vw]
-        self.feed(Drained(Vw(vw), Incarnation(life)))
+        self.feed(DrainAcknowledged(Vw(vw), Incarnation(life)))
         for stage in (0, 1):
             self.report(vw, stage, StageDone(Clock(40), "drain"), life=life)
             self.exit(vw, stage, 0, life=life)
@@ -87,7 +87,7 @@ class Run(Driver):
 
     def come_back(self, vw: int = 1) -> None:
         life = self.lives[vw] = self.lives[vw] + 1
-        self.feed(Admitted(Vw(vw), Incarnation(life), FOLDER))
+        self.feed(AdmitAcknowledged(Vw(vw), Incarnation(life), FOLDER))
         for stage in (0, 1):
             self.waves[vw, stage], self.seconds[vw, stage] = 0, 0.0
             self.report(vw, stage, StageReady(pid=2000 + 10 * vw + stage), life=life)
@@ -240,7 +240,7 @@ def test_a_new_plan_whose_first_life_does_not_get_ready_is_given_up(run: Run) ->
     run.go_on(SLOW, windows=7)
     run.answer()
     run.leave()
-    run.feed(Admitted(Vw(1), Incarnation(1), FOLDER))
+    run.feed(AdmitAcknowledged(Vw(1), Incarnation(1), FOLDER))
     run.end_life(1, life=1)
     run.wait(0.5)
 
@@ -252,7 +252,7 @@ def test_a_new_plan_whose_first_life_does_not_get_ready_is_given_up(run: Run) ->
     assert admit.replan is not None
     assert (admit.incarnation, admit.replan.left_at) == (2, None)
     assert admit.replan.plan.virtual_workers[1].stages[0].last_layer == 2
-    run.feed(Admitted(Vw(1), Incarnation(2), FOLDER))
+    run.feed(AdmitAcknowledged(Vw(1), Incarnation(2), FOLDER))
     assert run.layers() == [[(0, 2), (2, 4)], [(0, 3), (3, 4)], [(0, 2), (2, 4)]]
     assert run.events(WorkerReplanned) == []
 
@@ -276,7 +276,7 @@ def test_one_that_died_while_it_was_planned_anew_keeps_its_plan(run: Run) -> Non
     run.answer()
     assert run.settle() == []
     run.exit(1, 0, -9, ordered=True)
-    run.feed(Evicted(Vw(1), Incarnation(0)))
+    run.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
     run.wait(0.5)
 
     assert run.tasks(Drain) == []

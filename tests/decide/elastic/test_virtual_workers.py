@@ -6,10 +6,10 @@ import pytest
 
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     ClocksTold,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     MemberGone,
     MemberSeen,
 )
@@ -62,7 +62,7 @@ class TestDeath:
 
     def test_with_echoes_alone_the_lease_is_waited_for(self, driver: Driver) -> None:
         driver.fail(1, 0, "its neighbour is gone", secondary=True)
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         driver.wait(5.0)
         assert driver.lost == []
         driver.feed(gone("n1"))
@@ -87,7 +87,7 @@ class TestDeath:
     def test_everything_must_be_over_before_it_starts_anew(self, driver: Driver, order: tuple[int, ...]) -> None:
         driver.exit(1, 1, -9)
         steps = (
-            lambda: driver.feed(Evicted(Vw(1), Incarnation(0))),
+            lambda: driver.feed(EvictAcknowledged(Vw(1), Incarnation(0))),
             lambda: driver.exit(1, 0, -9, ordered=True),
             lambda: driver.wait(1.0),
         )
@@ -101,7 +101,7 @@ class TestDeath:
 
     def test_a_process_that_does_not_end_is_not_waited_for_for_ever(self, driver: Driver) -> None:
         driver.exit(1, 1, -9)
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         driver.wait(4.75)
         assert driver.tasks(Admit) == []
         driver.wait(0.25)
@@ -165,7 +165,7 @@ class TestTheClockShard:
             assert len(driver.tasks(Evict)) == asked - 1
             driver.wait(0.25)
             assert driver.tasks(Evict) == [evict(1, 0)] * asked
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         driver.wait(5.0)
         assert len(driver.tasks(Evict)) == asked
         for asked in range(2, 4):
@@ -201,7 +201,7 @@ class TestTheClockShard:
         driver.feed(not_asked(1, 1, "StaleIncarnation"))
         driver.wait(1.0)
         assert driver.tasks(Admit) == [admit(1, 1), admit(1, 2)]
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         assert started(driver) == []
         driver.begin_life(1, 2)
 
@@ -211,9 +211,9 @@ class TestTheClockShard:
         driver.end_life(1)
         driver.begin_life(1, 1)
         said = len(driver.said)
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
-        driver.feed(Evicted(Vw(1), Incarnation(1)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(1)))
 
         assert len(driver.said) == said
         assert driver.worker(1).state is LifeState.READY
@@ -229,7 +229,7 @@ class TestAgents:
 
     def test_it_is_waited_for(self, driver: Driver) -> None:
         driver.feed(gone("n1"))
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         keep_reporting(driver, 11)
         assert driver.tasks(Admit) == []
         waits = "the coordinator waits for agent n1 to come back with its devices, to start virtual worker 1 anew"
@@ -242,15 +242,15 @@ class TestAgents:
     def test_one_that_was_replaced_starts_it_soon(self, driver: Driver) -> None:
         driver.feed(gone("n1"))
         driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
 
         assert [start[:4] for start in started(driver)] == [("n1", 1, 0, 1), ("n1", 1, 1, 1)]
 
     @pytest.mark.parametrize("back", [agent_member("n1", devices=1), agent_member("n7", devices=2)])
     def test_it_must_have_the_devices_of_the_plan(self, driver: Driver, back: object) -> None:
         driver.feed(gone("n1"))
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         driver.feed(MemberSeen(back))  # type: ignore[arg-type]
         driver.wait(1.0)
 
@@ -261,7 +261,7 @@ class TestAgents:
         for agent in ("n0", "n1"):
             driver.feed(gone(agent))
         for vw in (0, 1):
-            driver.feed(Evicted(Vw(vw), Incarnation(0)))
+            driver.feed(EvictAcknowledged(Vw(vw), Incarnation(0)))
         driver.wait(9.75)
         assert driver.machine.state is JobState.RUNNING
         driver.wait(2.0)
@@ -272,7 +272,7 @@ class TestAgents:
 
     def test_a_new_life_is_lost_with_its_agent_too(self, driver: Driver) -> None:
         driver.end_life(1)
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         driver.feed(gone("n1"))
 
         assert driver.tasks(Evict) == [evict(1, 0), evict(1, 1)]
@@ -281,7 +281,7 @@ class TestAgents:
     def test_one_that_goes_while_the_clock_shard_is_asked(self, driver: Driver) -> None:
         driver.end_life(1)
         driver.feed(gone("n1"))
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
 
         assert driver.tasks(Evict) == [evict(1, 0), evict(1, 1)]
         assert driver.lost[-1].sentence == "agent n1 is gone"

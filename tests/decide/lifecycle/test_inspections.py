@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.decide.lifecycle.inspections import Asked, Inspected, Inspections, is_to_measure, next_to_measure
+from hetpipe.decide.lifecycle.inspections import (
+    Inspected,
+    InspectionRequest,
+    Inspections,
+    is_to_measure,
+    next_to_measure,
+)
 from hetpipe.errors import PlanError
 from hetpipe.values.commands import InspectionPhase, InspectionResult, InspectionStep
 from hetpipe.values.measurement import ProfileStep
@@ -45,9 +51,9 @@ def test_an_agent_that_does_not_find_its_own_devices_is_named() -> None:
 
 def test_one_after_the_other_and_the_model_from_the_first() -> None:
     inspections = Inspections((CPUS, agent_info("n9"), GPU), to_measure=True)
-    assert inspections.next() == Asked(CPUS, with_model=True, measure=("cpu",))
+    assert inspections.next() == InspectionRequest(CPUS, with_model=True, measure=("cpu",))
     inspections.add(InspectionResult(JOB_ID, model(), measurements=(measurement("cpu"),)))
-    assert inspections.next() == Asked(GPU, with_model=False, measure=("T4",))
+    assert inspections.next() == InspectionRequest(GPU, with_model=False, measure=("T4",))
     inspections.add(InspectionResult(JOB_ID, None, measurements=(measurement("T4"),)))
     assert inspections.next() is None
     assert inspections.inspected == Inspected(model(), (measurement("cpu"), measurement("T4")))
@@ -55,7 +61,7 @@ def test_one_after_the_other_and_the_model_from_the_first() -> None:
 
 def test_without_need_of_a_profile_one_agent_reports_the_model() -> None:
     inspections = Inspections(ALL, to_measure=False)
-    assert inspections.next() == Asked(CPUS, with_model=True, measure=())
+    assert inspections.next() == InspectionRequest(CPUS, with_model=True, measure=())
     inspections.add(InspectionResult(JOB_ID, model()))
     assert inspections.next() is None
     assert inspections.inspected == Inspected(model())
@@ -69,9 +75,9 @@ def test_a_model_that_was_reported_with_the_submission_is_not_inspected_again() 
 
 def test_a_model_that_was_reported_with_the_submission_is_still_measured() -> None:
     inspections = Inspections((CPUS, GPU), to_measure=True, model=model())
-    assert inspections.next() == Asked(CPUS, with_model=False, measure=("cpu",))
+    assert inspections.next() == InspectionRequest(CPUS, with_model=False, measure=("cpu",))
     inspections.add(InspectionResult(JOB_ID, None, measurements=(measurement("cpu"),)))
-    assert inspections.next() == Asked(GPU, with_model=False, measure=("T4",))
+    assert inspections.next() == InspectionRequest(GPU, with_model=False, measure=("T4",))
     inspections.add(InspectionResult(JOB_ID, None, measurements=(measurement("T4"),)))
     assert inspections.next() is None
     assert inspections.inspected == Inspected(model(), (measurement("cpu"), measurement("T4")))

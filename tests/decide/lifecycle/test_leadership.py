@@ -17,9 +17,9 @@ from hetpipe.decide.lifecycle.leadership import (
     Event,
     Granted,
     Leadership,
+    LeadStep,
     Refused,
     Standing,
-    Step,
     Unanswered,
     Waited,
 )
@@ -93,7 +93,7 @@ class TestDecisions:
             leadership.take(event, now=now)
 
     def test_a_step_that_is_not_in_the_table_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Leadership, "_judge", lambda *_: (Step.RAN_OUT, ""))
+        monkeypatch.setattr(Leadership, "_judge", lambda *_: (LeadStep.RAN_OUT, ""))
         with pytest.raises(InvalidTransition, match="standing_by cannot take ran_out"):
             Leadership(LEASE).take(Waited(), now=0.0)
 

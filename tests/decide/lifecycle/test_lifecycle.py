@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.decide.lifecycle.lifecycle import TABLE, Lifecycle, Step
+from hetpipe.decide.lifecycle.lifecycle import TABLE, JobStep, Lifecycle
 from hetpipe.errors import InvalidTransition
 from hetpipe.values.events import JobState
 
@@ -43,8 +43,8 @@ def test_nothing_follows_an_end() -> None:
 
 
 @pytest.mark.parametrize("state", JobState)
-@pytest.mark.parametrize("step", Step)
-def test_an_illegal_step_raises_and_changes_nothing(state: JobState, step: Step) -> None:
+@pytest.mark.parametrize("step", JobStep)
+def test_an_illegal_step_raises_and_changes_nothing(state: JobState, step: JobStep) -> None:
     lifecycle = Lifecycle("digits")
     lifecycle.state = state
     if step in TABLE[state]:
@@ -57,10 +57,10 @@ def test_an_illegal_step_raises_and_changes_nothing(state: JobState, step: Step)
 
 def test_the_error_tells_the_story() -> None:
     lifecycle = Lifecycle("digits")
-    lifecycle.take(Step.CLUSTER_READY, now=1.25)
-    lifecycle.take(Step.FAIL, now=2.0)
+    lifecycle.take(JobStep.CLUSTER_READY, now=1.25)
+    lifecycle.take(JobStep.FAIL, now=2.0)
 
     with pytest.raises(InvalidTransition) as caught:
-        lifecycle.take(Step.INSPECTED, now=3.0)
+        lifecycle.take(JobStep.INSPECTED, now=3.0)
 
     assert "submitted --cluster_ready--> inspecting at 1.2 s, inspecting --fail--> failed at 2.0 s" in str(caught.value)

@@ -11,7 +11,7 @@ from hetpipe.decide.lifecycle.exchange import (
     ClocksTold,
     DrainAsked,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     MemberGone,
     MemberSeen,
     Prepared,
@@ -71,7 +71,7 @@ class Rewinding(Driver):
     def runs_again_without(self, vw: int) -> None:
         """The other virtual worker gets ready; this one stays out."""
         self.prepare_again(4)
-        self.feed(Evicted(Vw(vw), Incarnation(0)))
+        self.feed(EvictAcknowledged(Vw(vw), Incarnation(0)))
         for stage in (0, 1):
             self.exit(vw, stage, -9, ordered=True)
             self.report(1 - vw, stage, ready())
@@ -325,7 +325,7 @@ class TestWhoIsNotThere:
         driver.prepare_again(4)
         assert driver.worker(1).state is LifeState.ENDING
         assert [task.term for task in driver.tasks(Evict)][-1] == 2
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         for stage in (0, 1):
             driver.report(0, stage, ready())
         assert driver.machine.state is JobState.RUNNING

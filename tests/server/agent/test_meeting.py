@@ -11,21 +11,24 @@ import pytest
 import torch
 
 from hetpipe.errors import DeadlineExceeded, StaleIncarnation, UserError
+from hetpipe.job.file import Job
 from hetpipe.link.gloo import GlooLink
 from hetpipe.link.grpc_link import GrpcLink
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.observe.history import NullHistory
 from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent import meeting
-from hetpipe.server.agent.meeting import Neighbours, meet
+from hetpipe.server.agent.meeting import Neighbours
 from hetpipe.server.agent.stage_assembly import requester_of
 from hetpipe.server.shard.in_process import InProcessClock
 from hetpipe.server.shard.job_shard import JobShard
+from hetpipe.server.shard.transport import ClockTransport
 from hetpipe.values.ids import AgentId, DeviceId, Incarnation, LayerIndex, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.plan import Plan, StagePlan, VirtualWorkerPlan
 from hetpipe.values.run import DeviceConfig, StageConfig
 from tests.certs.cluster import cluster, stage_peer
+from tests.server.coordinator.builders import job
 from tests.server.shard.builders import JOB, shard_config
 from tests.support.fake_clock import FakeClock
 
@@ -47,10 +50,10 @@ def configs(devices: Devices, *, link: str = "auto", kind: str = "wsp") -> list[
         for vw, own in enumerate(devices)
     )
     plan = Plan(JOB, Term(1), workers, (), 1)
-    job: dict[str, Any] = {"link": link, "sync": {"kind": kind, "minibatches_per_wave": 2}}
+    wanted = job(f"link={link}", f"sync.kind={kind}", "sync.minibatches_per_wave=2", "weights=flush")
     return [
         StageConfig(
-            job=job,
+            job=wanted.model_dump(mode="json"),
             plan=plan,
             vw=Vw(vw),
             stage=StageIndex(index),
@@ -64,6 +67,10 @@ def configs(devices: Devices, *, link: str = "auto", kind: str = "wsp") -> list[
         for vw, own in enumerate(devices)
         for index in range(len(own))
     ]
+
+
+def meet(config: StageConfig, shard: ClockTransport, **options: Any) -> Neighbours:
+    return meeting.meet(Job.model_validate(config.job), config, shard, **options)
 
 
 def clock_shard(devices: Devices) -> InProcessClock:
@@ -163,26 +170,26 @@ def test_a_stage_that_never_joins_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_stage_hears_that_its_life_is_over_while_it_waits_for_the_next_one() -> None:
-    job = JobShard(shard_config((), stages=[2]), NullHistory())
+    served = JobShard(shard_config((), stages=[2]), NullHistory())
     config, _ = configs([["n0/0", "n0/1"]])
 
     class Evicting(FakeClock):
         def sleep(self, seconds: float) -> None:
             del seconds
-            job.clock_shard.evict(Vw(0), Incarnation(0))
+            served.clock_shard.evict(Vw(0), Incarnation(0))
 
     with pytest.raises(StaleIncarnation, match="is evicted"):
-        meet(config, InProcessClock(job), clock=Evicting())
+        meet(config, InProcessClock(served), clock=Evicting())
 
 
 def test_stages_of_a_new_life_find_each_other_and_nobody_of_the_old_one() -> None:
-    job = JobShard(shard_config((), stages=[2]), NullHistory())
+    served = JobShard(shard_config((), stages=[2]), NullHistory())
     old, _ = configs([["n0/0", "n0/1"]])
-    InProcessClock(job).join(requester_of(old), "127.0.0.1:1")
-    job.clock_shard.admit(Vw(0), Incarnation(1), 2)
+    InProcessClock(served).join(requester_of(old), "127.0.0.1:1")
+    served.clock_shard.admit(Vw(0), Incarnation(1), 2)
     new = [replace(config, incarnation=Incarnation(1)) for config in configs([["n0/0", "n0/1"]])]
     with ThreadPoolExecutor(2) as threads:
-        first, last = threads.map(lambda config: meet(config, InProcessClock(job)), new)
+        first, last = threads.map(lambda config: meet(config, InProcessClock(served)), new)
     carry(first.downstream, last.upstream)
     leave([first, last])
 

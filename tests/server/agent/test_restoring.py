@@ -39,7 +39,7 @@ class Stage:
     def __init__(self, run_dir: Path, restored: Path | None, *, vw: int = 1, incarnation: int = 0) -> None:
         torch.manual_seed(99)  # not the job's
         self.layers: tuple[Layer, ...] = chain_of(models.mlp32())
-        job = CASE.job()
+        self.job = job = CASE.job()
         self.optimizer = StageOptimizer(job.optimizer, FlatBuffer(layout_of(self.layers), CPU))
         self.config = StageConfig(
             job=job.model_dump(mode="json"),
@@ -60,7 +60,7 @@ class Stage:
         return [p.detach().clone() for layer in self.layers for p in layer.module.parameters()]
 
     def restore(self) -> int:
-        return restore(self.config, self.layers, self.optimizer)
+        return restore(self.job, self.config, self.layers, self.optimizer)
 
     @property
     def took_weights(self) -> bool:

@@ -6,8 +6,8 @@ from hetpipe.decide.lifecycle.exchange import (
     AfterDrain,
     AgentDeparts,
     Drain,
+    DrainAcknowledged,
     DrainAsked,
-    Drained,
     MemberGone,
 )
 from hetpipe.values.ids import AgentId, Clock, Incarnation
@@ -36,7 +36,7 @@ def order(vw: int, life: int) -> Drain:
 
 def pass_barrier(driver: Driver, vw: int = 1, *, life: int = 0, reason: str = "drain", exits: bool = True) -> None:
     """The clock shard lets it go, its stages come to the barrier, and its processes end."""
-    driver.feed(Drained(Vw(vw), Incarnation(life)))
+    driver.feed(DrainAcknowledged(Vw(vw), Incarnation(life)))
     for stage in (0, 1):
         driver.report(vw, stage, StageDone(Clock(4), reason), life=life)
     for stage in (0, 1) if exits else ():

@@ -8,11 +8,11 @@ from typing import TypeVar
 from hetpipe.decide.elastic.virtual_workers import VirtualWorker
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.exchange import (
-    Admitted,
+    AdmitAcknowledged,
     Announce,
     ClocksTold,
     ClusterSeen,
-    Evicted,
+    EvictAcknowledged,
     Input,
     Instruction,
     Prepare,
@@ -140,11 +140,11 @@ class Driver:
         """Stage 1 of a virtual worker is killed, and all that was asked for because of it is done."""
         self.exit(vw, 1, -9, life=life)
         self.exit(vw, 0, -9, life=life, ordered=True)
-        self.feed(Evicted(Vw(vw), Incarnation(life)))
+        self.feed(EvictAcknowledged(Vw(vw), Incarnation(life)))
 
     def begin_life(self, vw: int, life: int, *, restore: str | None = None) -> None:
         """The clock shard expects a virtual worker, and its stages get ready."""
-        self.feed(Admitted(Vw(vw), Incarnation(life), restore))
+        self.feed(AdmitAcknowledged(Vw(vw), Incarnation(life), restore))
         for stage in (0, 1):
             self.report(vw, stage, StageReady(pid=2000 + 10 * vw + stage), life=life)
 

@@ -6,10 +6,10 @@ import pytest
 
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     AskBarrier,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     StopAsked,
 )
 from hetpipe.values.events import (
@@ -44,7 +44,7 @@ class TestTheEndOfTheRun:
 
     def test_a_newcomer_that_did_not_get_ready_is_ended(self, driver: Driver) -> None:
         driver.end_life(1)
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         driver.report(1, 0, StageReady(7), life=1)
         for stage in (0, 1):
             driver.report(0, stage, StageDone(Clock(6), "end"))
@@ -75,7 +75,7 @@ class TestTheEndOfTheRun:
         for stage in (0, 1):
             driver.report(0, stage, StageDone(Clock(6), "end"))
         for _ in range(num_answers):
-            driver.feed(Admitted(Vw(1), Incarnation(1), None))
+            driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         driver.wait(3.0)
 
         assert started(driver) == []
@@ -94,7 +94,7 @@ class TestStop:
     def test_nobody_is_started_anew_for_the_barrier(self, driver: Driver) -> None:
         driver.end_life(1)
         driver.feed(StopAsked(StopMode.CHECKPOINT))
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         for stage in (0, 1):
             driver.report(0, stage, StageDone(Clock(6), "stop"))
         driver.wrap_up()
@@ -126,7 +126,7 @@ class TestStop:
     def test_at_once_it_ends_whatever_was_going_on(self, driver: Driver) -> None:
         driver.exit(1, 1, -9)
         driver.feed(StopAsked(StopMode.NOW))
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         driver.exit(1, 0, -9, ordered=True)
         for stage in (0, 1):
             driver.exit(0, stage, -15)

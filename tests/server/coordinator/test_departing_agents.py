@@ -7,11 +7,11 @@ import pytest
 from hetpipe.decide.lifecycle.exchange import (
     AddAsked,
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     ClocksTold,
     Drain,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     KeepOut,
     KeptOut,
     MemberSeen,
@@ -67,12 +67,12 @@ class TestDepartingAgents:
 
     def test_who_is_being_started_there_is_sent_away(self, driver: Driver) -> None:
         driver.end_life(1)
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         departs(driver)
         for stage in (0, 1):
             driver.report(1, stage, StageFailed("LinkClosed", "its neighbour is gone", secondary=True), life=1)
             driver.exit(1, stage, -9, life=1, ordered=True)
-        driver.feed(Evicted(Vw(1), Incarnation(1)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(1)))
         driver.wait(2.0)
 
         assert driver.events(WorkerLeft) == [WorkerLeft(Vw(1), Incarnation(1), returns=True)]
@@ -113,7 +113,7 @@ class TestDepartingAgents:
             driver.begin_life(vw, 1)
         for vw, agent in enumerate(("n0", "n1")):
             driver.feed(gone(agent))
-            driver.feed(Evicted(Vw(vw), Incarnation(1)))
+            driver.feed(EvictAcknowledged(Vw(vw), Incarnation(1)))
         driver.wait(30.0)
 
         assert driver.ended().sentence.startswith("no virtual worker is left, and agent n0 did not come back within 1")
@@ -147,7 +147,7 @@ class TestStarting:
         driver.feed(ClocksTold(clocks(1, 0)))
         for stage in (0, 1):
             driver.exit(1, stage, -9, ordered=True)
-        driver.feed(Evicted(Vw(1), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         assert driver.events(WorkerLeft) == [OUT]
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     MemberGone,
     MemberSeen,
     Tick,
@@ -44,7 +44,7 @@ class TestCrashLoop:
                 driver.wait(0.25)
             pauses.append(driver.now - died)
             if driver.worker(1).state is LifeState.ADMITTING:
-                driver.feed(Admitted(Vw(1), Incarnation(life + 1), None))
+                driver.feed(AdmitAcknowledged(Vw(1), Incarnation(life + 1), None))
         return pauses
 
     def test_pauses_grow_and_then_it_stays_out(self, driver: Driver) -> None:
@@ -91,7 +91,7 @@ class TestCrashLoop:
             driver.report(1, 0, StageFailed("OutOfMemoryError", "no memory"), life=life)
             driver.exit(1, 0, 1, life=life)
             driver.exit(1, 1, -9, life=life, ordered=True)
-            driver.feed(Evicted(Vw(1), Incarnation(life)))
+            driver.feed(EvictAcknowledged(Vw(1), Incarnation(life)))
             if life == 0:
                 driver.begin_life(1, 1)
 
@@ -100,7 +100,7 @@ class TestCrashLoop:
 
     def test_a_checkpoint_that_is_gone_meanwhile_is_no_mistake_of_the_user(self, driver: Driver) -> None:
         driver.end_life(1)
-        driver.feed(Admitted(Vw(1), Incarnation(1), "/run/checkpoints/clock-00000004"))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), "/run/checkpoints/clock-00000004"))
         driver.report(1, 0, StageFailed("CheckpointError", "it is gone"), life=1)
         driver.wait(2.0)
 
@@ -111,7 +111,7 @@ class TestCrashLoop:
         driver = running("survive.restarts=1")
         driver.end_life(1)
         driver.feed(gone("n0"))
-        driver.feed(Evicted(Vw(0), Incarnation(0)))
+        driver.feed(EvictAcknowledged(Vw(0), Incarnation(0)))
         driver.wait(1.5)
 
         assert driver.ended().sentence == (
@@ -149,7 +149,7 @@ class TestStarting:
 
     def test_a_later_life_that_does_not_get_ready_is_lost(self, driver: Driver) -> None:
         driver.end_life(1)
-        driver.feed(Admitted(Vw(1), Incarnation(1), None))
+        driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         driver.report(1, 0, StageReady(7), life=1)
         keep_reporting(driver, 121, but=[(1, 0), (1, 1)])
 

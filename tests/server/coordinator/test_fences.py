@@ -16,7 +16,7 @@ from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.coordinator.control_numbers import Fences
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
-from hetpipe.server.membership import Hooks, Membership
+from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.counters import EVENTS_PER_LEAD, FENCES, MAX_REPORTED_AHEAD
@@ -123,7 +123,7 @@ class Process:
         self.ended: list[JobId] = []
         hooks = Hooks(jobs=lambda: (JobId("ended"),), on_ended_jobs=self.ended.extend)
         self.clock = FakeClock()
-        self.membership = Membership(self.client, shard_member(0), hooks=hooks, fences=self.fences, clock=self.clock)
+        self.membership = MemberSession(self.client, shard_member(0), hooks=hooks, fences=self.fences, clock=self.clock)
 
     def close(self) -> None:
         self.membership.abandon()

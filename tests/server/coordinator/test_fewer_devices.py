@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
-    Admitted,
-    Evicted,
+    AdmitAcknowledged,
+    EvictAcknowledged,
     MemberGone,
     MemberSeen,
     Replan,
@@ -40,7 +40,7 @@ class Alone(Driver):
         self.feed(MemberGone(MemberId("n1"), "agent n1 stopped answering"))
         for stage in (0, 1):
             self.exit(0, stage, -9, ordered=True)
-        self.feed(Evicted(Vw(0), Incarnation(0)))
+        self.feed(EvictAcknowledged(Vw(0), Incarnation(0)))
 
     def answer(self) -> Replanned:
         answer = self.replans.replan(self.tasks(Replan)[-1], str(self.folder))
@@ -50,7 +50,7 @@ class Alone(Driver):
     def come_back(self, life: int, *, stages: int) -> list[tuple[str, int, int]]:
         """The next life begins; what its stages compute, and where."""
         before = len(self.start_commands)
-        self.feed(Admitted(Vw(0), Incarnation(life), None))
+        self.feed(AdmitAcknowledged(Vw(0), Incarnation(life), None))
         told = []
         for item in self.start_commands[before:]:
             assert isinstance(item.command, StartStageCommand)
@@ -98,7 +98,7 @@ def test_one_that_does_not_get_ready_with_fewer_waits_for_the_agent(tmp_path: Pa
     run.come_back(1, stages=0)
     for stage in (0, 1):
         run.exit(0, stage, -9, life=1)
-    run.feed(Evicted(Vw(0), Incarnation(1)))
+    run.feed(EvictAcknowledged(Vw(0), Incarnation(1)))
     run.wait(100.0)
 
     assert run.events(ReplanJudged)[0].gained is None

@@ -7,13 +7,13 @@ import pytest
 from hetpipe.decide.lifecycle.exchange import (
     AddAsked,
     Admit,
-    Admitted,
+    AdmitAcknowledged,
     AfterDrain,
     AskBarrier,
     Drain,
-    Drained,
+    DrainAcknowledged,
     Evict,
-    Evicted,
+    EvictAcknowledged,
     MemberSeen,
     Rewind,
     ShardNotAsked,
@@ -41,7 +41,7 @@ def driver() -> Driver:
 class TestDrain:
     def test_the_clock_shard_is_asked_and_nothing_else_happens(self, driver: Driver) -> None:
         drain(driver)
-        driver.feed(Drained(Vw(1), Incarnation(0)))
+        driver.feed(DrainAcknowledged(Vw(1), Incarnation(0)))
         for vw in (0, 1):
             for stage in (0, 1):
                 driver.report(vw, stage, progress())
@@ -115,7 +115,7 @@ class TestDrain:
             assert driver.tasks(Drain) == [order(1, 0)] * asked
             driver.feed(ShardNotAsked(Vw(1), Incarnation(0), "PeerUnreachable", "it cannot be reached"))
             driver.wait(1.0)
-        driver.feed(Drained(Vw(1), Incarnation(0)))
+        driver.feed(DrainAcknowledged(Vw(1), Incarnation(0)))
         driver.wait(5.0)
 
         assert len(driver.tasks(Drain)) == 7
@@ -215,13 +215,13 @@ class TestInEveryState:
                 driver.exit(1, 1, -9)
             case "awaiting":
                 driver.feed(gone("n1"))
-                driver.feed(Evicted(Vw(1), Incarnation(0)))
+                driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
                 driver.wait(1.0)
             case "admitting" | "starting":
                 driver.end_life(1)
                 driver.wait(0.25)
                 if wanted == "starting":
-                    driver.feed(Admitted(Vw(1), Incarnation(1), None))
+                    driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
             case "done":
                 for stage in (0, 1):
                     driver.report(1, stage, StageDone(Clock(6), "end"))
@@ -265,7 +265,7 @@ class TestInEveryState:
             pass_barrier(driver)
         for stage in (0, 1):
             driver.exit(1, stage, -9, life=life, ordered=True)
-        driver.feed(Evicted(Vw(1), life))
+        driver.feed(EvictAcknowledged(Vw(1), life))
         driver.wait(6.0)
 
         assert state(driver) == ("done" if before == "done" else "out")
@@ -284,7 +284,7 @@ class TestInEveryState:
             pass_barrier(driver)
         for stage in (0, 1):
             driver.exit(1, stage, -9, life=life, ordered=True)
-        driver.feed(Evicted(Vw(1), life))
+        driver.feed(EvictAcknowledged(Vw(1), life))
         driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
         driver.wait(1.0)
 
@@ -338,7 +338,7 @@ class TestAdd:
             driver.end_life(1, life=life)
             driver.wait(0.25)
             if life == 0:
-                driver.feed(Admitted(Vw(1), Incarnation(1), None))
+                driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         assert state(driver) is LifeState.AWAITING
         driver.feed(AddAsked(Vw(1)))
 

@@ -26,7 +26,7 @@ from hetpipe.errors import (
 from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
-from hetpipe.server.membership import Hooks, Membership
+from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import (
@@ -241,9 +241,9 @@ def _is_raised(event: JobEvent) -> bool:
 
 
 class TestMembership:
-    def member(self, network: Network, hooks: Hooks | None = None) -> Membership:
+    def member(self, network: Network, hooks: Hooks | None = None) -> MemberSession:
         info = MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1)
-        return Membership(network.client, info, hooks=hooks, clock=network.cluster.clock)
+        return MemberSession(network.client, info, hooks=hooks, clock=network.cluster.clock)
 
     def test_it_registers_and_leaves(self, network: Network) -> None:
         membership = self.member(network)
@@ -257,7 +257,7 @@ class TestMembership:
         ended: list[JobId] = []
         leases: list[Lease] = []
         hooks = Hooks(jobs=lambda: [JobId("gone")], on_ended_jobs=ended.extend, on_registered=leases.append)
-        membership = Membership(network.client, agent_member("n7"), hooks=hooks, clock=network.cluster.clock)
+        membership = MemberSession(network.client, agent_member("n7"), hooks=hooks, clock=network.cluster.clock)
         membership.start()
         membership.beat()
         membership.close()
@@ -305,7 +305,7 @@ class TestMembership:
     def test_a_coordinator_that_is_not_there_is_waited_for(self) -> None:
         clock = FakeClock(auto_advance=True)
         client = CoordinatorClient("127.0.0.1:1", clock=clock)
-        membership = Membership(client, MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1), clock=clock)
+        membership = MemberSession(client, MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1), clock=clock)
 
         with pytest.raises(PeerUnreachable, match=r"coordinator at 127.0.0.1:1 cannot be reached: Register"):
             membership.start(wait_seconds=1.0)

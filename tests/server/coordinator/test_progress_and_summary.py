@@ -11,7 +11,7 @@ import pytest
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
 from hetpipe.decide.lifecycle.progress import ProgressBoard
-from hetpipe.decide.lifecycle.summary import RunRecord, clocks_from_reports, result_object
+from hetpipe.decide.lifecycle.summary import FinishedRun, clocks_from_reports, result_object
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.values.commands import StageKey
 from hetpipe.values.events import Evaluated
@@ -163,7 +163,7 @@ class TestProgressBoard:
         assert board.table(clocks(4, 2), states=alone, now=110.0).straggler is None
 
 
-def record(**values: Any) -> RunRecord:
+def record(**values: Any) -> FinishedRun:
     reports = {}
     for index, (vw, stage) in enumerate(STAGES):
         reports[vw, stage] = progress(
@@ -195,7 +195,7 @@ def record(**values: Any) -> RunRecord:
         "rewinds": 1,
         "proof": ProofReport("whole model", "bits", 4, 0.3, ("outputs",)),
     }
-    return RunRecord(**{**defaults, **values})
+    return FinishedRun(**{**defaults, **values})
 
 
 def history(*evaluations: Evaluated) -> EvaluationHistory:

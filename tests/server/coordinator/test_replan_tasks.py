@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress, run_document
-from hetpipe.decide.lifecycle.exchange import Admit, Admitted, ShardNotAsked
+from hetpipe.decide.lifecycle.exchange import Admit, AdmitAcknowledged, ShardNotAsked
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.server.coordinator.tasks import JobTasks
 from hetpipe.storage.memory_store import MemoryStore
@@ -54,7 +54,7 @@ def test_a_life_by_a_new_plan_waits_a_while_for_its_checkpoint(run: Run) -> None
     assert shards.asked("admit") == []
     shards.progress[FOLDER] = replace(fresh_progress(40), clock=Clock(40))
 
-    assert tasks.run(admit) == Admitted(Vw(1), Incarnation(1), FOLDER)
+    assert tasks.run(admit) == AdmitAcknowledged(Vw(1), Incarnation(1), FOLDER)
     assert admit.replan is not None
     [(_, (_, _, kept))] = shards.asked("keep_run")
     assert kept == replace(description(run).run, plan=admit.replan.plan)
@@ -69,7 +69,7 @@ def test_it_does_not_wait_for_ever(run: Run) -> None:
     assert isinstance(tasks_of(shards, clock).run(admit), ShardNotAsked)
     clock.advance(0.1)
 
-    assert tasks_of(shards, clock).run(admit) == Admitted(Vw(1), Incarnation(1), None)
+    assert tasks_of(shards, clock).run(admit) == AdmitAcknowledged(Vw(1), Incarnation(1), None)
 
 
 def description(run: Run) -> RunDescription:

@@ -14,13 +14,11 @@ from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.values.conditions import Condition
 from hetpipe.values.ids import JobId
+from hetpipe.values.leases import heartbeat_seconds
 from hetpipe.values.members import Lease, MemberInfo, Registration
 from hetpipe.values.run import ClockSnapshot
 
 _log = get_logger(__name__)
-
-#: Heartbeats per lease.
-_BEATS_PER_LEASE = 5
 
 #: Seconds between two attempts to reach a coordinator that is not there yet.
 _START_PAUSE_SECONDS = 0.2
@@ -78,7 +76,7 @@ class Hooks:
     """Another process has the name now; no heartbeat follows, so the process should end."""
 
 
-class Membership:
+class MemberSession:
     """Keeps one process a member. Start it once, close it once.
 
     Losing the coordinator ends nothing: heartbeats go on, and `silent_seconds` tells for how long nobody answered. What
@@ -213,7 +211,7 @@ class Membership:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._wake.wait(self.lease.lease_seconds / _BEATS_PER_LEASE)
+            self._wake.wait(heartbeat_seconds(self.lease.lease_seconds))
             self._wake.clear()
             if self._closing.is_set():
                 return
