@@ -108,10 +108,10 @@ def wishes_of(request: PlanRequest, job: Job | None) -> Wishes:
     Raises:
         UserError: a text means nothing, or what the job wants cannot be foreseen.
     """
-    if job is not None and job.sync.kind == "allreduce":
+    if job is not None and job.sync.traits.averages_gradients:
         raise UserError(
-            "how fast stages average gradients among themselves is not foreseen, and `sync: allreduce` is cut alike "
-            "everywhere, not planned; plan it with `sync: bsp`, which brings weights together as often"
+            f"how fast stages average gradients among themselves is not foreseen, and `sync: {job.sync.kind}` is cut "
+            "alike everywhere, not planned; plan it with `sync: bsp`, which brings weights together as often"
         )
     remarks: tuple[str, ...] = ()
     slots = request.optimizer_slots

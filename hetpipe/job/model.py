@@ -299,7 +299,7 @@ class Job(Section):
     @property
     def has_shards(self) -> bool:
         """Whether parameter servers hold the weights; under `none` and `allreduce` only the stages do."""
-        return self.sync.has_shards
+        return self.sync.traits.has_shards
 
     def data_spec(self, num_samples: int) -> DataSpec:
         """What is dealt to the virtual workers when the training set has `num_samples` samples."""

@@ -15,8 +15,10 @@ from typing import Any
 
 from hetpipe.errors import JobError
 from hetpipe.job.model import Job, normalised
-from hetpipe.job.sections import WITHOUT_SHARDS, DeviceEmulation
+from hetpipe.job.sections import DeviceEmulation
+from hetpipe.values.policies import POLICIES
 from hetpipe.values.problems import Path, Problem, field_at, model_at, unknown_key
+from hetpipe.values.sync import SYNC_KINDS
 from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
 
 #: A mapping (nested, dotted or both), or `path=value` texts.
@@ -131,8 +133,10 @@ def _settle(values: dict[str, Any], given: Mapping[tuple[str, ...], object]) -> 
     _settle_sync(values, given)
     _settle_stages(values, given)
     _settle_cluster(values, given)
-    if given.get(("weights",), "predict") != "predict":
-        values.pop("prediction", None)
+    if ("weights",) in given:
+        policy = POLICIES.get(str(given["weights",]))
+        if policy is None or policy.predicts != "update":
+            values.pop("prediction", None)
     for section in ("optimizer", "lr_schedule"):
         name = given.get((section, "name"))
         if name is not None and name != _at(values, section, "name"):
@@ -144,16 +148,23 @@ def _settle_sync(values: dict[str, Any], given: Mapping[tuple[str, ...], object]
     kind, staleness = given.get(("sync", "kind")), given.get(("sync", "D"))
     if isinstance(values.get("sync"), str) and any(path[0] == "sync" and len(path) > 1 for path in given):
         values["sync"] = {"kind": values["sync"]}
-    if kind in ("bsp", "asp", *WITHOUT_SHARDS):
+    traits = SYNC_KINDS.get(str(kind))
+    has_own_bound = traits is not None and traits.bound != "given"
+    if has_own_bound:
         _put(values, ("sync", "D"), None)
-    if kind in ("bsp", "asp", *WITHOUT_SHARDS) or (staleness is not None and staleness != "auto"):
+    if has_own_bound or (staleness is not None and staleness != "auto"):
         _put(values, ("sync", "max_D"), None)
-    if kind in tuple(WITHOUT_SHARDS):
+    if traits is not None and not traits.has_shards:
         _put(values, ("sync", "combine"), None)
         values.pop("parameter_servers", None)
-    if kind is None and staleness is not None and not (_at(values, "sync", "kind") == "bsp" and staleness == 0):
+    if kind is None and staleness is not None and not (_has_bound_zero(values) and staleness == 0):
         # A bound makes it wsp, whatever the file's kind was.
         _put(values, ("sync", "kind"), None)
+
+
+def _has_bound_zero(values: Mapping[str, Any]) -> bool:
+    traits = SYNC_KINDS.get(str(_at(values, "sync", "kind")))
+    return traits is not None and traits.bound == "zero"
 
 
 def _settle_stages(values: dict[str, Any], given: Mapping[tuple[str, ...], object]) -> None:

@@ -40,10 +40,10 @@ def contradictions(keys: Mapping[str, Any]) -> Iterator[Problem]:
 def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
     """The planner makes one, unless it is told otherwise."""
     said, count = ("count", workers.count) if workers.devices is None else ("devices", len(workers.devices))
-    if sync.kind == "none" and (count or 1) > 1:
+    if sync.traits.single_worker and (count or 1) > 1:
         yield _kind(
-            f"is none, which is for one virtual worker, but `workers.{said}` says {count}; use wsp or allreduce, or "
-            "one virtual worker"
+            f"is {sync.kind}, which is for one virtual worker, but `workers.{said}` says {count}; use wsp or "
+            "allreduce, or one virtual worker"
         )
 
 
@@ -57,25 +57,25 @@ def _bound_is_planned(workers: WorkersSection, sync: SyncSection) -> Iterator[Pr
 
 
 def _equal_replicas(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
-    if sync.kind != "allreduce":
+    if not sync.traits.averages_gradients:
         return
     if workers.stages == "auto":
         yield _kind(
-            "is allreduce, which needs virtual workers that are cut alike, but `workers.stages: auto` plans each by "
+            f"is {sync.kind}, which needs virtual workers that are cut alike, but `workers.stages: auto` plans each by "
             "itself; say how many there are, for example `workers: {count: 2, stages: 2}`"
         )
     elif isinstance(workers.stages, tuple) and len(set(workers.stages)) > 1:
         yield _kind(
-            "is allreduce, which needs virtual workers that are cut alike, but the lists in `workers.stages` differ; "
-            "give the same list for each, or use wsp"
+            f"is {sync.kind}, which needs virtual workers that are cut alike, but the lists in `workers.stages` "
+            "differ; give the same list for each, or use wsp"
         )
 
 
 def _averages_under_allreduce(sync: SyncSection, weights: WeightPolicy) -> Iterator[Problem]:
-    if sync.kind == "allreduce" and not POLICIES[weights].one_update_per_wave:
+    if sync.traits.averages_gradients and not POLICIES[weights].one_update_per_wave:
         yield Problem(
             ("weights",),
-            f"is {weights}, which makes an update per minibatch, but `allreduce` averages the gradients of whole "
+            f"is {weights}, which makes an update per minibatch, but `{sync.kind}` averages the gradients of whole "
             f"waves; use {join_names(policies_where(lambda row: row.one_update_per_wave))}, or another `sync.kind`",
         )
 
@@ -168,7 +168,7 @@ def _something_predicted(weights: WeightPolicy, prediction: PredictionSection) -
 def _something_on_the_shards(sync: SyncSection, parameter_servers: ParameterServersSection) -> Iterator[Problem]:
     for name, field in ParameterServersSection.model_fields.items():
         value = getattr(parameter_servers, name)
-        if not sync.has_shards and value != field.default:
+        if not sync.traits.has_shards and value != field.default:
             yield Problem(
                 ("parameter_servers", name),
                 f"is {value}, but under `{sync.kind}` the stages alone hold the weights, and one process keeps the "

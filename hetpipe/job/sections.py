@@ -31,19 +31,13 @@ from hetpipe.values.policies import PlacementName, PullTiming
 from hetpipe.values.problems import shown
 from hetpipe.values.profile import Profile
 from hetpipe.values.suggest import did_you_mean
+from hetpipe.values.sync import SYNC_KINDS, SyncKind, SyncTraits
 
-SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
 Combine = Literal["sum", "mean"]
 Placement = Literal["auto", PlacementName]
 Allocation = Literal["auto", "NP", "ED", "HD"]
 
 T = TypeVar("T")
-
-#: Kinds under which only the stages hold weights, and why no updates are combined there.
-WITHOUT_SHARDS: Mapping[str, str] = {
-    "none": "under `none` there are no other virtual workers to combine with",
-    "allreduce": "`allreduce` averages gradients over all samples",
-}
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -220,29 +214,30 @@ class SyncSection(Section):
     later."""
 
     @property
-    def has_shards(self) -> bool:
-        """Whether parameter servers hold the weights; under `none` and `allreduce` only the stages do."""
-        return self.kind not in WITHOUT_SHARDS
+    def traits(self) -> SyncTraits:
+        """What this kind is."""
+        return SYNC_KINDS[self.kind]
 
     @field_validator("D")
     @classmethod
     def _bound_fits_kind(
         cls, staleness: int | Literal["auto"] | None, info: ValidationInfo
     ) -> int | Literal["auto"] | None:
-        kind = info.data.get("kind")
+        traits = _traits_of(info)
         if (staleness == "auto") != (info.data.get("max_D") is not None):
             raise ValueError("`D: auto` and `max_D` belong together; give for example `D: auto, max_D: 8`")
-        unbounded = kind in ("asp", *WITHOUT_SHARDS)
-        if unbounded and staleness is not None:
-            raise ValueError(f"is {staleness}, but `{kind}` has no staleness bound; remove D or use kind: wsp")
-        if kind == "bsp" and staleness:
-            raise ValueError(f"is {staleness}, but `bsp` means D = 0; remove D or use kind: wsp")
+        unbounded = traits is not None and traits.bound == "none"
+        if traits is not None and unbounded and staleness is not None:
+            raise ValueError(f"is {staleness}, but `{traits.name}` has no staleness bound; remove D or use kind: wsp")
+        if traits is not None and traits.bound == "zero" and staleness:
+            raise ValueError(f"is {staleness}, but `{traits.name}` means D = 0; remove D or use kind: wsp")
         return 0 if not unbounded and staleness is None else staleness
 
     @field_validator("combine")
     @classmethod
     def _something_to_combine(cls, combine: Combine | None, info: ValidationInfo) -> Combine | None:
-        why_not = WITHOUT_SHARDS.get(info.data.get("kind", ""))
+        traits = _traits_of(info)
+        why_not = None if traits is None else traits.why_not_combined
         if why_not is not None and combine is not None:
             raise ValueError(f"is {combine}, but {why_not}; remove it")
         return "sum" if why_not is None and combine is None else combine
@@ -250,24 +245,35 @@ class SyncSection(Section):
     @field_validator("pull")
     @classmethod
     def _bound_requires_pulls(cls, pull: PullTiming, info: ValidationInfo) -> PullTiming:
-        kind = info.data.get("kind", "wsp")
-        if pull == "required" and kind in WITHOUT_SHARDS:
-            raise ValueError(f"is required, but under `{kind}` the stages alone hold the weights, and none are pulled")
-        if pull == "required" and kind == "asp":
+        traits = _traits_of(info)
+        if traits is None or pull != "required":
+            return pull
+        if not traits.has_shards:
             raise ValueError(
-                "is required, but `asp` has no staleness bound that ever requires a pull; use kind: wsp with a D, or "
-                "pull: every_wave"
+                f"is required, but under `{traits.name}` the stages alone hold the weights, and none are pulled"
+            )
+        if traits.bound == "none":
+            raise ValueError(
+                f"is required, but `{traits.name}` has no staleness bound that ever requires a pull; use kind: wsp "
+                "with a D, or pull: every_wave"
             )
         return pull
 
     @field_validator("deterministic")
     @classmethod
     def _bounded_if_deterministic(cls, deterministic: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
-        if deterministic and info.data.get("kind") == "asp":
+        traits = _traits_of(info)
+        if deterministic and traits is not None and traits.has_shards and traits.bound == "none":
             raise ValueError(
-                "`asp` has no required clock to be deterministic about; use kind: wsp with a D, or deterministic: false"
+                f"`{traits.name}` has no required clock to be deterministic about; use kind: wsp with a D, or "
+                "deterministic: false"
             )
         return deterministic
+
+
+def _traits_of(info: ValidationInfo) -> SyncTraits | None:
+    """Of the kind that stands before a key of `sync`; None: that is no kind."""
+    return SYNC_KINDS.get(info.data.get("kind", ""))
 
 
 class ParameterServersSection(Section):

@@ -1,9 +1,13 @@
-"""What the shards must know of a job to keep its virtual workers in step."""
+"""How the virtual workers of a job are kept in step: the kinds of it, and what shards must know (`wsp.md` §2, §3, §5).
+
+Whoever must know something of a kind of synchronisation asks its row of `SYNC_KINDS`, never for its name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PlainSerializer
 
@@ -16,6 +20,48 @@ HexBytes = Annotated[
     PlainSerializer(bytes.hex, return_type=str, when_used="json"),
     BeforeValidator(lambda value: bytes.fromhex(value) if isinstance(value, str) else value),
 ]
+
+
+SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncTraits:
+    """What a kind of synchronisation is, as far as anybody asks."""
+
+    name: SyncKind
+    bound: Literal["given", "zero", "none"] = "none"
+    """The staleness bound D: the job gives it, it is 0, or there is none."""
+    has_shards: bool = True
+    """Whether parameter servers hold the weights; else only the stages do."""
+    averages_gradients: bool = False
+    """Whether stages of equal virtual workers average the gradients of whole waves among themselves."""
+    single_worker: bool = False
+    """Whether there is one virtual worker, and no other to keep in step with."""
+    why_not_combined: str | None = None
+    """Why no updates of virtual workers are combined; None: they are."""
+
+
+_KINDS = (
+    SyncTraits(name="wsp", bound="given"),
+    SyncTraits(name="bsp", bound="zero"),
+    SyncTraits(name="asp"),
+    SyncTraits(
+        name="none",
+        has_shards=False,
+        single_worker=True,
+        why_not_combined="under `none` there are no other virtual workers to combine with",
+    ),
+    SyncTraits(
+        name="allreduce",
+        has_shards=False,
+        averages_gradients=True,
+        why_not_combined="`allreduce` averages gradients over all samples",
+    ),
+)
+
+#: Kinds by name; a row's name is the same text as a `SyncKind`.
+SYNC_KINDS: Mapping[str, SyncTraits] = {row.name: row for row in _KINDS}
 
 
 @dataclass(frozen=True, slots=True)

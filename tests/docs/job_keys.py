@@ -30,7 +30,6 @@ from hetpipe.job.sections import (
     LayerCounts,
     ParameterServersSection,
     Reference,
-    SyncKind,
     SyncSection,
     WorkersSection,
 )
@@ -43,6 +42,7 @@ from hetpipe.job.training import (
     PredictionSection,
 )
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
+from hetpipe.values.sync import SYNC_KINDS
 from tests.docs.pages import ROOT, with_table
 
 PAGE = ROOT / "docs" / "job-file.md"
@@ -115,8 +115,8 @@ def _goes_with(weights: WeightPolicy) -> Iterator[str]:
     yield "K" if POLICIES[weights].least_minibatches_per_wave(2) > 1 else "1"
     yield "the whole wave" if whole_waves else "divides N"
     yield "`global`, `stage`" if POLICIES[weights].clips_globally else "`stage`"
-    kinds = [kind for kind in typing.get_args(SyncKind) if kind != "allreduce" or whole_waves]
-    yield ", ".join(f"`{kind}`" for kind in kinds)
+    kinds = [kind for kind in SYNC_KINDS.values() if whole_waves or not kind.averages_gradients]
+    yield ", ".join(f"`{kind.name}`" for kind in kinds)
 
 
 def marked(text: str) -> list[str]:

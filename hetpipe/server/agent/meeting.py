@@ -30,6 +30,7 @@ from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import StageIndex
 from hetpipe.values.requests import Meeting
 from hetpipe.values.run import LinkTime, StageConfig
+from hetpipe.values.sync import SYNC_KINDS
 
 if TYPE_CHECKING:  # torch.distributed has the name, but only its C++ module has the type
     from torch._C._distributed_c10d import TCPStore
@@ -104,7 +105,7 @@ class _StageMeeting:
         self._asked = job.link
         self._minibatches_per_wave = job.minibatches_per_wave
         self._num_workers = len(config.plan.virtual_workers)
-        self._has_replicas = job.sync.kind == "allreduce" and self._num_workers > 1
+        self._has_replicas = SYNC_KINDS[job.sync.kind].averages_gradients and self._num_workers > 1
         self._replicas_host = self._host_for_replicas() if self._has_replicas else ""
 
     def meet(self) -> Neighbours:

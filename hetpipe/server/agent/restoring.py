@@ -22,6 +22,7 @@ from hetpipe.values.checkpoint import optimizer_source
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.requests import CheckpointFile
 from hetpipe.values.run import StageConfig
+from hetpipe.values.sync import SYNC_KINDS
 from hetpipe.weights.optimizer import StageOptimizer
 
 _log = get_logger(__name__)
@@ -51,7 +52,7 @@ def restore(job: Job, config: StageConfig, layers: Sequence[Layer], optimizer: S
             copy_exactly(layer.module.get_parameter(local), shared.tensor(f"buffers/{name}"), name)
         for local, name in layer.buffers.items():
             copy_exactly(layer.module.get_buffer(local), shared.tensor(f"buffers/{name}"), name)
-    is_shared = job.sync.kind == "allreduce"
+    is_shared = SYNC_KINDS[job.sync.kind].averages_gradients
     source = optimizer_source(manifest.members, config.vw, is_shared=is_shared)
     optimizer.load_state(_optimizer_state(folder, manifest, source, layers))
     return manifest.progress.clock
