@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from benchmarks.__main__ import PARTS
 
@@ -27,11 +22,3 @@ def test_continuous_integration_runs_all_of_them() -> None:
     assert re.search(r"^make bench-smoke$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()
     assert "bench-smoke: $(STAMP)\n\t@$(BIN)/python -m benchmarks --smoke\n" in makefile
-
-
-@pytest.mark.processes
-def test_a_short_one_runs_here_as_well() -> None:
-    command = [sys.executable, "-m", "benchmarks", "simulator", "--smoke"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "simulator: " in done.stderr

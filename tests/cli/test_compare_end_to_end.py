@@ -38,6 +38,7 @@ def test_a_comparison_and_going_on_with_it(tmp_path: Path) -> None:
     assert last_line(again)["policies"] == answer["policies"]
 
 
+@pytest.mark.exhaustive
 def test_a_policy_that_the_job_cannot_use_is_named_before_anything_starts(tmp_path: Path) -> None:
     job = write_job(tmp_path, optimizer={"name": "Adagrad", "lr": 0.1})
     refused = hetpipe("compare", job, "--weights", "wave,predict,spectrain", "--run-dir", tmp_path / "kept", "--json")

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from hetpipe.values.identity import Peer
 from tests.certs.cluster import AGENT, COORDINATOR, OPERATOR, SHARD, cluster
 from tests.cli.fakes import RESULT
-from tests.models import mlp32
+from tests.models import data32, loss, mlp32
 from tests.polling import wait_until
 from tests.processes.harness import HETPIPE, ROOT, Train, is_alive, write_job
+from tests.reference.executor import ReferenceRun, run_reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -38,7 +40,8 @@ def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     peak = 5e10
-    job, run_dir = write_job(tmp_path, cluster={"file": cpus_with_peak(peak)}), tmp_path / "run"
+    sync = {"kind": "wsp", "D": 1, "minibatches_per_wave": 2, "deterministic": True}
+    job, run_dir = write_job(tmp_path, cluster={"file": cpus_with_peak(peak)}, sync=sync), tmp_path / "run"
     trained = hetpipe("train", job, "--json", "--run-dir", run_dir)
     assert trained.returncode == 0, trained.stderr
     result = last_line(trained)
@@ -71,11 +74,30 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     assert last_line(hetpipe("check", run_dir, "--json"))["minibatches"] == result["minibatches"]
     exported = hetpipe("export", run_dir, tmp_path / "out.safetensors")
     assert exported.returncode == 0, exported.stderr
-    mlp32().load_state_dict(load_file(tmp_path / "out.safetensors"))
+    weights = load_file(tmp_path / "out.safetensors")
+    mlp32().load_state_dict(weights)
+    for name, expected in run_reference(SMALL).weights.items():
+        assert torch.equal(weights[name], expected), name
 
     finished = hetpipe("train", "--resume", run_dir, "--json")
     assert finished.returncode == 2
     assert "is finished: it trained 2 of 2 epochs" in last_line(finished)["errors"][0]
+
+
+#: The job of `write_job`, where it is deterministic.
+SMALL = ReferenceRun(
+    model=mlp32,
+    loss=loss,
+    train=data32(),
+    batch_size=4,
+    seed=3,
+    optimizer="SGD",
+    arguments={"lr": 0.05, "momentum": 0.9},
+    num_virtual_workers=2,
+    minibatches_per_wave=2,
+    staleness=1,
+    epochs=2,
+)
 
 
 def cpus_with_peak(flops: float) -> dict[str, Any]:
@@ -88,6 +110,7 @@ def cpus_with_peak(flops: float) -> dict[str, Any]:
     }
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job = write_job(tmp_path, workers={})
@@ -134,6 +157,7 @@ def test_user_code_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     assert last_line(hetpipe("status", tmp_path / "run", "--json"))["state"] == "failed"
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_would_train_to_something_else_never_trains(tmp_path: Path) -> None:
     job = write_job(tmp_path, model="tests.models:tied_in_secret", data={"train": "tests.models:tokens"})
     outcome = hetpipe("train", job, "--json", "--run-dir", tmp_path / "run")

@@ -22,10 +22,10 @@ from hetpipe.server.agent.stage_assembly import assemble
 from hetpipe.values.ids import Clock
 from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
+from tests.pairwise import pairwise
 from tests.reference.executor import run_reference
 from tests.support import in_process
 from tests.support.in_process import InProcessRun
-from tests.thinning import thinned
 
 ADAM: dict[str, Any] = {"name": "Adam", "lr": 0.01, "weight_decay": 0.02}
 NESTEROV: dict[str, Any] = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
@@ -68,80 +68,70 @@ def _optimizers_of(weights: str) -> list[str]:
     return ["momentum"] if weights == "spectrain" else list(OPTIMIZERS)
 
 
+#: Every policy, optimizer and number of stages in both dtypes: momentum each way, the others in double precision
+#: without shards and in single precision with them.
 POINTS = [
-    (weights, optimizer, stages, dtype)
-    for weights in WEIGHT_POLICIES
+    (kind, weights, optimizer, stages, dtype)
+    for kind, weights in itertools.product(("none", "wsp"), WEIGHT_POLICIES)
     for optimizer, stages, dtype in itertools.product(_optimizers_of(weights), (1, 2, 3, 4), ("32", "64"))
+    if optimizer == "momentum" or dtype == {"none": "64", "wsp": "32"}[kind]
 ]
 
 
-#: Every policy, optimizer and number of stages in both dtypes: momentum each way, the others in one of them without
-#: shards and in the other one with.
-POINTS_ALONE = [point for point in POINTS if point[3] == "64" or point[1] == "momentum"]
-POINTS_WITH_SHARDS = [point for point in POINTS if point[3] == "32" or point[1] == "momentum"]
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("kind", "weights", "optimizer", "stages", "dtype"),
+    pairwise(POINTS, name=lambda *point: "-".join(map(str, point))),
+)
+def test_every_policy_equals_the_reference(
+    kind: str, weights: str, optimizer: str, stages: int, dtype: str, tmp_path: Path
+) -> None:
+    number = POINTS.index((kind, weights, optimizer, stages, dtype))  # type: ignore[arg-type]
+    if kind == "none":
+        case = case_of(weights, stages, optimizer, dtype, kind="none", workers=1, every_waves=3)
+    else:
+        staleness = number % 3
+        every_waves = None if staleness else 3  # a barrier starts the bound anew
+        case = case_of(weights, stages, optimizer, dtype, workers=2, staleness=staleness, every_waves=every_waves)
+    same(case, tmp_path, delay_seed=number)
 
 
-def _every_other(points: list[tuple[Any, ...]]) -> list[Any]:
-    """Each policy with each optimizer in two numbers of stages, the other two in the exhaustive run."""
-    return [
-        pytest.param(point, marks=() if (point[2] + number // 4) % 2 else pytest.mark.exhaustive)
-        for number, point in enumerate(points)
-    ]
+ORDERS = [
+    (weights, schedule, stages, kind)
+    for weights, schedule in (("wave", "fifo"), ("flush", "gpipe"), ("flush", "fifo"))
+    for stages, kind in itertools.product((1, 2, 3, 4), ("none", "wsp"))
+]
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("point", _every_other(POINTS_ALONE), ids=lambda p: "-".join(map(str, p)))
-def test_alone_equals_the_reference(point: tuple[Any, ...], tmp_path: Path) -> None:
-    weights, optimizer, stages, dtype = point
-    case = case_of(weights, stages, optimizer, dtype, kind="none", workers=1, every_waves=3)
-    same(case, tmp_path, delay_seed=POINTS.index(point))
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("point", _every_other(POINTS_WITH_SHARDS), ids=lambda p: "-".join(map(str, p)))
-def test_with_shards_equals_the_reference(point: tuple[Any, ...], tmp_path: Path) -> None:
-    weights, optimizer, stages, dtype = point
-    staleness = POINTS.index(point) % 3
-    every_waves = None if staleness else 3  # a barrier starts the bound anew
-    case = case_of(weights, stages, optimizer, dtype, workers=2, staleness=staleness, every_waves=every_waves)
-    same(case, tmp_path, delay_seed=POINTS.index(point))
-
-
-def _schedule_points() -> list[tuple[Any, ...]]:
-    pairs = [("wave", "fifo"), ("flush", "gpipe"), ("flush", "fifo")]
-    return [(*pair, stages, kind) for pair in pairs for stages in (1, 2, 3, 4) for kind in ("none", "wsp")]
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("point", _schedule_points(), ids=lambda p: "-".join(map(str, p)))
-def test_the_order_changes_no_bit(point: tuple[Any, ...], tmp_path: Path) -> None:
-    weights, schedule, stages, kind = point
+@pytest.mark.parametrize(("weights", "schedule", "stages", "kind"), pairwise(ORDERS))
+def test_the_order_changes_no_bit(weights: Any, schedule: str, stages: int, kind: str, tmp_path: Path) -> None:
     workers = 1 if kind == "none" else 2
     case = case_of(weights, stages, "momentum", schedule=schedule, kind=kind, workers=workers, every_waves=4)
     same(case, tmp_path)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("weights", ["flush", "double_buffer"])
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("workers", "optimizer", "weights", "stages"),
+    pairwise(itertools.product((1, 2, 3), ("momentum", "adamw"), ("flush", "double_buffer"), (1, 2, 3))),
+)
 def test_replicas_equal_the_reference(workers: int, optimizer: str, weights: str, stages: int, tmp_path: Path) -> None:
     case = case_of(weights, stages, optimizer, kind="allreduce", workers=workers, every_waves=4, max_norm=0.5)
     same(case, tmp_path)
 
 
-CLIPPED = [
+CLIPPINGS = [
     *(("wave", "global"), ("vertical", "global"), ("flush", "global"), ("double_buffer", "global")),
     *(("wave", "stage"), ("stash", "stage"), ("predict", "stage"), ("spectrain", "stage"), ("flush", "stage")),
 ]
+CLIPPED = [(*clipping, stages, kind) for clipping in CLIPPINGS for stages in (1, 2, 3) for kind in ("none", "wsp")]
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("clipped", "stages", "kind"), thinned(CLIPPED, (1, 2, 3), ("none", "wsp"), every=2))
-def test_clipping_is_exact(clipped: tuple[str, Any], stages: int, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weights", "clip", "stages", "kind"), pairwise(CLIPPED))
+def test_clipping_is_exact(weights: str, clip: Any, stages: int, kind: str, tmp_path: Path) -> None:
     """Gradients of these models are of norm 0.2 to 2, so that some are clipped and some are not."""
-    weights, clip = clipped
     workers = 1 if kind == "none" else 2
     case = case_of(
         weights, stages, "momentum", "64", kind=kind, workers=workers, max_norm=0.5, clip=clip, every_waves=4
@@ -155,11 +145,13 @@ def test_clipping_is_exact(clipped: tuple[str, Any], stages: int, kind: str, tmp
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("weights", "shape", "kind"),
-    thinned(
-        ("wave", "stash", "vertical", "predict", "spectrain"),
-        ((4, 2, 2), (4, 4, 3), (6, 3, 2), (4, 2, 1)),
-        ("none", "wsp"),
-        every=4,
+    pairwise(
+        itertools.product(
+            ("wave", "stash", "vertical", "predict", "spectrain"),
+            ((4, 2, 2), (4, 4, 3), (6, 3, 2), (4, 2, 1)),
+            ("none", "wsp"),
+        ),
+        by=lambda weights, shape, kind: (weights, *shape, kind),
     ),
 )
 def test_accumulation_is_exact(weights: str, shape: tuple[int, int, int], kind: str, tmp_path: Path) -> None:
@@ -168,7 +160,7 @@ def test_accumulation_is_exact(weights: str, shape: tuple[int, int, int], kind: 
     case = case_of(
         weights, stages, "momentum", accumulate=accumulate, kind=kind, workers=workers, every_waves=4, batch_size=3
     )
-    case = replace(case, wave=wave, minibatches=None, epochs=2)  # the epoch's last minibatch is smaller
+    case = replace(case, wave=wave, data="data32", minibatches=None, epochs=3)  # an epoch's last minibatch is smaller
     same(case, tmp_path)
 
 
@@ -181,7 +173,9 @@ BIASES: dict[str, Any] = {"parameters": ("*.bias",), "weight_decay": 0.0, "lr": 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("weights", "schedule", "kind"), thinned(WEIGHT_POLICIES, SCHEDULES, ("none", "wsp"), every=2))
+@pytest.mark.parametrize(
+    ("weights", "schedule", "kind"), pairwise(itertools.product(WEIGHT_POLICIES, SCHEDULES, ("none", "wsp")))
+)
 def test_learning_rates_and_groups_are_exact(weights: str, schedule: dict[str, Any], kind: str, tmp_path: Path) -> None:
     workers = 1 if kind == "none" else 2
     optimizer = "momentum" if weights == "spectrain" else "adamw"

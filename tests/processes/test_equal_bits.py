@@ -15,7 +15,7 @@ from tests import models
 from tests.processes.harness import Train, write_job
 from tests.reference.executor import ReferenceRun, run_reference
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(180)]
 
 SGD = {"name": "SGD", "lr": 0.1}
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
@@ -23,10 +23,9 @@ ADAMW = {"name": "AdamW", "lr": 0.01}
 
 #: (model, V, K, N, D, optimizer, link): a spread over the matrix that tests/numerics runs in one process;
 #: `test_policies` has five more. A parameter of `wide32` is in two slices, one on each shard.
+#: `tests/cli/test_end_to_end.py` compares one more, in `make test`.
 CASES = [
     ("wide32", 1, 3, 2, 1, ADAMW, "grpc"),
-]
-MORE_CASES = [
     ("mlp32", 1, 1, 1, 0, SGD, "auto"),
     ("mlp64", 2, 3, 2, 4, MOMENTUM, "auto"),
     ("mlp32", 3, 2, 2, 0, ADAMW, "auto"),
@@ -37,10 +36,7 @@ MORE_CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("model", "workers", "stages", "wave", "staleness", "optimizer", "link"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE_CASES)],
-)
+@pytest.mark.parametrize(("model", "workers", "stages", "wave", "staleness", "optimizer", "link"), CASES)
 def test_processes_equal_the_reference(
     tmp_path: Path,
     model: str,

@@ -132,6 +132,7 @@ def test_submit_that_is_killed_hands_nothing_in_twice(services: Services, tmp_pa
     assert (status, result["samples"], json.loads(record.read_text())["job_id"]) == (0, 2 * 46, job_id)
 
 
+@pytest.mark.exhaustive
 def test_a_job_without_room_is_pending_until_there_is_and_can_be_cancelled(services: Services, tmp_path: Path) -> None:
     endless, short = ((tmp_path / name) for name in ("endless", "short"))
     for folder in (endless, short):

@@ -100,6 +100,7 @@ def of_kind(status: dict[str, Any], kind: ConditionKind) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_is_told_at_once_and_the_first_cause_stays_the_last_line(
     tmp_path: Path, disk: SmallDisk, started: Callable[..., Train]
 ) -> None:

@@ -53,13 +53,14 @@ def stop(train: Train) -> Outcome:
     return outcome
 
 
-def test_a_stage_that_is_killed_and_one_that_hangs(tmp_path: Path) -> None:
-    job = write_job(tmp_path, **ENDLESS, survive={"stall": "8s"})
+@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_a_stage_that_is_killed_and_one_that_hangs(num_stages: int, tmp_path: Path) -> None:
+    job = write_job(tmp_path, **ENDLESS, survive={"stall": "8s"}, workers={"count": 2, "stages": num_stages})
     train = Train(tmp_path, job)
     train.wait_for_checkpoint()
     stages = pids_of(train.status(), "stage")
     killed_at = SYSTEM_CLOCK.monotonic()
-    kill(stages[3])
+    kill(stages[-1])
     wait_for_lives(train, 1)
     wait_until(lambda: len(waves(train, 1, 1)) > 10, timeout_seconds=30.0, what="waves of the second life")
 
@@ -70,7 +71,7 @@ def test_a_stage_that_is_killed_and_one_that_hangs(tmp_path: Path) -> None:
     outcome = stop(train)
 
     assert outcome.result["deaths"] == {"0": 1, "1": 1}
-    assert "stage 1 of virtual worker 1" in outcome.stderr
+    assert f"stage {num_stages - 1} of virtual worker 1" in outcome.stderr
     assert "was killed by SIGKILL" in outcome.stderr
     assert "stage 0 of virtual worker 0" in outcome.stderr
     assert "hangs: it has reported nothing for" in outcome.stderr

@@ -15,7 +15,7 @@ from tests.numerics.compare import ADAMW, MOMENTUM, Case
 from tests.numerics.evaluations import reference_of, value_of
 from tests.processes.harness import Train, write_job
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(180)]
 
 CASES: dict[str, dict[str, Any]] = {
     "replicas": {"weights": "flush", "kind": "allreduce", "workers": 2, "max_norm": 0.5, "optimizer": ADAMW},
@@ -24,13 +24,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gpipe": {"weights": "flush", "schedule": "gpipe", "kind": "none", "workers": 1, "wave": 4},
     "stashed": {"weights": "stash", "workers": 2, "accumulate": 2, "wave": 4, "staleness": 0},
 }
-#: The others are for `make exhaustive`.
-FIRST = {"replicas"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.exhaustive) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_processes_equal_the_reference(name: str, tmp_path: Path) -> None:
     case = Case(
         **{"optimizer": MOMENTUM, "model": "mlp64", "data": "data64", "batch_size": 4, "epochs": 2, **CASES[name]},
