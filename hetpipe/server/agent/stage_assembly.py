@@ -30,9 +30,8 @@ from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.runner import StageRunner
-from hetpipe.pipeline.setup import Clipping, StageData, StageIdentity, StageParts
+from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.agent.restoring import restore
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.transport import ClockTransport, ShardTransport
