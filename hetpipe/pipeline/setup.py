@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hetpipe.checkpoint.format import PartWriter
+from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.schedule.policy import Order
 from hetpipe.decide.schedule.versions import VersionTable

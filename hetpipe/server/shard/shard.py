@@ -25,7 +25,6 @@ from hetpipe.server.shard.push_log import LoggedPush, Oldest, OldPush, OldPushes
 from hetpipe.server.shard.push_session import PushSession
 from hetpipe.values.bounds import MAX_STAGES
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import PullHeader, PushHeader, Requester, SliceHeader, Watermarks
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
@@ -67,14 +66,9 @@ class ShardFacts:
     """Of the write-ahead log of pushes."""
 
 
-def slice_name(piece: SlicePlan) -> str:
-    """A slice's name within its shard."""
-    return f"{piece.parameter.name}[{piece.start}:{piece.stop}]"
-
-
 def shard_layout(config: ShardConfig) -> FlatLayout:
     """Where the slices of a shard lie in its buffers."""
-    return FlatLayout([(slice_name(s), (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
+    return FlatLayout([(s.name, (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
 
 
 class Shard:
