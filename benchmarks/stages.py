@@ -23,7 +23,8 @@ import torch
 from benchmarks.alone import AloneSynchroniser
 from benchmarks.model import MICROBATCH, RandomTokens, loss, model
 from benchmarks.protocol import peak_resident_bytes
-from hetpipe.checkpoint.format import PartWriter
+from hetpipe.checkpoint.layout import stage_file
+from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.versions import VersionTable
@@ -40,7 +41,6 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
-from hetpipe.values.checkpoint import stage_file
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.policies import Schedule, WeightPolicy
 from hetpipe.values.requests import Requester

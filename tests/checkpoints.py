@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hetpipe.checkpoint.format import OptimizerState, PartWriter, save_slices
+from hetpipe.checkpoint.format import OptimizerState, save_slices
+from hetpipe.checkpoint.layout import PartLabel, StoredSlice, shard_file, stage_file
 from hetpipe.checkpoint.manifest import MANIFEST, VERSION, Manifest, checkpoint_dir, file_digest, manifest_bytes
-from hetpipe.values.checkpoint import PartLabel, StoredSlice, shard_file, stage_file
+from hetpipe.checkpoint.stage_part import PartWriter, StageContent
 from hetpipe.values.ids import Clock, JobId, ShardIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.values.requests import CheckpointFile
 from hetpipe.values.sync import Progress
@@ -37,7 +38,8 @@ def stage_part(
     name = stage_file(VirtualWorkerIndex(vw), StageIndex(stage))
     writer = PartWriter(lambda at: checkpoint_dir(run_dir, at), job_id, name)
     state: OptimizerState = {f"{stage}.weight": {"momentum_buffer": torch.full((3,), float(vw)), "num_updates": clock}}
-    path = writer.write(Clock(clock), weights=weights or {}, buffers=buffers or {}, optimizer=optimizer or state)
+    content = StageContent(weights=weights or {}, buffers=buffers or {}, optimizer=optimizer or state)
+    path = writer.write(Clock(clock), content, is_keeper=True)
     return file_digest(path)
 
 

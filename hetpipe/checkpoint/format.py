@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +17,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hetpipe.checkpoint.layout import FACTS, LABEL, SLICES, PartLabel, StoredSlice
 from hetpipe.durable import replacing
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError
 from hetpipe.failpoints import reach
 from hetpipe.values import wire
-from hetpipe.values.checkpoint import FACTS, LABEL, SLICES, PartLabel, StoredSlice
-from hetpipe.values.ids import Clock, JobId
 
 OptimizerState = Mapping[str, Mapping[str, Tensor | float | int]]
 
-#: Key of a file's facts beside `LABEL` and `SLICES`. Version 1 has it in the file's metadata itself.
-_SCALARS = "optimizer_scalars"
-
-
-@dataclass(frozen=True, slots=True)
-class PartWriter:
-    """Writes one stage's parts."""
-
-    folder: Callable[[Clock], Path]
-    """Of the checkpoint at a clock."""
-    job_id: JobId
-    name: str
-    """Of the stage's file."""
-
-    def write(
-        self,
-        clock: Clock,
-        *,
-        weights: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        optimizer: OptimizerState,
-    ) -> Path:
-        """Write the part durably, whole or not at all; returns its path.
-
-        Raises:
-            CheckpointNotWritten: the disk is full or broken.
-        """
-        tensors: dict[str, Tensor] = {}
-        tensors.update({f"weights/{key}": value for key, value in weights.items()})
-        tensors.update({f"buffers/{key}": value for key, value in buffers.items()})
-        scalars: dict[str, dict[str, float | int]] = {}
-        for parameter, state in optimizer.items():
-            for key, value in state.items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer/{parameter}/{key}"] = value
-                else:
-                    scalars.setdefault(parameter, {})[key] = value
-        label = PartLabel(self.job_id, clock, self.name)
-        return _save(self.folder(clock), label, tensors, {_SCALARS: scalars})
+#: Key of a file's facts beside `LABEL` and `SLICES`: numbers of the optimizer's state. Version 1 has it in the file's
+#: metadata itself.
+SCALARS = "optimizer_scalars"
 
 
 def save_slices(folder: Path, label: PartLabel, pieces: Sequence[tuple[StoredSlice, Tensor]]) -> Path:
@@ -82,12 +44,24 @@ def save_slices(folder: Path, label: PartLabel, pieces: Sequence[tuple[StoredSli
         else:
             tensors[piece.key] = tensor
             cut[piece.key] = wire.plain(StoredSlice, piece)
-    return _save(folder, label, tensors, {SLICES: cut}, points="snapshot")
+    return save_part(folder, label, tensors, {SLICES: cut}, points="snapshot")
 
 
-def _save(
+def save_part(
     folder: Path, label: PartLabel, tensors: Mapping[str, Tensor], facts: Mapping[str, object], *, points: str = ""
 ) -> Path:
+    """Write one file durably, whole or not at all; returns its path.
+
+    Args:
+        folder: of the checkpoint.
+        label: what the file says about itself, its name among it.
+        tensors: key → tensor.
+        facts: what is no tensor, as JSON has it.
+        points: the failpoints on the way begin so; empty: there are none.
+
+    Raises:
+        CheckpointNotWritten: the disk is full or broken.
+    """
     path = folder / label.name
     # Copies, because safetensors refuses tensors that share memory, as the views of a flat buffer do.
     plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
@@ -140,7 +114,7 @@ class CheckpointReader:
                 self._pieces.setdefault(found.whole, []).append((found, path))
             for key in file.keys():  # noqa: SIM118 - not a mapping
                 self._where.setdefault(key, path)
-            scalars = facts.get(_SCALARS) or json.loads(metadata.get(_SCALARS, "{}"))
+            scalars = facts.get(SCALARS) or json.loads(metadata.get(SCALARS, "{}"))
             for name, values in scalars.items():
                 self._scalars.setdefault(name, (values, path))
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetpipe.checkpoint.layout import NUM_KEEPERS, PartLabel, shard_file, stage_file, stage_files
 from hetpipe.checkpoint.manifest import (
     MANIFEST,
     VERSION,
@@ -37,7 +38,6 @@ from hetpipe.durable import sync_dir, write_durably
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError, ProtocolViolation
 from hetpipe.failpoints import reach
 from hetpipe.observe.log import get_logger
-from hetpipe.values.checkpoint import NUM_KEEPERS, PartLabel, shard_file, stage_file, stage_files
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
 from hetpipe.values.requests import CheckpointFile, Requester

@@ -4,24 +4,210 @@ The earlier stage serves, the later one connects (`hetpipe.rpc.link_server`, `he
 they are and how many frames they have room for; then frames flow both ways as far as there is credit for them, so that
 neither side ever stops reading. A neighbour that loses power shows as `LinkClosed` within the time of a keepalive, one
 whose process dies at once.
+
+A link has two halves: what is written to its stream, and a thread that reads from it. The writing half is an iterator
+that gRPC runs on a thread of its own: it asks for the next message when the last one has left. So frames wait for
+credit there, and nobody else waits for the network.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import HetpipeError, MalformedFrame
+from hetpipe.link.credit import Window
 from hetpipe.link.cut import Cut
-from hetpipe.link.grpc_halves import GrpcReceiver, GrpcSender
-from hetpipe.link.inbox import Ends, Inbox, closed_by
+from hetpipe.link.inbox import Ending, Ends, Inbox, closed_by, describe
 from hetpipe.link.policy import Frame, Link, LinkLimits
+from hetpipe.link.send_queue import SendQueue
+from hetpipe.link.stream import Assembler, Credit, credit_message, messages_of
+from hetpipe.link.wire import CloseHeader, Outgoing, encode, encode_close
 from hetpipe.rpc.link_client import connect_link
 from hetpipe.rpc.link_server import LinkServer
 from hetpipe.rpc.link_stream import LinkStream
 from hetpipe.rpc.tls import Tls
 from hetpipe.values.requests import LinkHello
 from hetpipe.values.run import LinkTime
+
+
+class GrpcSender:
+    """Takes frames from the caller and gives their messages to the stream, as far as there is credit for them."""
+
+    def __init__(
+        self, inbox: Inbox, *, credit: int, ends: Ends, limits: LinkLimits, pace: LinkTime | None, clock: Clock
+    ) -> None:
+        #: The link's ending lives in the inbox: one place for both halves.
+        self._inbox = inbox
+        self._ends = ends
+        self._queue = SendQueue(ends=ends, limits=limits, pace=pace, clock=clock)
+        self._changed = self._queue.changed
+        self._frames = self._queue.frames
+        #: Frames that the other end has room for.
+        self._credit = credit
+        #: What this end has room for.
+        self._window = Window(limits.incoming_frames)
+        self._stopped = False
+        self._peer_ended = False
+
+    # -- the stage -----------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame, *, deadline_seconds: float) -> None:
+        """See `Link.send`."""
+        self._raise_if_ended(frame)
+        if not self._queue.put(frame, deadline_seconds=deadline_seconds, has_ended=self._has_ended):
+            self._raise_if_ended(frame)
+
+    def taken(self) -> None:
+        """The stage has taken a frame from the inbox."""
+        with self._changed:
+            self._window.take()
+            if self._window.is_due:
+                self._changed.notify_all()
+
+    def say_goodbye(self, timeout_seconds: float) -> bool:
+        """Send what is under way and the good-bye; False if that did not succeed in time."""
+        return self._queue.say_goodbye(timeout_seconds, has_broken=lambda: self._peer_ended)
+
+    def stop(self) -> None:
+        """End the stream's iterator, wherever it is."""
+        with self._changed:
+            self._stopped = True
+            self._frames.clear()
+            self._changed.notify_all()
+
+    # -- the receiving half --------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """A frame begins to arrive.
+
+        Raises:
+            MalformedFrame: there was no credit for it.
+        """
+        with self._changed:
+            self._window.arrive()
+            if self._window.is_due:
+                self._changed.notify_all()
+
+    def credited(self, frames: int) -> None:
+        """The other end has room for more."""
+        with self._changed:
+            self._credit += frames
+            self._changed.notify_all()
+
+    def peer_ended(self) -> None:
+        """Nothing more comes from the other end."""
+        with self._changed:
+            self._peer_ended = True
+            self._changed.notify_all()
+
+    # -- the stream ----------------------------------------------------------------------------------------------------
+
+    def messages(self) -> Iterator[bytes]:
+        """Everything that goes to the other end; ends after the good-bye, when the other end has ended its stream."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+                if self._is_over():
+                    return
+                granted = self._window.grant() if self._window.is_due else 0
+                frame = None if granted else self._frames[0]
+            if granted:
+                yield credit_message(granted)
+                continue
+            yield from self._messages_of(frame)
+            last = frame is None
+            del frame
+            with self._changed:
+                if self._frames:
+                    self._frames.popleft()
+                self._changed.notify_all()
+                if last:
+                    self._changed.wait_for(self._is_over)
+
+    def _messages_of(self, frame: Frame | None) -> Iterator[bytes]:
+        if frame is None:
+            return messages_of(Outgoing(encode_close(), ()))
+        with self._changed:
+            self._credit -= 1
+        self._queue.hold_back(frame, self._is_over)
+        return messages_of(encode(frame))
+
+    def _has_work(self) -> bool:
+        may_send = bool(self._frames) and (self._credit > 0 or self._frames[0] is None)
+        return may_send or self._window.is_due or self._is_over()
+
+    def _is_over(self) -> bool:
+        return self._stopped or self._peer_ended
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _has_ended(self) -> bool:
+        return self._inbox.ending is not None
+
+    def _raise_if_ended(self, frame: Frame) -> None:
+        ending = self._inbox.ending
+        if ending is not None:
+            raise ending.error(f" before {self._ends.own} sent {describe(frame)}")
+
+
+class GrpcReceiver:
+    """A thread that reads the stream and puts whole frames into the inbox, which has room for all that have credit."""
+
+    def __init__(
+        self,
+        stream: LinkStream,
+        inbox: Inbox,
+        sender: GrpcSender,
+        *,
+        ends: Ends,
+        limits: LinkLimits,
+    ) -> None:
+        self._stream = stream
+        self._inbox = inbox
+        self._sender = sender
+        self._ends = ends
+        self._assembler = Assembler(limits, admit=sender.admit)
+        self._thread = threading.Thread(
+            target=self._run, name=f"link: {ends.own} receives from {ends.peer}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start receiving."""
+        self._thread.start()
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait for the end of the stream."""
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        try:
+            ending = self._receive()
+        except MalformedFrame as error:
+            ending = Ending(f"{self._ends.peer} broke the format of the link: {error}", orderly=False, violation=True)
+            self._inbox.end(ending)
+            self._stream.cancel()
+        except HetpipeError as error:
+            ending = Ending(f"{self._ends.peer} went away ({error})", orderly=False)
+        except RuntimeError as error:  # torch's word for no memory, among others
+            ending = Ending(f"{self._ends.own} cannot take what {self._ends.peer} sends ({error})", orderly=False)
+            self._stream.cancel()
+        self._inbox.end(ending)
+        self._sender.peer_ended()
+
+    def _receive(self) -> Ending:
+        """Everything from the stream to the inbox; returns how it ended."""
+        for message in self._stream.incoming:
+            received = self._assembler.feed(message)
+            if isinstance(received, Frame):
+                self._inbox.put(received)
+            elif isinstance(received, Credit):
+                self._sender.credited(received.frames)
+            elif isinstance(received, CloseHeader):
+                return closed_by(self._ends.peer, other=self._ends.own)
+        return Ending(f"{self._ends.peer} went away (it ended its stream without a good-bye)", orderly=False)
+
 
 #: Links that are not closed.
 _open_links: set[GrpcLink] = set()

@@ -24,7 +24,7 @@ else:
 
 
 class DistributedReplicas:
-    """The same stage of all virtual workers, over one process group; see `pipeline.replicas.Replicas`."""
+    """The same stage of all virtual workers, over one process group; see `pipeline.setup.Replicas`."""
 
     def __init__(self, group: ProcessGroup, who: str) -> None:
         self._group = group

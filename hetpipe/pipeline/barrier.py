@@ -11,17 +11,17 @@ from math import ceil
 
 import torch
 
+from hetpipe.checkpoint.stage_part import StageCheckpoints, StageContent, keepers_of
 from hetpipe.decide.sync.division import Block, blocks_of_evaluation
 from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.decide.sync.segment import CHECKPOINTS, END, EPOCH, ends_run
 from hetpipe.link.policy import Frame, FrameKind
-from hetpipe.pipeline.barrier_checkpoint import CheckpointWork
+from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import dtype_name
 from hetpipe.pipeline.evaluation import EvaluationPass
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.values.checkpoint import NUM_KEEPERS
 from hetpipe.values.ids import Clock
 from hetpipe.values.run import StageEvaluation
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
@@ -33,6 +33,44 @@ _EVALUATIONS = {EPOCH, END}
 _NUM_UPDATES = ".num_updates"
 
 
+def _buffers(parts: StageParts) -> dict[str, torch.Tensor]:
+    return {
+        name: buffer
+        for layer in parts.layers
+        for local, buffer in layer.module.named_buffers()
+        if (name := layer.buffers.get(local)) is not None
+    }
+
+
+def stage_checkpoints(parts: StageParts, inbox: Inbox, waiter: Waiter) -> StageCheckpoints:
+    """The stage's work for checkpoints."""
+
+    def content() -> StageContent:
+        frozen = {
+            name: layer.module.get_parameter(local).detach()
+            for layer in parts.layers
+            for local, name in layer.frozen.items()
+        }
+        return StageContent(
+            weights={} if parts.has_shards else parts.weights.at_barrier.views,
+            buffers={**_buffers(parts), **frozen},
+            optimizer=parts.weights.optimizer.state(),
+        )
+
+    def rest(reason: str, *, seconds: float, extra_seconds: float) -> None:
+        with inbox.bell:
+            waiter.sleep(reason, for_clock=False, at_most_seconds=seconds, extra_seconds=extra_seconds)
+
+    return StageCheckpoints(
+        parts.part_writer,
+        content,
+        report=parts.synchroniser.report_checkpoint,
+        rest=rest,
+        clock=parts.clock,
+        last_checkpoint_seconds=parts.last_checkpoint_seconds,
+    )
+
+
 class BarrierWork:
     """One stage's work at barriers. The pipeline is drained; the weights are the anchor of `parts.weights`."""
 
@@ -40,31 +78,23 @@ class BarrierWork:
         self._parts = parts
         self._inbox = inbox
         self._waiter = waiter
-        self._checkpoints = CheckpointWork(parts, inbox, waiter)
+        self._checkpoints = stage_checkpoints(parts, inbox, waiter)
 
     def run(self, segment: SegmentRecord) -> None:
         """Do what the reasons of the barrier ask for; `segment` begins at it, and names who takes part."""
         clock, reasons = segment.start, set(segment.reasons)
         vw, leaves = self._parts.identity.vw, self._parts.identity.leaves_at(segment)
-        keepers = sorted(member.vw for member in segment.present)[:NUM_KEEPERS]
         self._exchange(segment)
         if reasons & _EVALUATIONS and not leaves:
             members = [member.vw for member in segment.members]
             self._evaluate(clock, segment.epoch + 1, self._share_of_evaluation(members.index(vw), len(members)))
         if reasons & CHECKPOINTS:
-            self._checkpoints.run(
-                clock, buffers=self._buffers(), is_keeper=vw in keepers, is_last=ends_run(reasons), leaves=leaves
-            )
+            is_keeper = vw in keepers_of(member.vw for member in segment.present)
+            with self._parts.timeline.span(Activity.CHECKPOINT, clock=clock):
+                self._checkpoints.run(clock, is_keeper=is_keeper, is_last=ends_run(reasons), leaves=leaves)
+            self._waiter.proceed()
 
     # -- buffers and the place in the schedule -----------------------------------------------------------------------
-
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        return {
-            name: buffer
-            for layer in self._parts.layers
-            for local, buffer in layer.module.named_buffers()
-            if (name := layer.buffers.get(local)) is not None
-        }
 
     def _exchange(self, segment: SegmentRecord) -> None:
         """Take over what the buffers became, and as a newcomer the number of updates that the others have made.
@@ -75,7 +105,7 @@ class BarrierWork:
         own = parts.identity.in_segment(segment)
         joins = own is not None and own.joined
         updates = self._estimated_updates(segment) if joins else optimizer.num_updates
-        values = self._buffers() if parts.has_shards or len(segment.members) > 1 else {}
+        values = _buffers(parts) if parts.has_shards or len(segment.members) > 1 else {}
         is_mixed = len({member.joined for member in segment.present}) > 1
         if is_mixed:
             values[_NUM_UPDATES] = torch.tensor([updates])

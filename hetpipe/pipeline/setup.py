@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from hetpipe.checkpoint.format import PartWriter
+from torch import Tensor
+
+from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.schedule.policy import Order
 from hetpipe.decide.schedule.versions import VersionTable
@@ -19,7 +22,6 @@ from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.compute import Emulator, StageCompute
-from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import Schedule
@@ -27,6 +29,27 @@ from hetpipe.values.run import StageReport
 from hetpipe.values.sync import DataSpec, SyncSpec
 from hetpipe.weights.flat import BufferPool
 from hetpipe.weights.policy import StageWeights
+
+
+class Replicas(Protocol):
+    """The same stage of all replicas. All of them make the same calls in the same order."""
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the replicas; shapes and dtypes are the same everywhere.
+
+        Raises:
+            DeadlineExceeded: another replica did not come in time.
+        """
+        ...
+
+    def copy_first_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by replica 0's.
+
+        Raises:
+            DeadlineExceeded: another replica did not come in time.
+        """
+        ...
+
 
 #: Longest time a frame may wait for room on its link.
 SEND_SECONDS = 600.0

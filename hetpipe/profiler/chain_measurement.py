@@ -1,24 +1,122 @@
-"""Measures a model layer by layer on one device. One layer at a time is there, so large models fit."""
+"""Measure a model layer by layer on one device: times, what a layer keeps for its backward, and how much work it is.
+
+One layer at a time is there, so large models fit. Time is taken on a CPU by the clock, on a GPU by events in its own
+stream of work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hetpipe.clock import Clock
 from hetpipe.pipeline.chain import Values, tensor_spec
+from hetpipe.pipeline.flop_counter import FlopCounter
 from hetpipe.pipeline.model_work import tokens_of
 from hetpipe.profiler.kept import Saved, kept_bytes
 from hetpipe.profiler.layer_run import LayerRun, told_as_the_users
+from hetpipe.profiler.live_bytes import storage_identity
 from hetpipe.profiler.sampling import Sampling
-from hetpipe.profiler.stopwatch import Stopwatch, stopwatch_for
 from hetpipe.profiler.subject import Subject
-from hetpipe.profiler.tracing import trace_saved, trace_work
 from hetpipe.values.measurement import LayerMeasurement, Measurement, Work
+
+
+class Stopwatch(Protocol):
+    """Takes the times of one run: `lap` before, between and after its parts, then `laps_ms`."""
+
+    def lap(self) -> None:
+        """A part ends here, and the next one begins."""
+        ...
+
+    def laps_ms(self) -> list[float]:
+        """The milliseconds between consecutive laps; forgets them."""
+        ...
+
+
+class ClockStopwatch:
+    """For devices whose work is done when the call returns."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._laps: list[float] = []
+
+    def lap(self) -> None:
+        """See `Stopwatch`."""
+        self._laps.append(self._clock.monotonic())
+
+    def laps_ms(self) -> list[float]:
+        """See `Stopwatch`."""
+        laps, self._laps = self._laps, []
+        return [1000.0 * (after - before) for before, after in pairwise(laps)]
+
+
+class EventStopwatch:
+    """For CUDA devices."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._laps: list[torch.cuda.Event] = []
+
+    def lap(self) -> None:
+        """See `Stopwatch`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        event.record(torch.cuda.current_stream(self._device))
+        self._laps.append(event)
+
+    def laps_ms(self) -> list[float]:
+        """See `Stopwatch`; waits for the device."""
+        torch.cuda.synchronize(self._device)
+        laps, self._laps = self._laps, []
+        return [float(before.elapsed_time(after)) for before, after in pairwise(laps)]
+
+
+def stopwatch_for(device: torch.device, clock: Clock) -> Stopwatch:
+    """The one that suits `device`."""
+    return EventStopwatch(device) if device.type == "cuda" else ClockStopwatch(clock)
+
+
+def trace_saved(run: LayerRun, inputs: Values) -> tuple[Values, Saved]:
+    """Run the layer once on `inputs` themselves: its outputs, without a graph, and the storages that it saved."""
+    module = run.layer.module
+    own = _identities([*run.weights.values(), *module.parameters(), *module.buffers()])
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if (identity := storage_identity(storage)) not in own:
+            storages[identity] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = run.forward(inputs)
+    saved = Saved(storages, _identities(outputs))
+    values = tuple(output.detach() for output in outputs)
+    run.backward(run.gradients_for(outputs))
+    return values, saved
+
+
+def trace_work(run: LayerRun, inputs: Values) -> tuple[Work, Work]:
+    """Run the layer once on `inputs`, which it may change; the work of its forward and of its backward."""
+    with FlopCounter(is_backward=False) as forward:
+        outputs = run.forward(inputs)
+    gradients = run.gradients_for(outputs)
+    with FlopCounter(is_backward=True) as backward:
+        run.backward(gradients)
+    return _work(forward), _work(backward)
+
+
+def _work(counter: FlopCounter) -> Work:
+    return Work(counter.flops, counter.num_operations, counter.recomputed_flops)
+
+
+def _identities(tensors: Iterable[Tensor]) -> frozenset[int]:
+    return frozenset(storage_identity(tensor.untyped_storage()) for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,193 @@
-"""Carries out a `LinkOrder`: one end of a link that is measured with the transport of runs, or copies to devices."""
+"""Carries out a `LinkOrder`: one end of a link that is measured with the transport of runs, or copies to devices.
+
+Both are measured by round trips: so many bytes there, so many back. Small ones give the latency; what large ones take
+beyond that gives the bytes per second. Sizes grow until one transfer takes long enough to be timed, so that a slow link
+is not filled for minutes, and a fast one not judged by a message that is over before it has begun.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
 
 from hetpipe.clock import Clock
+from hetpipe.errors import LinkClosed, MalformedFrame
 from hetpipe.link.catalogue import Footing, call, open_door
 from hetpipe.link.cut import Cut
+from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
-from hetpipe.profiler.link_speed import LIMITS, CopyTrips, Effort, LinkTrips, answer_trips, speed_of
 from hetpipe.profiler.machine import versions
 from hetpipe.profiler.profiling import devices_here
+from hetpipe.profiler.sampling import Sampling
 from hetpipe.rpc.tls import Tls
 from hetpipe.values.commands import end_key
 from hetpipe.values.ids import JobId
-from hetpipe.values.link_measurement import CopyMeasurement, LinkMeasurement
+from hetpipe.values.link_measurement import CopyMeasurement, LinkMeasurement, TransferSpeed
 from hetpipe.values.requests import Requester
+
+#: Seconds for one round trip, given the bytes there and the bytes back.
+RoundTrip = Callable[[int, int], float]
+
+#: Largest message of a measurement.
+MAX_BYTES = 16 << 20
+
+#: What a link that is measured needs room for.
+LIMITS = LinkLimits(outgoing_frames=2, incoming_frames=2, frame_bytes=MAX_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is transferred."""
+
+    small_bytes: int = 256
+    first_bytes: int = 256 << 10
+    """The first size that is tried for large messages; each next one is four times as large."""
+    largest_bytes: int = MAX_BYTES
+    long_enough_seconds: float = 0.02
+    """A round trip of this length is long enough to be timed."""
+    small: Sampling = field(default_factory=lambda: Sampling(warm_up=20, least=50, most_seconds=0.5, tolerance=0.02))
+    large: Sampling = field(
+        default_factory=lambda: Sampling(warm_up=1, least=5, most=100, most_seconds=0.8, tolerance=0.02)
+    )
+
+
+def speed_of(round_trip: RoundTrip, effort: Effort, clock: Clock) -> TransferSpeed:
+    """The law that round trips follow; of both directions the slower one."""
+    small = effort.small_bytes
+    trip, repeats = _median(lambda: round_trip(small, small), effort.small, clock)
+    speeds = []
+    for to, back in ((1, 0), (0, 1)):
+
+        def one_way(num_bytes: int, to: int = to, back: int = back) -> float:
+            return round_trip(num_bytes if to else small, num_bytes if back else small)
+
+        num_bytes = _long_enough(one_way, effort)
+        seconds, large_repeats = _median(lambda way=one_way, size=num_bytes: way(size), effort.large, clock)  # type: ignore[misc]
+        repeats = min(repeats, large_repeats)
+        # On a noisy machine a large message may seem to take no longer than a small one: then all of its time counts.
+        beyond = seconds - trip if seconds > trip else seconds
+        speeds.append((num_bytes / beyond, num_bytes))
+    bytes_per_second, large_bytes = min(speeds)
+    return TransferSpeed(
+        latency_seconds=trip / 2.0,
+        bytes_per_second=bytes_per_second,
+        small_bytes=small,
+        large_bytes=large_bytes,
+        repeats=repeats,
+    )
+
+
+def _long_enough(one_way: Callable[[int], float], effort: Effort) -> int:
+    num_bytes = effort.first_bytes
+    while num_bytes * 4 <= effort.largest_bytes and one_way(num_bytes) < effort.long_enough_seconds:
+        num_bytes *= 4
+    return num_bytes
+
+
+def _median(take: Callable[[], float], sampling: Sampling, clock: Clock) -> tuple[float, int]:
+    """The median of what `take` returns, and of how many samples."""
+    for _ in range(sampling.warm_up):
+        take()
+    began = clock.monotonic()
+    samples_ms: list[float] = []
+    while not samples_ms or not sampling.is_enough([samples_ms], elapsed_seconds=clock.monotonic() - began):
+        samples_ms.append(1000.0 * take())
+    return median(samples_ms) / 1000.0, len(samples_ms)
+
+
+# -- over a link -------------------------------------------------------------------------------------------------------
+
+
+class LinkTrips:
+    """Round trips over a link whose other end `answer_trips`. Use it from one thread."""
+
+    def __init__(self, link: Link, clock: Clock, *, deadline_seconds: float) -> None:
+        """All round trips together have `deadline_seconds`."""
+        self._link = link
+        self._clock = clock
+        self._until = clock.monotonic() + deadline_seconds
+        self._count = 0
+        self._payload = torch.zeros(MAX_BYTES, dtype=torch.uint8)
+
+    def __call__(self, num_bytes: int, num_bytes_back: int) -> float:
+        """One round trip.
+
+        Raises:
+            DeadlineExceeded: the other end does not answer in time.
+            LinkClosed: it went away.
+            MalformedFrame: it answered something else.
+        """
+        self._count += 1
+        asked = Frame(FrameKind.FORWARD, self._count, 0, 0, (self._payload[:num_bytes],), samples=num_bytes_back)
+        began = self._clock.monotonic()
+        self._link.send(asked, deadline_seconds=max(0.0, self._until - began))
+        left = max(0.0, self._until - self._clock.monotonic())
+        answer = self._link.receive(timeout_seconds=left, awaiting=f"{num_bytes_back} bytes of a measurement")
+        seconds = self._clock.monotonic() - began
+        if answer.minibatch != self._count or _num_bytes(answer) != num_bytes_back:
+            raise MalformedFrame(
+                f"{self._link.peer} answered {num_bytes_back} bytes of round trip {self._count} with "
+                f"{_num_bytes(answer)} bytes of round trip {answer.minibatch}"
+            )
+        return seconds
+
+
+def answer_trips(link: Link, *, patience_seconds: float) -> None:
+    """Answer the round trips of the other end until it closes the link.
+
+    Args:
+        link: its other end measures.
+        patience_seconds: for the next round trip.
+
+    Raises:
+        DeadlineExceeded: the other end is silent.
+        LinkClosed: it went away without a good-bye.
+        MalformedFrame: it asks for what no measurement asks for.
+    """
+    payload = torch.zeros(MAX_BYTES, dtype=torch.uint8)
+    while True:
+        try:
+            asked = link.receive(timeout_seconds=patience_seconds, awaiting="the next message of a measurement")
+        except LinkClosed as error:
+            if error.orderly:
+                return
+            raise
+        if asked.kind is not FrameKind.FORWARD or not 0 <= asked.samples <= MAX_BYTES:
+            raise MalformedFrame(
+                f"{link.peer} asks for {asked.samples} bytes by a {asked.kind.name} frame; a measurement asks for at "
+                f"most {MAX_BYTES} by a FORWARD frame"
+            )
+        answer = Frame(FrameKind.BACKWARD, asked.minibatch, 0, 0, (payload[: asked.samples],))
+        link.send(answer, deadline_seconds=patience_seconds)
+
+
+def _num_bytes(frame: Frame) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in frame.tensors if tensor is not None)
+
+
+# -- to and from a device ----------------------------------------------------------------------------------------------
+
+
+class CopyTrips:
+    """Round trips between host memory, which is not page-locked, and a device: on a CPU, between two places in it."""
+
+    def __init__(self, device: torch.device, clock: Clock) -> None:
+        self._device = device
+        self._clock = clock
+        self._host = torch.zeros(MAX_BYTES, dtype=torch.uint8)
+        self._there = torch.zeros(MAX_BYTES, dtype=torch.uint8, device=device)
+
+    def __call__(self, num_bytes: int, num_bytes_back: int) -> float:
+        """One copy to the device, and one from there."""
+        began = self._clock.monotonic()
+        self._there[:num_bytes].copy_(self._host[:num_bytes])
+        self._host[:num_bytes_back].copy_(self._there[:num_bytes_back])
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._clock.monotonic() - began
 
 
 def carry_out_links(

@@ -1,8 +1,12 @@
-"""Carries out a `ProfileOrder`: one measurement per kind of device on this machine, from the cache where it has one."""
+"""Carries out a `ProfileOrder`: one measurement per kind of device on this machine, from the cache where it has one.
+
+A measurement has what the framework takes of a device's memory beside the tensors of the model (`framework_reserve`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,11 +14,11 @@ import torch
 
 from hetpipe.clock import Clock
 from hetpipe.job.file import Job
+from hetpipe.pipeline.chain import Layer
 from hetpipe.profiler.cache import MeasurementCache
 from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.fingerprint import fingerprint_of
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
-from hetpipe.profiler.reserve import framework_reserve
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.subject import Subject, load_subject
 from hetpipe.values.catalogue import type_of_device_name
@@ -102,3 +106,29 @@ def devices_here(*, with_cpu: bool) -> dict[str, torch.device]:
     if with_cpu or not found:
         found[CPU_TYPE] = torch.device("cpu")
     return found
+
+
+#: Side of the matrices whose product makes libraries take their workspace.
+_WARM_UP_SIZE = 64
+
+
+def framework_reserve(device: torch.device, chain: Sequence[Layer]) -> int:
+    """Bytes that a process like this one takes of `device`, without the tensors of the model.
+
+    On a GPU: what is not free after a first matrix product, and not held by torch for tensors: the context, the
+    libraries' workspaces, and what other programs hold, which is no more to be had. On the CPU: this process's resident
+    memory without the model `chain`, which lies there; Python, torch and what the user's code imports.
+    """
+    if device.type == "cuda":
+        side = torch.ones(_WARM_UP_SIZE, _WARM_UP_SIZE, device=device)
+        torch.mm(side, side).sum().item()
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, total - free - torch.cuda.memory_reserved(device))
+    modules = [layer.module for layer in chain]
+    tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers()) if t.device == device}
+    return max(0, _resident_bytes() - sum(tensor.nbytes for tensor in tensors.values()))
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -164,6 +164,11 @@ class SlicePlan:
     start: int
     stop: int
 
+    @property
+    def name(self) -> str:
+        """What it is called within its shard."""
+        return f"{self.parameter.name}[{self.start}:{self.stop}]"
+
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from hetpipe.checkpoint.export import export_weights
 from hetpipe.checkpoint.format import save_slices
+from hetpipe.checkpoint.layout import PartLabel, StoredSlice
 from hetpipe.checkpoint.manifest import MANIFEST, VERSION, Manifest, checkpoint_dir, file_digest, manifest_bytes
 from hetpipe.errors import CheckpointError, UserError
-from hetpipe.values.checkpoint import PartLabel, StoredSlice
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests.checkpoints import JOB, progress_at, stage_part
 from tests.models import dropout_batch_norm

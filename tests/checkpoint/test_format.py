@@ -11,9 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hetpipe.checkpoint.format import CheckpointReader, PartWriter, copy_exactly, save_slices
+from hetpipe.checkpoint.format import CheckpointReader, copy_exactly, save_slices
+from hetpipe.checkpoint.layout import PartLabel, StoredSlice
+from hetpipe.checkpoint.stage_part import PartWriter, StageContent
 from hetpipe.errors import CheckpointError, CheckpointNotWritten
-from hetpipe.values.checkpoint import PartLabel, StoredSlice
 from hetpipe.values.ids import Clock, JobId
 from tests.checkpoints import JOB, shard_part, stage_part
 from tests.test_durable import files_up_to
@@ -140,12 +141,12 @@ def test_a_tensor_of_another_model_is_not_taken() -> None:
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     writer = PartWriter(lambda clock: tmp_path / str(clock), JobId("job"), "vw-0-stage-0.safetensors")
-    content = {"weights": {"a": torch.zeros(1000)}, "buffers": {}, "optimizer": {}}
+    content = StageContent(weights={"a": torch.zeros(1000)}, buffers={}, optimizer={})
     with files_up_to(2000), pytest.raises(CheckpointNotWritten, match=r"cannot be written: .*free space there"):
-        writer.write(Clock(3), **content)  # type: ignore[arg-type]  # one mapping for three
+        writer.write(Clock(3), content, is_keeper=True)
     with files_up_to(2000), pytest.raises(CheckpointNotWritten):
         shard(tmp_path / "3", 0, (0, 2000), shape=(2000,), of=torch.zeros(2000))
     assert list((tmp_path / "3").iterdir()) == []
     (tmp_path / "4").write_bytes(b"no folder")
     with pytest.raises(CheckpointNotWritten, match="cannot be written"):
-        writer.write(Clock(4), **content)  # type: ignore[arg-type]
+        writer.write(Clock(4), content, is_keeper=True)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hetpipe.checkpoint.format import save_slices
+from hetpipe.checkpoint.layout import PartLabel
 from hetpipe.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -31,7 +32,6 @@ from hetpipe.checkpoint.manifest import (
 )
 from hetpipe.errors import CheckpointError, ProtocolViolation
 from hetpipe.values import wire
-from hetpipe.values.checkpoint import PartLabel
 from hetpipe.values.ids import Clock, JobId
 from hetpipe.values.requests import CheckpointFile
 from tests.checkpoints import JOB, progress_at, shard_part, stage_part, write_checkpoint

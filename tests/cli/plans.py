@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from hetpipe.decide.planner.choose import with_utilisation
 from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick
 from hetpipe.decide.planner.job_rate import samples_per_second
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.shard_bytes import place_bytes
-from hetpipe.decide.planner.utilisation import with_utilisation
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.decide.simulator.simulate import simulate

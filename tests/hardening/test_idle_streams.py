@@ -20,8 +20,8 @@ from hetpipe.observe.history import MemoryHistory
 from hetpipe.rpc import convert_shard, shard_methods
 from hetpipe.rpc.limits import Limits
 from hetpipe.rpc.server import MAX_STREAMS_PER_CONNECTION, Server, ServerConfig
+from hetpipe.rpc.shard_client import ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.server.shard.control import ShardControl
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import Role, server_name
 from tests.certs.cluster import COORDINATOR, SHARD, cluster, stage_peer

@@ -1,7 +1,7 @@
 """A checkpoint is resumed by a run of another shape, and computes what the reference executor says it must.
 
 The reference goes on from its own state at the same barrier, with the optimizer states that the rule of
-`spec.checkpoint.optimizer_source` gives to each virtual worker. The history checker judges every run: each sample of
+`checkpoint.layout.optimizer_source` gives to each virtual worker. The history checker judges every run: each sample of
 the epoch counts once, before or after.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from hetpipe.checkpoint.layout import optimizer_source
 from hetpipe.checkpoint.manifest import checkpoint_dir, newest_checkpoint, read_manifest
 from hetpipe.errors import CheckpointError
-from hetpipe.values.checkpoint import optimizer_source
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
 from tests.numerics.test_stops import assert_same_optimizers

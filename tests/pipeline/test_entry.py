@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.checkpoint.format import PartWriter
+from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.decide.sync.records import BarrierRecord, EvictRecord, Record, SegmentMember, SegmentRecord, TermRecord
 from hetpipe.errors import CheckpointNotWritten, ProtocolViolation, StaleIncarnation
 from hetpipe.observe.timeline import NullTimeline

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetpipe.checkpoint.format import PartWriter
+from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.versions import VersionTable

@@ -11,11 +11,11 @@ import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, HetpipeError, LinkClosed, MalformedFrame
-from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Frame, FrameKind, Link
-from hetpipe.profiler.link_speed import LIMITS, MAX_BYTES, CopyTrips, Effort, LinkTrips, answer_trips, speed_of
+from hetpipe.profiler.link_measuring import LIMITS, MAX_BYTES, CopyTrips, Effort, LinkTrips, answer_trips, speed_of
 from hetpipe.profiler.sampling import Sampling
 from tests.support.fake_clock import FakeClock
+from tests.support.link_in_process import in_process_pair
 
 BRIEF = Effort(
     first_bytes=64 << 10,

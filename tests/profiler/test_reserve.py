@@ -8,8 +8,8 @@ from torch import nn
 
 from hetpipe.decide.planner.assembly import reserve_for
 from hetpipe.pipeline.chain import chain_of
-from hetpipe.profiler import reserve
-from hetpipe.profiler.reserve import framework_reserve
+from hetpipe.profiler import profiling
+from hetpipe.profiler.profiling import framework_reserve
 from tests.profiler.builders import measurement
 
 MIB = 1 << 20
@@ -21,13 +21,13 @@ def test_python_and_torch_are_in_it() -> None:
 
 
 def test_the_model_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserve, "_resident_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(profiling, "_resident_bytes", lambda: 100 * MIB)
     weights = nn.Linear(512, 1024, bias=False)
     assert framework_reserve(CPU, chain_of(nn.Sequential(weights, nn.ReLU()))) == 98 * MIB
 
 
 def test_tensors_of_a_model_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserve, "_resident_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(profiling, "_resident_bytes", lambda: 100 * MIB)
     tied = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False))
     tied[1].weight = tied[0].weight
     assert framework_reserve(CPU, chain_of(nn.Sequential(tied))) == 99 * MIB

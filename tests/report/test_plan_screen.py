@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from hetpipe.decide.planner.utilisation import with_utilisation
+from hetpipe.decide.planner.choose import with_utilisation
 from hetpipe.report.plan_reasons import reasons_of
 from hetpipe.report.plan_screen import show_plan
 from hetpipe.report.plan_view import PlanFacts, view_of

@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from hetpipe.certs.authority import new_key, request_for
+from hetpipe.checkpoint.layout import shard_file, stage_file
 from hetpipe.errors import DeadlineExceeded, HetpipeError, PermissionDenied
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.proto.v1 import coordinator_pb2 as pb
@@ -27,7 +28,6 @@ from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values import wire
-from hetpipe.values.checkpoint import shard_file, stage_file
 from hetpipe.values.commands import StageKey
 from hetpipe.values.identity import NamedPeer, Peer, Role, StagePeer, server_name
 from hetpipe.values.ids import JobId, ShardIndex, StageIndex, VirtualWorkerIndex

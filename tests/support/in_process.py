@@ -22,12 +22,11 @@ from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
 from hetpipe.job.file import Job
-from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_detail
 from hetpipe.pipeline.compute import Emulator
-from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.runner import StageRunner
+from hetpipe.pipeline.setup import Replicas
 from hetpipe.server.agent.inspection import inspect_job
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
 from hetpipe.server.shard.client import ShardClient
@@ -50,6 +49,7 @@ from hetpipe.values.run import (
 )
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership
+from tests.support.link_in_process import in_process_pair
 from tests.support.lives import Death, Life, MortalHistory, mortal_clock, mortal_shard
 from tests.support.replicas import InProcessReplicas, ReplicaMeeting
 

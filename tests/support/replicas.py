@@ -46,7 +46,7 @@ class ReplicaMeeting:
 
 
 class InProcessReplicas:
-    """One virtual worker's end; see `pipeline.replicas.Replicas`."""
+    """One virtual worker's end; see `pipeline.setup.Replicas`."""
 
     def __init__(self, meeting: ReplicaMeeting, vw: VirtualWorkerIndex, stall_seconds: float) -> None:
         self._meeting = meeting

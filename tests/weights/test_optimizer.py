@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from hetpipe.checkpoint.format import CheckpointReader, PartWriter
+from hetpipe.checkpoint.format import CheckpointReader
+from hetpipe.checkpoint.stage_part import PartWriter, StageContent
 from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
 from hetpipe.profiler.live_bytes import LiveBytes
 from hetpipe.values.ids import Clock, JobId
@@ -400,7 +401,8 @@ def test_resumed_by_any_partition_is_uninterrupted(
     whole = Newest(spec, schedule=schedule, predicts=True)
     whole.run(0, 6)
     writer = PartWriter(lambda _: tmp_path, JobId("job"), "part.safetensors")
-    path = writer.write(Clock(6), weights=whole.weights.views, buffers={}, optimizer=whole.optimizer.state())
+    content = StageContent(weights=whole.weights.views, buffers={}, optimizer=whole.optimizer.state())
+    path = writer.write(Clock(6), content, is_keeper=True)
     ahead = whole.predicted(2)
     whole.run(6, 12)
     reader = CheckpointReader([path])

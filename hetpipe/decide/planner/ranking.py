@@ -21,7 +21,7 @@ from typing import Protocol, get_args
 
 from hetpipe.decide.planner.allocation import equal_distribution, hybrid_distribution, node_partition
 from hetpipe.decide.planner.allocation.auto import auto
-from hetpipe.decide.planner.allocation.groupings import every_grouping
+from hetpipe.decide.planner.allocation.exhaustive import every_grouping
 from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs
 from hetpipe.decide.planner.options import AllocationName, PlanOptions
 from hetpipe.decide.planner.simulation_length import LEAST_WAVES, affordable_waves, steady_waves, work_per_wave

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from hetpipe.checkpoint.format import PartWriter
+from hetpipe.checkpoint.layout import stage_file
 from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.schedule.catalogue import order_for
@@ -30,13 +31,10 @@ from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.replicas import Replicas
 from hetpipe.pipeline.runner import StageRunner
-from hetpipe.pipeline.setup import Clipping, StageData, StageIdentity, StageParts
-from hetpipe.server.agent.restoring import restore
+from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.transport import ClockTransport, ShardTransport
-from hetpipe.values.checkpoint import stage_file
 from hetpipe.values.requests import Requester
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
@@ -120,6 +118,19 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     )
 
 
+def restore_targets(layers: Sequence[Layer], optimizer: StageOptimizer) -> RestoreTargets:
+    """Where a stage of these layers takes up a checkpoint."""
+    parts = [(layer.module, layer) for layer in layers]
+    return RestoreTargets(
+        weights=[(name, m.get_parameter(local)) for m, layer in parts for local, name in layer.parameters.items()],
+        buffers=[
+            *((name, m.get_parameter(local)) for m, layer in parts for local, name in layer.frozen.items()),
+            *((name, m.get_buffer(local)) for m, layer in parts for local, name in layer.buffers.items()),
+        ],
+        load_optimizer=optimizer.load_state,
+    )
+
+
 def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient]:
     """Connect a stage; returns its runner, and the shard client, to be closed after the run."""
     identity = identity_of(config)
@@ -129,7 +140,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     versions = versions_of(job, identity)
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
-    start = restore(job, config, code.layers, optimizer)
+    start = restore(config, restore_targets(code.layers, optimizer), job.sync.traits)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
     client = ShardClient(
         requester_of(config),

@@ -56,7 +56,7 @@ _LONGEST_LEASE_SECONDS = 3_600.0
 
 def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
     """The control connection to a shard."""
-    from hetpipe.server.shard.control import ShardControl
+    from hetpipe.rpc.shard_client import ShardControl
 
     return ShardControl(shard.address, member_id=shard.id, tls=tls, fence=fence)
 

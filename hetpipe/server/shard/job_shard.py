@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 
 from hetpipe.checkpoint.keeper import CheckpointKeeper
+from hetpipe.checkpoint.shard_part import ShardCheckpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.conditions import Conditions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
@@ -27,13 +28,13 @@ from hetpipe.server.shard.buffer_exchange import BufferExchange
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.job_state import JobState
 from hetpipe.server.shard.shard import Shard
-from hetpipe.server.shard.shard_checkpoints import ShardCheckpoints
 from hetpipe.server.shard.transport import ClockTransport
 from hetpipe.server.shard.write_ahead_log import Level
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.shard_config import ShardConfig, shard_name
+from hetpipe.weights.flat import FlatBuffer
 
 log = structlog.get_logger(__name__)
 
@@ -109,7 +110,7 @@ class JobShard:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._transport: ClockTransport | None = None
-        self._checkpoints: ShardCheckpoints | None = None
+        self._checkpoints: ShardCheckpoints[FlatBuffer] | None = None
 
     @property
     def clock_shard(self) -> ClockShard:

@@ -6,6 +6,9 @@ The folder of a job and term is `JOB@TERM` in the folder of the process:
     lost              stands in its place while the disk fails: what is here is not whole, and must not be used
     pushes/           log of pushes, snapshot of weights (`push_log`)
     decisions/        on the clock shard: log of events, snapshot of the decision log (`journal`)
+
+A restarted process replays what it kept, and writes history as it goes: `ReplayFilter` leaves out the lines that are
+there already, one for one, so that the history gets those that it lacks, and none twice (`wsp.md` §7).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,15 +31,14 @@ import structlog
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.conditions import Conditions
 from hetpipe.durable import make_dir, write_durably
-from hetpipe.errors import DurabilityLost, ProtocolViolation, StateLost, UserError
-from hetpipe.observe.history import HistoryWriter
+from hetpipe.errors import DurabilityLost, HistoryIncomplete, ProtocolViolation, StateLost, UserError
+from hetpipe.observe.history import HistoryWriter, Value
 from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.server.shard.frames import DISK, Disk
 from hetpipe.server.shard.journal import Journal, OldDecisions, old_decisions
 from hetpipe.server.shard.kept import Found, Keeping, Kept, read_kept
 from hetpipe.server.shard.kept_buffers import KeptBuffers
 from hetpipe.server.shard.push_log import OldPushes, PushLimits, PushLog, old_pushes, push_limits
-from hetpipe.server.shard.retelling import Retelling
 from hetpipe.server.shard.snapshots import read_snapshot, write_snapshot
 from hetpipe.server.shard.write_ahead_log import Level
 from hetpipe.values import wire
@@ -46,6 +49,46 @@ from hetpipe.values.members import NO_FENCE
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.shard_config import ShardConfig, shard_name
 from hetpipe.weights.flat import aligned
+
+
+class ReplayFilter(HistoryWriter):
+    """Writes to another history, but for what that has since a certain position."""
+
+    def __init__(self, history: HistoryWriter, since: int) -> None:
+        """Read what is there.
+
+        Args:
+            history: the history.
+            since: a `position` of it from which on lines may come again.
+        """
+        self._history = history
+        self._told = Counter(_key(event, fields) for event, fields in history.since(since) if event != "pull")
+
+    def position(self) -> int:
+        """See `HistoryWriter.position`."""
+        return self._history.position()
+
+    def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
+        """See `HistoryWriter.on_alarm`."""
+        self._history.on_alarm(listener)
+
+    def write(self, event: str, **fields: Value) -> None:
+        """See `HistoryWriter.write`; left out if it is there."""
+        if self._told and event != "pull":
+            key = _key(event, fields)
+            if self._told[key] > 0:
+                self._told[key] -= 1
+                return
+        self._history.write(event, **fields)
+
+    def is_up_to_date(self) -> None:
+        """From here on everything is new."""
+        self._told = Counter()
+
+
+def _key(event: str, fields: dict[str, Value]) -> str:
+    return event + json.dumps(fields, sort_keys=True)
+
 
 log = structlog.get_logger(__name__)
 
@@ -341,7 +384,7 @@ class JobState:
         #: What an earlier process kept; None: there was none.
         self.old_pushes: OldPushes | None = None if pushes is None else _in_terms(old_pushes, pushes)
         self.old_decisions: OldDecisions | None = None if decisions is None else _in_terms(old_decisions, decisions)
-        self._retelling = self._retell(history)
+        self._replay_filter = self._filter_replay(history)
         self.pushes = PushLog(
             Kept(self._folder / _PUSHES, keeping, found=pushes),
             _limits(config, options.limits),
@@ -357,7 +400,7 @@ class JobState:
         if config.shard == 0:
             self.buffers = KeptBuffers(self._folder / _BUFFERS)
             self.journal = Journal(Kept(self._folder / _DECISIONS, keeping, found=decisions))
-        self.history: HistoryWriter = history if self._retelling is None else self._retelling
+        self.history: HistoryWriter = history if self._replay_filter is None else self._replay_filter
         with self._lock:
             if pushes is None:
                 self._write_down()
@@ -373,8 +416,8 @@ class JobState:
 
     def caught_up(self) -> None:
         """Everything that an earlier process did is done again."""
-        if self._retelling is not None:
-            self._retelling.is_up_to_date()
+        if self._replay_filter is not None:
+            self._replay_filter.is_up_to_date()
 
     def try_again(self) -> None:
         """Say in the folder what the disk did not take before. At barriers, as `PushLog` and `Journal` do."""
@@ -415,9 +458,9 @@ class JobState:
         decisions = read_kept(self._folder / _DECISIONS, identity=identity) if self._config.shard == 0 else None
         return pushes, decisions
 
-    def _retell(self, history: HistoryWriter) -> Retelling | None:
+    def _filter_replay(self, history: HistoryWriter) -> ReplayFilter | None:
         places = [old.history for old in (self.old_pushes, self.old_decisions) if old is not None]
-        return Retelling(history, min(places)) if places else None
+        return ReplayFilter(history, min(places)) if places else None
 
     def _on_alarm(self, folder: Path, alarm: DurabilityLost | None) -> None:
         with self._lock:

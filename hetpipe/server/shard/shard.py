@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,23 +23,52 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.server.shard.chunks import RunMap, chunks, fill
 from hetpipe.server.shard.push_log import LoggedPush, Oldest, OldPush, OldPushes, PushLog
 from hetpipe.server.shard.push_session import PushSession
-from hetpipe.server.shard.shard_facts import ShardCounts, ShardFacts
 from hetpipe.values.bounds import MAX_STAGES
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import PullHeader, PushHeader, Requester, SliceHeader, Watermarks
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 
 
-def slice_name(piece: SlicePlan) -> str:
-    """A slice's name within its shard."""
-    return f"{piece.parameter.name}[{piece.start}:{piece.stop}]"
+@dataclass(slots=True)
+class ShardCounts:
+    """What a shard has done so far."""
+
+    pushes: int = 0
+    """Staged."""
+    pushed_bytes: int = 0
+    duplicate_pushes: int = 0
+    """Of what was staged already."""
+    pulls: int = 0
+    """Begun."""
+    pulled_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """A shard at one moment."""
+
+    counts: ShardCounts
+    followed_records: int
+    staged_waves: int
+    """First weights among them."""
+    published: Clock
+    retained_versions: int
+    weight_bytes: int
+    """Of all buffers in use."""
+    staged_clock: Clock
+    """Every member's waves below it are here whole, or count."""
+    committed_clock: Clock
+    """Every member's waves below it count."""
+    durable_clock: Clock
+    """Every member's waves below it are here after a restart, too; without a log, none is."""
+    log_bytes: int
+    """Of the write-ahead log of pushes."""
 
 
 def shard_layout(config: ShardConfig) -> FlatLayout:
     """Where the slices of a shard lie in its buffers."""
-    return FlatLayout([(slice_name(s), (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
+    return FlatLayout([(s.name, (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
 
 
 class Shard:

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.decide.planner.allocation import equal_distribution, hybrid_distribution, node_partition
+from hetpipe.decide.planner.allocation.exhaustive import every_grouping
 from hetpipe.decide.planner.allocation.explicit import explicit
-from hetpipe.decide.planner.allocation.groupings import every_grouping
 from hetpipe.decide.planner.jobs import Groups, Jobs
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.errors import PlanError

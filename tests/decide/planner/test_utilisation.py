@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from hetpipe.decide.planner.choose import choose_plan, closed_form
+from hetpipe.decide.planner.choose import choose_plan, closed_form, with_utilisation
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.scaled_profile import scaled_profile
-from hetpipe.decide.planner.utilisation import with_utilisation
 from hetpipe.values.cluster import Cluster, DeviceType
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile

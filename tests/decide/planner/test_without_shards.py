@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.decide.planner.allocation.auto import auto
+from hetpipe.decide.planner.allocation.exhaustive import every_grouping
 from hetpipe.decide.planner.allocation.explicit import explicit
-from hetpipe.decide.planner.allocation.groupings import every_grouping
 from hetpipe.decide.planner.allocation.parallel import parallel
 from hetpipe.decide.planner.choose import choose_plan, closed_form
 from hetpipe.decide.planner.options import PlanOptions

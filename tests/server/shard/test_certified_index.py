@@ -14,9 +14,8 @@ from hetpipe.certs.folders import read_facts
 from hetpipe.errors import Unauthenticated, UnknownJob, UserError
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
+from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.server.shard.control import ShardControl
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import NamedPeer, Role
 from hetpipe.values.ids import JobId, ShardIndex, Term

@@ -11,6 +11,7 @@ import torch
 
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_complete, read_complete
+from hetpipe.checkpoint.shard_part import ShardCheckpoints
 from hetpipe.decide.sync.records import Record
 from hetpipe.decide.sync.segment import CHECKPOINT
 from hetpipe.errors import ClockNotPublished
@@ -18,9 +19,9 @@ from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.server.shard.job_state import JobState, StateOptions
-from hetpipe.server.shard.shard_checkpoints import ShardCheckpoints
 from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.requests import PushHeader
+from hetpipe.weights.flat import FlatBuffer
 from tests.checkpoints import stage_part
 from tests.polling import wait_until
 from tests.server.shard.builders import encode, headers_of, push_header, requester, shard_config, slices_of
@@ -102,7 +103,7 @@ def test_the_checkpoint_becomes_complete_by_itself(
     """The stage has reported its part, and does not again; nothing but the restart happens."""
     follow = ShardCheckpoints.follow
 
-    def some(own: ShardCheckpoints, record: Record) -> None:
+    def some(own: ShardCheckpoints[FlatBuffer], record: Record) -> None:
         if own._shard.config.shard in wrote:
             follow(own, record)
 

@@ -17,9 +17,9 @@ from hetpipe.cli.app import app
 from hetpipe.errors import StaleTerm
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.shard_client import ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard import job_state
-from hetpipe.server.shard.control import ShardControl
 from hetpipe.server.shard.job_state import StateOptions, claim, disclaim, kept_fences
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.counters import FENCES, TERMS

@@ -14,10 +14,10 @@ import torch
 from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.rpc.server import Server, ServerConfig
+from hetpipe.rpc.shard_client import ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.config_check import check_config
-from hetpipe.server.shard.control import ShardControl
 from hetpipe.server.shard.job_state import JobState, StateOptions
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex

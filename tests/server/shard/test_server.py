@@ -38,10 +38,9 @@ from hetpipe.rpc import shard_methods as methods
 from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, open_channel
 from hetpipe.rpc.method import as_is
 from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
+from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.rpc.status import translate_rpc_error
-from hetpipe.server.shard.control import ShardControl
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, JobId, ShardIndex, StageIndex, Term, Wave
 from hetpipe.values.requests import BuffersHeader, Meeting, PullHeader, Requester, SliceHeader

@@ -12,9 +12,9 @@ import torch
 
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import MANIFEST, checkpoint_dir, file_digest
+from hetpipe.checkpoint.shard_part import _TOO_SLOW, ShardCheckpoints
 from hetpipe.decide.sync.records import Record, SegmentMember, SegmentRecord
 from hetpipe.errors import Busy, CheckpointNotWritten, PeerUnreachable
-from hetpipe.server.shard.shard_checkpoints import _TOO_SLOW, ShardCheckpoints
 from hetpipe.values.ids import Clock, Incarnation, LayerIndex, ShardIndex, VirtualWorkerIndex
 from hetpipe.values.plan import SlicePlan, TensorSpec
 from hetpipe.values.requests import CheckpointFile

@@ -8,13 +8,16 @@ disk is so slow that one more falls due meanwhile, that one is not written, whic
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
 
 from hetpipe.checkpoint.format import save_slices
 from hetpipe.checkpoint.keeper import MAX_SETS
+from hetpipe.checkpoint.layout import PartLabel, StoredSlice, shard_file
 from hetpipe.checkpoint.manifest import MANIFEST, checkpoint_dir, file_digest, read_label
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
@@ -22,11 +25,9 @@ from hetpipe.decide.sync.records import Record, SegmentRecord
 from hetpipe.decide.sync.segment import CHECKPOINTS, ends_run
 from hetpipe.errors import Busy, CheckpointError, CheckpointNotWritten, ClockFreed, HetpipeError, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
-from hetpipe.server.shard.shard import Shard, slice_name
-from hetpipe.values.checkpoint import PartLabel, StoredSlice, shard_file
 from hetpipe.values.ids import Clock, ShardIndex
 from hetpipe.values.requests import CheckpointFile
-from hetpipe.weights.flat import FlatBuffer
+from hetpipe.values.shard_config import ShardConfig
 
 _log = get_logger(__name__)
 
@@ -39,6 +40,39 @@ _RETRY_SECONDS = 0.2
 _WRITE_AGAIN_SECONDS = 1.0
 
 
+class HeldWeights(Protocol):
+    """A published version that nobody changes or frees as long as it is held."""
+
+    @property
+    def views(self) -> Mapping[str, Tensor]:
+        """Slice, by `SlicePlan.name` → its elements, flattened."""
+        ...
+
+
+W = TypeVar("W", bound=HeldWeights)
+
+
+class CheckpointedShard(Protocol[W]):
+    """The shard whose weights are written."""
+
+    @property
+    def config(self) -> ShardConfig:
+        """Whose slices it holds, and where its run writes."""
+        ...
+
+    def hold(self, clock: Clock) -> W:
+        """w^(clock), to be released once.
+
+        Raises:
+            ClockFreed: it is gone.
+        """
+        ...
+
+    def release(self, weights: W) -> None:
+        """Give back what `hold` gave."""
+        ...
+
+
 class ReportPart(Protocol):
     """Tells the clock shard of a shard's part; see `ClockTransport.report_shard_checkpoint`."""
 
@@ -47,10 +81,10 @@ class ReportPart(Protocol):
         ...
 
 
-class ShardCheckpoints:
+class ShardCheckpoints(Generic[W]):
     """Writes one shard's parts and reports them. `follow` is for the thread that follows the log."""
 
-    def __init__(self, shard: Shard, report: ReportPart, clock: TimeSource = SYSTEM_CLOCK) -> None:
+    def __init__(self, shard: CheckpointedShard[W], report: ReportPart, clock: TimeSource = SYSTEM_CLOCK) -> None:
         """Write what is in `shard`; `clock` paces repeated reports."""
         self._shard = shard
         self._report = report
@@ -95,14 +129,14 @@ class ShardCheckpoints:
         with self._lock:
             is_late = self._num_waiting >= MAX_SETS and not is_last
             self._num_waiting += 1
-        weights: FlatBuffer | CheckpointNotWritten
+        weights: W | CheckpointNotWritten
         try:
             weights = CheckpointNotWritten(_TOO_SLOW) if is_late else self._shard.hold(clock)
         except ClockFreed as error:
             weights = CheckpointNotWritten(str(error))
         self._writer.submit(self._write, clock, weights, until)
 
-    def _write(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
+    def _write(self, clock: Clock, weights: W | CheckpointNotWritten, until: float) -> None:
         """On the writer's thread; `weights` are released. An error in their place says why there are none.
 
         A file that cannot be written is tried again `until` then.
@@ -118,7 +152,7 @@ class ShardCheckpoints:
             with self._lock:
                 self._num_waiting -= 1
 
-    def _save_and_report(self, clock: Clock, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
+    def _save_and_report(self, clock: Clock, weights: W | CheckpointNotWritten, until: float) -> None:
         folder, label = self._folder(clock), PartLabel(self._shard.config.job_id, clock, self._name)
         try:
             if not self._is_written(folder / label.name, label):
@@ -127,7 +161,7 @@ class ShardCheckpoints:
             self._tell(clock, [], failure=str(error))
             raise
         finally:
-            if isinstance(weights, FlatBuffer):
+            if not isinstance(weights, CheckpointNotWritten):
                 self._shard.release(weights)
         self._tell(clock, [file_digest(folder / label.name)])
 
@@ -139,11 +173,11 @@ class ShardCheckpoints:
         except CheckpointError:
             return False
 
-    def _save(self, folder: Path, label: PartLabel, weights: FlatBuffer | CheckpointNotWritten, until: float) -> None:
+    def _save(self, folder: Path, label: PartLabel, weights: W | CheckpointNotWritten, until: float) -> None:
         if isinstance(weights, CheckpointNotWritten):
             raise weights
         pieces = [
-            (StoredSlice(s.parameter.name, s.start, s.stop, s.parameter.shape), weights.views[slice_name(s)])
+            (StoredSlice(s.parameter.name, s.start, s.stop, s.parameter.shape), weights.views[s.name])
             for s in self._shard.config.slices
         ]
         while True:

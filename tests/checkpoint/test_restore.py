@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from hetpipe.checkpoint.manifest import MANIFEST, checkpoint_dir, manifest_bytes, newest_checkpoint, read_manifest
+from hetpipe.checkpoint.stage_part import restore
 from hetpipe.errors import CheckpointError
 from hetpipe.pipeline.chain import Layer, chain_of
 from hetpipe.pipeline.layer_weights import layout_of
-from hetpipe.server.agent.restoring import restore
+from hetpipe.server.agent.stage_assembly import restore_targets
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.run import DeviceConfig, StageConfig
 from hetpipe.weights.flat import FlatBuffer
@@ -60,7 +61,7 @@ class Stage:
         return [p.detach().clone() for layer in self.layers for p in layer.module.parameters()]
 
     def restore(self) -> int:
-        return restore(self.job, self.config, self.layers, self.optimizer)
+        return restore(self.config, restore_targets(self.layers, self.optimizer), self.job.sync.traits)
 
     @property
     def took_weights(self) -> bool:

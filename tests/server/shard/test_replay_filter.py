@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.observe.history import History, HistoryWriter, MemoryHistory, NullHistory
-from hetpipe.server.shard.retelling import Retelling
+from hetpipe.server.shard.job_state import ReplayFilter
 
 
 def history(path: Path, term: int = 1) -> History:
@@ -33,13 +33,13 @@ def test_lines_that_are_there_are_left_out_and_the_others_come(tmp_path: Path) -
     tell(with_first, 1, 2)
     with_first.close()
     again = history(path)
-    retelling = Retelling(again, since)
-    tell(retelling, 1, 2, 3)
-    retelling.is_up_to_date()
-    tell(retelling, 4)
+    filtered = ReplayFilter(again, since)
+    tell(filtered, 1, 2, 3)
+    filtered.is_up_to_date()
+    tell(filtered, 4)
 
     assert clocks(path) == [0, 1, 2, 3, 4]
-    assert retelling.position() == path.stat().st_size
+    assert filtered.position() == path.stat().st_size
     assert len(path.read_text().splitlines()) == 10
 
 
@@ -47,9 +47,9 @@ def test_a_line_that_came_twice_is_left_out_twice_and_no_more() -> None:
     told = MemoryHistory()
     for _ in range(2):
         told.barrier(clock=4, reason="evict")
-    retelling = Retelling(told, 0)
+    filtered = ReplayFilter(told, 0)
     for _ in range(3):
-        retelling.barrier(clock=4, reason="evict")
+        filtered.barrier(clock=4, reason="evict")
 
     assert len(told.of("barrier")) == 3
 
@@ -57,7 +57,7 @@ def test_a_line_that_came_twice_is_left_out_twice_and_no_more() -> None:
 def test_a_pull_is_always_told() -> None:
     told = MemoryHistory()
     told.pull(shard=0, vw=0, stage=0, clock=1)
-    Retelling(told, 0).pull(shard=0, vw=0, stage=0, clock=1)
+    ReplayFilter(told, 0).pull(shard=0, vw=0, stage=0, clock=1)
 
     assert len(told.of("pull")) == 2
 
@@ -68,7 +68,7 @@ def test_lines_of_another_term_and_torn_ones_say_nothing(tmp_path: Path) -> None
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:30])
     later = history(path, term=2)
-    tell(Retelling(later, 0), 0)
+    tell(ReplayFilter(later, 0), 0)
 
     assert [fields for event, fields in later.since(0) if event == "publish"] == [{"clock": 0}]
     assert [event for event, _ in history(path, term=1).since(0)] == ["publish", "used"]

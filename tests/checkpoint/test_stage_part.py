@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.checkpoint.format import CheckpointReader, PartWriter
+from hetpipe.checkpoint.format import CheckpointReader
+from hetpipe.checkpoint.stage_part import LEAVER_SECONDS, PartWriter
 from hetpipe.errors import CheckpointNotWritten, DeadlineExceeded
 from hetpipe.observe.timeline import NullTimeline
-from hetpipe.pipeline.barrier_checkpoint import LEAVER_SECONDS, CheckpointWork
+from hetpipe.pipeline.barrier import stage_checkpoints
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, JobId
@@ -54,6 +55,7 @@ class Stage:
         self.bell = bell = Bell(self.clock)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
         model.get_parameter("0.weight").requires_grad = False
+        model[0].register_buffer("mean", torch.zeros(2))
         parts = SimpleNamespace(
             timeline=NullTimeline(),
             layers=chain_of(model),
@@ -75,7 +77,7 @@ class Stage:
             clock=self.clock,
             stall_seconds=60.0,
         )
-        self.work = CheckpointWork(cast("Any", parts), cast("Any", SimpleNamespace(bell=bell)), waiter)
+        self.work = stage_checkpoints(cast("Any", parts), cast("Any", SimpleNamespace(bell=bell)), waiter)
         self.path = folder / NAME
 
     def report(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
@@ -89,7 +91,7 @@ class Stage:
         return answer
 
     def run(self, *, is_keeper: bool = True, is_last: bool = False, leaves: bool = False) -> None:
-        self.work.run(Clock(4), buffers={"mean": torch.zeros(2)}, is_keeper=is_keeper, is_last=is_last, leaves=leaves)
+        self.work.run(Clock(4), is_keeper=is_keeper, is_last=is_last, leaves=leaves)
 
     def keys(self) -> list[str]:
         return CheckpointReader([self.path]).keys("")
@@ -99,14 +101,14 @@ def test_the_shards_have_the_weights(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.run()
     assert stage.reports == [(stage.path, "")]
-    assert stage.keys() == ["buffers/0.weight", "buffers/mean"]
+    assert stage.keys() == ["buffers/0.mean", "buffers/0.weight"]
     assert CheckpointReader([stage.path]).optimizer_state(["1.weight"]) == {"1.weight": {"num_updates": 3}}
 
 
 def test_without_shards_a_keeper_has_the_weights(tmp_path: Path) -> None:
     stage = Stage(tmp_path, has_shards=False)
     stage.run()
-    assert stage.keys() == ["buffers/0.weight", "buffers/mean", "weights/1.weight"]
+    assert stage.keys() == ["buffers/0.mean", "buffers/0.weight", "weights/1.weight"]
 
 
 @pytest.mark.parametrize("has_shards", [True, False])
