@@ -40,9 +40,8 @@ class Run:
         return self.job.headers(stage.num_stages, stage.index, shard)
 
     def has_met(self, stage: Stage) -> bool:
-        """Whether all stages of its life are there."""
-        there = self.stages[stage.vw, stage.incarnation]
-        return len(there) == stage.num_stages and all(one.alive for one in there)
+        """Whether a stage that begins has found its neighbours: here the stages of a life begin together."""
+        return len(self.stages[stage.vw, stage.incarnation]) == stage.num_stages
 
     def makes_weights(self, vw: int) -> bool:
         """Whether a virtual worker shall make the first weights."""

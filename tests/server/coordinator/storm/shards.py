@@ -69,6 +69,11 @@ class TrainingRun(Run):
         self.scheduler.at(1, stage.start, stage)
         return stage
 
+    def has_met(self, stage: Stage) -> bool:
+        return super().has_met(stage) and all(
+            one.alive or one.is_done for one in self.stages[stage.vw, stage.incarnation]
+        )
+
     def headers(self, stage: Stage, shard: int) -> tuple[SliceHeader, ...]:
         """Those of the layers that the coordinator's plan gives it."""
         found = self._slices.get((stage, shard))
