@@ -374,7 +374,7 @@ BUGS: dict[str, Bug] = {
     "next-barrier": Bug(
         "a stage takes the next segment's barrier for its own", _next_barrier_for_own, 26, _with_slow_readers
     ),
-    "dealt-among-survivors": Bug("samples are dealt among those who are left", _dealt_among_survivors, 573),
+    "dealt-among-survivors": Bug("samples are dealt among those who are left", _dealt_among_survivors, 661),
     "records-forgotten": Bug("records are forgotten that a restarted shard needs", _records_forgotten, 3),
     "serves-early": Bug(
         "a restarted shard serves before it has caught up", _serves_before_it_knows, 1155, _with_dying_shards

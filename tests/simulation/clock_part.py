@@ -14,7 +14,6 @@ from hetpipe.decide.sync.records import CommitRecord, Record, SegmentRecord
 from hetpipe.errors import HetpipeError
 from hetpipe.values.ids import Clock
 from hetpipe.values.requests import Requester
-from tests.decide.sync.scenario import JOB
 from tests.simulation.disk import Disk
 from tests.simulation.job import Job
 from tests.simulation.network import PARKED
@@ -32,7 +31,7 @@ class ClockPart:
         self._scheduler = scheduler
         self._promises = promises
         self._ring = ring
-        self._config = job.scenario.log_config()
+        self._config = job.log_config
         self.disk: Disk[LogState, Event] = Disk(fsync=job.fsync)
         self.log = DecisionLog(self._config)
         self._tell(0)
@@ -95,7 +94,7 @@ class ClockPart:
         records = self.log.records_from(before)
         if self._scheduler.traces:
             for record in records:
-                self._scheduler.trace(f"log {JOB}", record)
+                self._scheduler.trace(f"log {self._job.id}", record)
         self._promises.reveal(records, self._used_since(before))
         return records
 

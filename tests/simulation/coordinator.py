@@ -111,7 +111,7 @@ class Coordinator(Process):
             self,
             first,
             "request_barrier",
-            lambda: self._world.request_barrier(reason),
+            lambda: self._world.request_barrier(first, reason),
             lambda _: None,
             lambda _: None,
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from hetpipe.decide.sync.decision_log import LogConfig
 from hetpipe.values import policies
-from hetpipe.values.ids import Incarnation, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import PushHeader, Requester, SliceHeader
-from tests.decide.sync.scenario import JOB, NUM_LAYERS, POLICIES, Scenario, slice_header
+from tests.decide.sync.scenario import JOB, NUM_LAYERS, POLICIES, TERM, Scenario, slice_header
 from tests.simulation.network import Weather
 
 #: After so many ticks no new fault happens.
@@ -56,8 +57,21 @@ def slices_of(scenario: Scenario) -> dict[int, tuple[SlicePlan, ...]]:
 class Job:
     """A scenario with what everybody looks up all the time, and its faults."""
 
-    def __init__(self, scenario: Scenario, faults: Faults, *, fsync: bool) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        faults: Faults,
+        *,
+        fsync: bool,
+        name: tuple[JobId, Term] = (JOB, TERM),
+        log_config: LogConfig | None = None,
+    ) -> None:
+        """A job of `scenario`; `log_config`: the one that a coordinator has sent, should there be one."""
         self.scenario = scenario
+        self.id, self.term = name
+        self.log_config = log_config or scenario.log_config()
+        self.members = self.log_config.membership.members
+        self.progress = self.log_config.progress
         self.faults = faults
         self.fsync = fsync
         self.n, self.d, self.sync = scenario.n, scenario.d, scenario.sync
@@ -145,6 +159,6 @@ def _draw_faults(chance: random.Random) -> Faults:
     )
 
 
-def requester(vw: int, incarnation: int, stage: int, term: int) -> Requester:
+def requester(job: JobId, vw: int, incarnation: int, stage: int, term: int) -> Requester:
     """How a stage names itself."""
-    return Requester(JOB, Term(term), VirtualWorkerIndex(vw), Incarnation(incarnation), StageIndex(stage))
+    return Requester(job, Term(term), VirtualWorkerIndex(vw), Incarnation(incarnation), StageIndex(stage))

@@ -41,7 +41,7 @@ class Promises:
         self.job = job
         #: Every record anybody may have read, in order.
         self.records: list[Record] = []
-        self.start = self.published = -1
+        self.start = self.published = job.progress.clock - 1
         #: Member → waves committed.
         self.members: dict[Life, int] = {}
         #: Every life that is over.
@@ -49,13 +49,16 @@ class Promises:
         self.barrier = 0
         self.reasons: tuple[str, ...] = ()
         self.finished = False
-        self.epoch = 0
-        self.used: set[int] = set(scenario.used)
-        self.minibatches = len(scenario.used)
+        self.epoch = job.progress.epoch
+        bits = job.progress.used
+        self.used = {i for i in range(scenario.num_samples) if bits[i >> 3] >> (i & 7) & 1}
+        self.minibatches = job.progress.minibatches
         #: Member → last minibatch that it has started.
         self.begun: dict[Life, int] = {}
         #: wave → the witness of everybody's part in it.
         self._in_wave: dict[int, int] = defaultdict(int)
+        #: w^(start), w^(start + 1), …, as far as somebody has asked.
+        self._sums = [0]
         self._most_committed = 0
         self._digits: dict[tuple[int, int, int], int] = {}
         #: Newest clock that each shard has ever completed.
@@ -72,7 +75,10 @@ class Promises:
 
     def weights(self, clock: int) -> int:
         """What each slice of w^(clock) must be."""
-        return sum(part for wave, part in self._in_wave.items() if wave < clock)
+        start = self.job.progress.clock
+        while len(self._sums) <= clock - start:
+            self._sums.append(self._sums[-1] + self._in_wave.get(start + len(self._sums) - 1, 0))
+        return self._sums[clock - start]
 
     def explain(self, weights: int) -> str:
         """The waves in a sum."""
@@ -126,6 +132,7 @@ class Promises:
         self._most_committed = max(self._most_committed, wave + 1)
         if samples:
             self._in_wave[wave] += self.witness(record.vw, record.incarnation, wave)
+            del self._sums[wave + 1 - self.job.progress.clock :]
         distance = wave + 1 - min(self.members.values())
         hold(d is None or distance <= d + 1, f"P4: {record}: clock distance {distance} with D = {d}")
 

@@ -56,10 +56,10 @@ class Pusher:
         """Push the wave that comes next as if it were another term; with other bytes."""
         stage = self._stage
         wave = self._queue[0].wave if self._queue else stage.next_wave
-        who = requester(stage.vw, stage.incarnation, stage.index, term)
+        who = requester(stage.job.id, stage.vw, stage.incarnation, stage.index, term)
         part = stage.world.promises.witness(stage.vw, -1, wave)
         for shard in stage.job.slices:
-            slices = stage.job.headers(stage.num_stages, stage.index, shard)
+            slices = stage.headers(shard)
             header, server = push_header(who, wave, slices), stage.world.servers[shard]
             with contextlib.suppress(StaleTerm, StaleIncarnation, Unavailable):
                 if slices and server.is_reachable:
@@ -78,7 +78,7 @@ class Pusher:
 
     def _to_shards(self, wave: int | None, part: int, then: Callable[[], None]) -> None:
         stage = self._stage
-        headers = {shard: stage.job.headers(stage.num_stages, stage.index, shard) for shard in stage.job.slices}
+        headers = {shard: stage.headers(shard) for shard in stage.job.slices}
         wanted = {shard for shard, slices in headers.items() if slices}
 
         def staged(shard: int) -> None:
@@ -91,7 +91,7 @@ class Pusher:
 
     def _push(self, shard: int, wave: int | None, part: int, staged: Callable[[int], None]) -> None:
         stage = self._stage
-        slices = stage.job.headers(stage.num_stages, stage.index, shard)
+        slices = stage.headers(shard)
         header, server = push_header(stage.requester, wave, slices), stage.world.servers[shard]
         parts = (part,) * len(slices)
         stage.ask(shard, f"push {wave}", lambda: server.push(header, parts), lambda _: staged(shard))

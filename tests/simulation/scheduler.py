@@ -75,6 +75,12 @@ class Scheduler:
                 process.waiting.append(action)
         return True
 
+    def run_until(self, tick: int) -> None:
+        """Let everything happen that happens up to `tick`."""
+        while self._heap and self._heap[0][0] <= tick:
+            self.step()
+        self.now = tick
+
     def trace(self, who: object, *what: object) -> None:
         """A line for people who replay a seed."""
         if self.traces:

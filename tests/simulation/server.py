@@ -14,13 +14,13 @@ from tests.simulation.scheduler import Process, Violation
 from tests.simulation.shard_part import ShardPart, Weights
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.run import Run
 
 
 class Server(Process):
     """A process that serves one shard."""
 
-    def __init__(self, world: World, index: int) -> None:
+    def __init__(self, world: Run, index: int) -> None:
         super().__init__(f"shard {index}")
         self._world = world
         self.index = ShardIndex(index)
@@ -33,10 +33,14 @@ class Server(Process):
 
     def start(self) -> None:
         """Begin."""
-        world = self._world
-        if self.index == 0:
-            self.clock = ClockPart(world.job, world.scheduler, world.promises, self._ring)
+        self.open()
         self._follow()
+
+    def open(self) -> None:
+        """Have the decision log, on the clock shard."""
+        world = self._world
+        if self.index == 0 and self.clock is None:
+            self.clock = ClockPart(world.job, world.scheduler, world.promises, self._ring)
 
     # -- what it serves ----------------------------------------------------------------------------------------------
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from hetpipe.decide.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
 from hetpipe.decide.sync.records import Record
 from hetpipe.decide.sync.shard_state import Admission, ClosedState, ShardState
-from hetpipe.values.ids import Clock
 from hetpipe.values.requests import PullHeader, PushHeader
-from tests.decide.sync.scenario import JOB, TERM
 from tests.simulation.disk import Disk
 from tests.simulation.job import Job
 from tests.simulation.promises import Promises, hold
@@ -48,11 +46,11 @@ class ShardPart:
     def _forget(self) -> None:
         job = self._job
         self.state = ShardState(
-            job_id=JOB,
-            term=TERM,
+            job_id=job.id,
+            term=job.term,
             slices=job.slices[self.index],
-            founders=job.scenario.members,
-            start=Clock(job.scenario.start),
+            founders=job.members,
+            start=job.progress.clock,
             staleness=job.d,
         )
         #: What is staged: key → slice → its part.
@@ -156,7 +154,7 @@ class ShardPart:
         d = self._job.d
         if d is None:
             return
-        lives = len(self._job.scenario.num_stages)
+        lives = len(self._job.members)
         ahead = d + 3
         hold(len(self._versions) <= 3 * ahead, f"shard {self.index} keeps the clocks {sorted(self._versions)}")
         waves = [key for key in self._staging if key[2] is not None]

@@ -196,7 +196,7 @@ class SmallWorld:
             for index, shard in enumerate(self.shards):
                 if not self._serves(index):
                     return False
-                shard.state.check_request(requester(worker.vw, worker.incarnation, 0, TERM))
+                shard.state.check_request(requester(JOB, worker.vw, worker.incarnation, 0, TERM))
                 shard.state.check_pull(Clock(clock))
         except (ClockNotPublished, StaleIncarnation):
             return False
@@ -237,7 +237,7 @@ class SmallWorld:
 
     def _header(self, worker: Worker, shard: int, wave: int | None) -> PushHeader:
         slices = self.job.headers(1, 0, shard)
-        return push_header(requester(worker.vw, worker.incarnation, 0, TERM), wave, slices)
+        return push_header(requester(JOB, worker.vw, worker.incarnation, 0, TERM), wave, slices)
 
     def _deliver_push(self, shard: int, header: PushHeader) -> None:
         verdict, indices = self.shards[shard].state.admit(header)

@@ -18,30 +18,33 @@ from hetpipe.decide.sync.records import EvictRecord, Record, SegmentRecord
 from hetpipe.decide.sync.segment import divide
 from hetpipe.errors import HetpipeError, ProtocolViolation
 from hetpipe.values.ids import Clock
-from hetpipe.values.requests import PullHeader
+from hetpipe.values.requests import PullHeader, SliceHeader
 from hetpipe.values.sync import Progress
-from tests.decide.sync.scenario import TERM
 from tests.simulation.clock_choice import ClockChoice
 from tests.simulation.job import requester
 from tests.simulation.pusher import Pusher
 from tests.simulation.scheduler import Process, Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.run import Run
 
 
 class Stage(Process):
     """A stage of one life of a virtual worker."""
 
-    def __init__(self, world: World, vw: int, incarnation: int, index: int, num_stages: int) -> None:
+    def __init__(self, world: Run, vw: int, incarnation: int, index: int, num_stages: int) -> None:
         super().__init__(f"stage {vw}.{incarnation}/{index}")
         self.world = world
         self.job = world.job
         self.vw, self.incarnation, self.index, self.num_stages = vw, incarnation, index, num_stages
-        self.requester = requester(vw, incarnation, index, TERM)
+        self.requester = requester(self.job.id, vw, incarnation, index, self.job.term)
         #: Whether it left in order.
         self.is_done = False
-        self.log = LogView(Clock(self.job.scenario.start))
+        #: Whether it has found its neighbours, and counts from the next barrier on.
+        self.has_joined = False
+        #: The class of the error that it ended with; empty if none did.
+        self.error = ""
+        self.log = LogView(self.job.progress.clock)
         self._position = FROM_NEWEST_SEGMENT if incarnation else 0
         #: The segment it works in; None before the first one.
         self.segment: SegmentRecord | None = None
@@ -51,6 +54,8 @@ class Stage(Process):
         self.blocks: tuple[Block, ...] | None = None
         #: Last minibatch begun, and completed.
         self.begun = self.completed = 0
+        #: Minibatches completed in its life.
+        self.minibatches = 0
         #: Last minibatch of the segment, once that is known.
         self._last: int | None = None
         #: Waves closed.
@@ -91,16 +96,26 @@ class Stage(Process):
         """A call was refused for good."""
         if not isinstance(error, ProtocolViolation) or not self.world.is_gone(self.vw, self.incarnation):
             raise Violation(f"{self}: {name} was refused: {error!r}")
-        self.leave(f"ends, refused: {error}")
+        self.leave(f"ends, refused: {error}", type(error).__name__)
+
+    def headers(self, shard: int) -> tuple[SliceHeader, ...]:
+        """What it holds of a shard."""
+        return self.world.headers(self, shard)
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Join, and follow the log."""
-        if self.incarnation == 0:
+        if self.incarnation == 0 and self.world.has_met(self):
             self._join(ready=True, then=self._joined)
         else:  # the run goes on without it until it has found its neighbours
-            self._join(ready=False, then=lambda: self._join(ready=True, then=self._joined))
+            self._join(ready=False, then=self._meet)
+
+    def _meet(self) -> None:
+        if self.world.has_met(self):
+            self._join(ready=True, then=self._joined)
+        else:
+            self.world.scheduler.at(2, self._meet, self)
 
     def _join(self, *, ready: bool, then: Callable[[], None]) -> None:
         who = self.requester
@@ -109,14 +124,23 @@ class Stage(Process):
         )
 
     def _joined(self) -> None:
+        self.has_joined = True
         self._follow()
-        if self.vw == 0 and self.world.promises.published < 0:
-            self.pusher.push_first_weights()
+        self._make_weights()
 
-    def leave(self, why: str, *, in_order: bool = False) -> None:
-        """End."""
+    def _make_weights(self) -> None:
+        """Make the first weights, if its virtual worker shall; who makes them may die, so that another one shall."""
+        if self.segment is not None:
+            return
+        if self.world.makes_weights(self.vw):
+            self.pusher.push_first_weights()
+        else:
+            self.world.scheduler.at(10, self._make_weights, self)
+
+    def leave(self, why: str, error: str = "", *, in_order: bool = False) -> None:
+        """End; `error`: the class of the error that ended it."""
         self.world.scheduler.trace(self, why)
-        self.is_done = in_order
+        self.is_done, self.error = in_order, error
         self.end()
         if not in_order:
             self.world.close_links(self)
@@ -131,7 +155,7 @@ class Stage(Process):
     def _cannot_follow(self, error: HetpipeError) -> None:
         """Nobody waits for who leaves to read that it has: two barriers later it cannot any more."""
         if self.world.servers[0].clock_part.log.has_left(self.requester.vw, self.requester.incarnation):
-            self.leave("ends: it left long ago")
+            self.leave("ends: it left long ago", "StaleIncarnation")
         else:
             self.refused("follow", error)
 
@@ -140,7 +164,7 @@ class Stage(Process):
         self._position = first + len(records)
         self.log.follow(records)
         if any(isinstance(r, EvictRecord) and (r.vw, r.incarnation) == (self.vw, self.incarnation) for r in records):
-            self.leave("ends: it is evicted")
+            self.leave("ends: it is evicted", "StaleIncarnation")
             return
         self._follow()
         self.look()
@@ -214,7 +238,7 @@ class Stage(Process):
             return
         self._fetching.add(clock)
         parts: dict[int, tuple[int, ...]] = {}
-        shards = [shard for shard in self.job.slices if self.job.headers(self.num_stages, self.index, shard)]
+        shards = [shard for shard in self.job.slices if self.headers(shard)]
 
         def came(shard: int, answer: object) -> None:
             parts[shard] = cast("tuple[int, ...]", answer)
@@ -228,7 +252,7 @@ class Stage(Process):
             self._pull(shard, clock, came)
 
     def _pull(self, shard: int, clock: int, came: Callable[[int, object], None]) -> None:
-        headers = self.job.headers(self.num_stages, self.index, shard)
+        headers = self.headers(shard)
         header, server = PullHeader(self.requester, Clock(clock), headers), self.world.servers[shard]
         self.ask(shard, f"pull {clock}", lambda: server.pull(header), lambda answer: came(shard, answer))
 
@@ -284,6 +308,7 @@ class Stage(Process):
     def _complete(self, p: int) -> None:
         """Its backward is done here."""
         self.completed = p
+        self.minibatches += 1
         if self.index > 0:
             self.world.send_frame(self, self.index - 1, lambda stage: stage.on_gradient(p))
         if p % self.job.n == 0:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES
 from tests.decide.sync.scenario import NUM_LAYERS
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.job import FAULTY_TICKS, Job, draw
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import Network
-from tests.simulation.promises import Promises
+from tests.simulation.run import Run
 from tests.simulation.scheduler import Scheduler, Violation
 from tests.simulation.server import Server
 from tests.simulation.stage import Stage
@@ -34,22 +31,16 @@ class History:
     violation: str | None
 
 
-class World:
-    """All of it."""
+class World(Run):
+    """One run, with a coordinator of few lines, so that ten thousand histories take a minute."""
 
     def __init__(self, job: Job, seed: int, *, traces: bool = False) -> None:
-        self.job = job
-        self.scheduler = Scheduler(seed, traces=traces)
-        self.network = Network(self.scheduler, job.faults.weather)
-        self.promises = Promises(job)
+        scheduler = Scheduler(seed, traces=traces)
+        super().__init__(job, scheduler, Network(scheduler, job.faults.weather))
         self.servers = [Server(self, index) for index in range(job.scenario.num_shards)]
         self.coordinator = Coordinator(self)
         #: Virtual worker → its newest life, as the agents know it.
         self.lives: dict[int, int] = {}
-        #: Life → its stages.
-        self.stages: dict[tuple[int, int], list[Stage]] = {}
-        #: Link → when its latest frame arrives: frames keep their order.
-        self._frame_times: dict[tuple[Stage, int], int] = {}
         self.nemesis = Nemesis(self)
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -109,48 +100,11 @@ class World:
         """Whether all stages of a life have ended in order."""
         return all(stage.is_done for stage in self.stages[vw, incarnation])
 
-    def is_gone(self, vw: int, incarnation: int) -> bool:
-        """Whether the clock shard would say that a life is over."""
-        log, index = self.servers[0].clock_part.log, VirtualWorkerIndex(vw)
-        lives = (log.members.get(index), log.newcomers.get(index), log.leavers.get(index))
-        return not any(life is not None and life.incarnation == incarnation for life in lives)
-
     def kill_stages(self, vw: int, incarnation: int) -> None:
         """The agents are told to; one that cannot be reached leaves a zombie."""
         for stage in self.stages[vw, incarnation]:
             if stage.alive and self.scheduler.random.random() < 0.7:
                 self.crash_stage(stage)
-
-    def crash_stage(self, stage: Stage) -> None:
-        """Kill it."""
-        if stage.alive:
-            self.scheduler.trace(stage, "is killed")
-            stage.end()
-            self.close_links(stage)
-
-    def close_links(self, stage: Stage) -> None:
-        """The neighbours of a stage that is gone notice."""
-        for other in self.stages[stage.vw, stage.incarnation]:
-            if abs(other.index - stage.index) == 1 and other.alive:
-                self.scheduler.at(3, partial(other.leave, "ends: lost its neighbour"), other)
-
-    def send_frame(self, sender: Stage, index: int, take: Callable[[Stage], None]) -> None:
-        """From a stage to its neighbour, in order."""
-        receiver = self.stages[sender.vw, sender.incarnation][index]
-        link = (sender, index)
-        arrival = max(self.scheduler.now + self.compute_ticks(), self._frame_times.get(link, 0))
-        self._frame_times[link] = arrival
-        self.scheduler.at(arrival - self.scheduler.now, lambda: take(receiver), receiver)
-
-    def compute_ticks(self) -> int:
-        """How long a minibatch takes at a stage."""
-        return self.scheduler.random.randint(1, 3)
-
-    def request_barrier(self, reason: str) -> object:
-        """At shard 0."""
-        if reason == "stop" and not self.promises.finished and self.promises.start >= 0:
-            self.promises.stop_is_asked = True
-        return self.servers[0].clock_part.decide("request_barrier", reason)
 
 
 def run(seed: int, *, traces: bool = False, job: Job | None = None) -> History:

@@ -90,7 +90,7 @@ class Storm:
         self.faults.heal()
         for step in range(round(_AWAY_SECONDS / STEP_SECONDS)):
             if name.startswith("ps"):
-                self.world.shards.all[int(name[2:])].is_alive = False
+                self.world.shards.all[int(name[2:])].kill()
             else:
                 self.world.agents[name].die()
             self._step()

@@ -1,4 +1,4 @@
-"""Agents and stage processes of a storm: small models of `hetpipe.server.agent` and `hetpipe.pipeline`."""
+"""Agents of a storm, small models of `hetpipe.server.agent`, around the stages of `tests.simulation`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from hetpipe.decide.sync.decision_log import DecisionLog
-from hetpipe.decide.sync.segment import DRAIN, divide
+from hetpipe.decide.sync.segment import DRAIN
 from hetpipe.values.commands import (
     AgentNews,
     ChildExit,
@@ -20,31 +19,42 @@ from hetpipe.values.commands import (
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
-from hetpipe.values.ids import Clock, Wave
+from hetpipe.values.ids import Clock
 from hetpipe.values.members import Registration
 from hetpipe.values.run import StageConfig, StageDone, StageFailed, StageReady
 from tests.server.coordinator.builders import measured, model, progress
-from tests.server.coordinator.storm.shards import Served
+from tests.simulation.stage import Stage
 
 if TYPE_CHECKING:
     from tests.server.coordinator.storm.world import World
 
 
 @dataclass(slots=True)
-class Stage:
-    """One stage process."""
+class Child:
+    """One stage process, as its agent knows it."""
 
     key: StageKey
     config: StageConfig
+    #: What it does; None until it has found the shards.
+    process: Stage | None = None
     is_ready: bool = False
     #: It does nothing any more, but can be killed.
     hangs: bool = False
     #: It has told its end, and is about to exit with this status.
     exits: int | None = None
-    #: How much longer than planned it computes.
+    #: How much longer than planned it computes, by its own word.
     slowness: float = 1.0
-    minibatches: int = 0
-    told_clock: int = 0
+
+    def hang(self) -> None:
+        """Do nothing any more."""
+        self.hangs = True
+        if self.process is not None and self.process.alive:
+            self.process.paused_since = self.process.world.scheduler.now
+
+    def stop(self) -> None:
+        """The process is gone."""
+        if self.process is not None:
+            self.process.world.crash_stage(self.process)
 
 
 @dataclass(slots=True)
@@ -58,7 +68,7 @@ class Agent:
     registration: Registration | None = None
     #: Of the coordinator that led it last.
     fence: int = 0
-    stages: dict[StageKey, Stage] = field(default_factory=dict)
+    stages: dict[StageKey, Child] = field(default_factory=dict)
     #: Under the present registration: the last command carried out, and batches sent.
     done: int = 0
     batch: int = 0
@@ -80,6 +90,8 @@ class Agent:
     def die(self) -> None:
         """SIGKILL."""
         self.is_alive, self.registration = False, None
+        for stage in self.stages.values():
+            stage.stop()
         self.stages.clear()
         self.waiting, self.unconfirmed = [], ()
         self.leaves_by, self.has_told_departure = None, False
@@ -105,11 +117,11 @@ class Agent:
             failed = StageFailed("Unavailable", "the agent was told to end", secondary=True)
             self.waiting += [StageNews(key, failed), ChildExit(key, 0, 1)]
         elif key not in self.stages:
-            self.stages[key] = Stage(key, config)
+            self.stages[key] = Child(key, config)
 
     def end(self, key: StageKey, code: int, *, ordered: bool = False) -> None:
         """A process ends."""
-        del self.stages[key]
+        self.stages.pop(key).stop()
         self.waiting.append(ChildExit(key, 1, code, ordered=ordered))
 
     def fail(self, key: StageKey, error: str, *, secondary: bool = False) -> None:
@@ -119,10 +131,11 @@ class Agent:
             sentence = f"{error} of life {key.incarnation}"
             self.waiting.append(StageNews(key, StageFailed(error, sentence, secondary=secondary)))
             stage.exits = 1
+            stage.stop()
 
 
 class Training:
-    """What all stage processes do."""
+    """What agents see of their stage processes, and stage processes of the shards."""
 
     def __init__(self, world: World, random: Random) -> None:
         self._world, self._random = world, random
@@ -133,104 +146,55 @@ class Training:
                 if not stage.hangs and self._random.random() < 0.7:
                     self._step(agent, stage)
 
-    def _step(self, agent: Agent, stage: Stage) -> None:
+    def _step(self, agent: Agent, stage: Child) -> None:
         key = stage.key
         if stage.exits is not None:
             agent.end(key, stage.exits)
             return
-        shard = self._world.shards.all[0]
-        if not shard.is_alive:
-            return
-        served = shard.jobs.get(key.job_id)
-        if served is None or served.config.term != stage.config.plan.term:
+        first = self._world.shards.all[0]
+        served = first.jobs.get(key.job_id)
+        is_served = served is not None and served.config.term == key.term and not served.training.is_over
+        if first.is_alive and not is_served:
             if self._random.random() < 0.2:
                 agent.fail(key, "UnknownJob" if served is None else "StaleTerm")
-            return
-        self._go_on(agent, stage, served)
-        self._report(agent, stage, served.log)
-
-    def _go_on(self, agent: Agent, stage: Stage, served: Served) -> None:
-        """What the decision log lets it do."""
-        key, log = stage.key, served.log
-        if log.finished and self._counts(log, key) and (stage.is_ready or not self._is_newcomer(log, key)):
-            self._done(agent, stage, log.published, log.segment.reasons)
-        elif log.has_left(key.vw, key.incarnation):
-            self._done(agent, stage, log.leavers[key.vw].committed, (DRAIN,))
-        elif not self._counts(log, key):
-            agent.fail(key, "StaleIncarnation")
-        elif stage.is_ready:
-            self._train(agent, stage, served)
+        elif stage.process is None:
+            if served is not None and is_served and served.training.servers:
+                stage.process = served.training.begin_stage(stage.config)
         else:
-            self._get_ready(agent, stage, log)
+            self._look(agent, stage, stage.process)
 
-    def _train(self, agent: Agent, stage: Stage, served: Served) -> None:
-        key, log = stage.key, served.log
-        if len(self._siblings(stage)) < self._num_stages(stage):
-            if self._random.random() < 0.3:
-                agent.fail(key, "LinkClosed", secondary=True)
-        elif log.makes_weights(key.vw):
-            log.initialized(key.vw, key.incarnation, key.stage)
-        elif key.stage == 0:
-            self._wave(stage, served)
+    def _look(self, agent: Agent, stage: Child, process: Stage) -> None:
+        """What has become of it."""
+        if not process.alive:
+            self._ended(agent, stage, process)
+        elif process.has_joined and not stage.is_ready:
+            stage.is_ready = True
+            agent.waiting.append(StageNews(stage.key, StageReady(pid=1)))
+        elif stage.is_ready:
+            self._report(agent, stage, process)
+        is_reachable = process.world.servers[0].is_reachable
+        is_known = process.alive and is_reachable and not process.world.is_gone(process.vw, process.incarnation)
+        if process.alive and is_reachable and not is_known and self._random.random() < 0.3:
+            agent.fail(stage.key, "StaleIncarnation")
 
-    def _done(self, agent: Agent, stage: Stage, clock: Clock, reasons: tuple[str, ...]) -> None:
-        agent.waiting.append(StageNews(stage.key, StageDone(clock, "+".join(reasons))))
+    @staticmethod
+    def _ended(agent: Agent, stage: Child, process: Stage) -> None:
+        if not process.is_done:
+            agent.fail(stage.key, process.error, secondary=process.error == "LinkClosed")
+            return
+        log = process.log
+        left = log.left.get((stage.key.vw, stage.key.incarnation))
+        if log.is_over and log.segment is not None:
+            done = StageDone(log.segment.start, "+".join(log.segment.reasons))
+        else:
+            assert left is not None, f"{process} has ended in order, at no barrier"
+            done = StageDone(left.start, DRAIN)
+        agent.waiting.append(StageNews(stage.key, done))
         stage.exits = 0
 
     @staticmethod
-    def _is_newcomer(log: DecisionLog, key: StageKey) -> bool:
-        newcomer = log.newcomers.get(key.vw)
-        return newcomer is not None and newcomer.incarnation == key.incarnation
-
-    def _counts(self, log: DecisionLog, key: StageKey) -> bool:
-        member = log.members.get(key.vw)
-        return self._is_newcomer(log, key) or (member is not None and member.incarnation == key.incarnation)
-
-    @staticmethod
-    def _num_stages(stage: Stage) -> int:
-        return len(stage.config.plan.virtual_workers[stage.key.vw].stages)
-
-    def _siblings(self, stage: Stage) -> list[Stage]:
-        """The live stages of the same life, those that have come to their end included."""
-        own = (stage.key.job_id, stage.key.vw, stage.key.incarnation)
-        there = [other for agent in self._world.agents.values() for other in agent.stages.values()]
-        return [one for one in there if (one.key.job_id, one.key.vw, one.key.incarnation) == own]
-
-    def _get_ready(self, agent: Agent, stage: Stage, log: DecisionLog) -> None:
-        key = stage.key
-        if len(self._siblings(stage)) < self._num_stages(stage) or not self._is_newcomer(log, key):
-            return
-        stage.is_ready = True
-        log.join(key.vw, key.incarnation, key.stage)
-        agent.waiting.append(StageNews(key, StageReady(pid=1)))
-
-    def _wave(self, stage: Stage, served: Served) -> None:
-        log, key = served.log, stage.key
-        siblings = self._siblings(stage)
-        member = log.members.get(key.vw)
-        if member is None or any(one.hangs or not one.is_ready or one.exits is not None for one in siblings):
-            return
-        wave = member.committed
-        if wave >= log.segment.end or member.reports.get(Wave(wave)) or not self._may(log, wave):
-            return
-        n, start = served.config.sync.minibatches_per_wave, log.segment.start
-        blocks = divide(log.progress, served.config.data, log.dealt_to).get(key.vw, ())
-        mine = tuple(tuple(block) for block in blocks[(wave - start) * n : (wave - start + 1) * n])
-        segment = log.segment.start
-        for one in siblings:
-            first = one.key.stage == 0
-            log.staged(key.vw, key.incarnation, Wave(wave), one.key.stage, mine if first else None, segment=segment)
-            one.minibatches += len(mine)
-
-    @staticmethod
-    def _may(log: DecisionLog, wave: int) -> bool:
-        staleness = log.config.sync.staleness
-        return staleness is None or log.published >= wave - staleness
-
-    def _report(self, agent: Agent, stage: Stage, log: DecisionLog) -> None:
-        if stage.is_ready and stage.exits is None:
-            member = log.members.get(stage.key.vw)
-            clock = 0 if member is None else member.committed
-            seconds = 0.1 * stage.minibatches * stage.slowness
-            told = progress(minibatches=stage.minibatches, clock=clock, compute_seconds=seconds)
-            agent.waiting.append(StageNews(stage.key, told))
+    def _report(agent: Agent, stage: Child, process: Stage) -> None:
+        clock = process.log.committed.get(stage.key.vw, Clock(0))
+        seconds = 0.1 * process.minibatches * stage.slowness
+        told = progress(minibatches=process.minibatches, clock=clock, compute_seconds=seconds)
+        agent.waiting.append(StageNews(stage.key, told))

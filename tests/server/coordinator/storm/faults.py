@@ -9,7 +9,7 @@ from hetpipe.errors import HetpipeError
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes
 from hetpipe.values.events import StopMode
 from hetpipe.values.ids import VirtualWorkerIndex
-from tests.server.coordinator.storm.agents import Agent, Stage
+from tests.server.coordinator.storm.agents import Agent, Child
 from tests.server.coordinator.storm.world import World
 
 
@@ -73,11 +73,11 @@ class Faults:
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
-    def _stage(self) -> tuple[Agent, Stage] | None:
+    def _stage(self) -> tuple[Agent, Child] | None:
         there = [(agent, stage) for agent in self._world.agents.values() for stage in agent.stages.values()]
         return self._random.choice(there) if there else None
 
-    def _with_stage(self, do: Callable[[Agent, Stage], None]) -> str:
+    def _with_stage(self, do: Callable[[Agent, Child], None]) -> str:
         found = self._stage()
         if found is None:
             return "nobody"
@@ -100,13 +100,10 @@ class Faults:
         return self._with_stage(lambda agent, stage: agent.fail(stage.key, "ValueError"))
 
     def _hang(self) -> str:
-        def hang(_: Agent, stage: Stage) -> None:
-            stage.hangs = True
-
-        return self._with_stage(hang)
+        return self._with_stage(lambda agent, stage: stage.hang())
 
     def _slow(self) -> str:
-        def slow(_: Agent, stage: Stage) -> None:
+        def slow(_: Agent, stage: Child) -> None:
             stage.slowness = self._random.choice([1.0, 10.0])
 
         return self._with_stage(slow)
@@ -163,7 +160,7 @@ class Faults:
 
     def _kill_shard(self) -> str:
         shard, seconds = self._random.choice(self._world.shards.all), self._seconds()
-        shard.is_alive = False
+        shard.kill()
         self._world.later(seconds, lambda: self._world.begin_shard(shard))
         return f"{shard.index} for {seconds}"
 
@@ -172,14 +169,14 @@ class Faults:
         told = self._kill_shard()
         shard = self._world.shards.all[int(told[0])]
         shard.lost = dict.fromkeys(shard.jobs, "its disk is gone") if self._random.random() < 0.5 else {}
-        shard.jobs = {}
+        shard.lose_disk()
         return told
 
     def _lose_node(self) -> str:
         """The coordinator and the clock shard's disk are gone at once."""
         shard, seconds = self._world.shards.all[0], self._seconds()
-        shard.is_alive = False
-        shard.lost, shard.jobs = {}, {}
+        shard.lose_disk()
+        shard.lost = {}
         self._world.later(seconds, lambda: self._world.begin_shard(shard))
         return f"clock shard for {seconds}, coordinator {self._replace_coordinator(may_be_wiped=0.1)}"
 

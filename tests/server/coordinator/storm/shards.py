@@ -1,4 +1,7 @@
-"""Parameter servers of a storm: each keeps jobs as the real one does; the clock shard has a real decision log."""
+"""Parameter servers of a storm: each job has the decision log, shard states and disks of `tests.simulation`.
+
+A process holds a `Server` per job. Killing it kills them all; each comes back with what is on its disk.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,115 @@ from hetpipe.decide.sync.segment import CHECKPOINTS
 from hetpipe.errors import CheckpointError, PeerUnreachable, StaleTerm, UnknownJob
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.server.shard.clock_shard import log_config
-from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
-from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.requests import SliceHeader
+from hetpipe.values.run import ClockSnapshot, StageConfig
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
+from tests.decide.sync.scenario import Scenario, slice_header
+from tests.simulation.job import Faults, Job
+from tests.simulation.network import Network, Weather
+from tests.simulation.run import Run
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.server import Server
+from tests.simulation.stage import Stage
 
 T = TypeVar("T")
 
 
+class TrainingRun(Run):
+    """One term of a job as a coordinator has configured it."""
+
+    def __init__(self, config: ShardConfig, scheduler: Scheduler, network: Network, *, fsync: bool) -> None:
+        super().__init__(_job(config, fsync=fsync), scheduler, network)
+        self.config = config
+        #: Whether no shard serves this term any more.
+        self.is_over = False
+        self._configs: dict[Stage, StageConfig] = {}
+        self._slices: dict[tuple[Stage, int], tuple[SliceHeader, ...]] = {}
+        self._configured: dict[int, Server] = {}
+
+    def configure(self, config: ShardConfig) -> Server:
+        """One of its shards is configured; with the last one, all begin to follow the log."""
+        self.job.slices[int(config.shard)] = config.slices
+        server = self._configured[config.shard] = Server(self, config.shard)
+        server.name = f"{self.job.id}@{self.job.term} {server.name}"
+        server.open()
+        if len(self._configured) == config.num_shards:
+            self.servers = [self._configured[index] for index in range(config.num_shards)]
+            for each in self.servers:
+                if each.alive:
+                    each.start()
+        return server
+
+    def begin_stage(self, config: StageConfig) -> Stage:
+        """A stage process begins."""
+        vw, incarnation = int(config.vw), int(config.incarnation)
+        num_stages = len(config.plan.virtual_workers[config.vw].stages)
+        stage = Stage(self, vw, incarnation, config.stage, num_stages)
+        self._configs[stage] = config
+        there = self.stages.setdefault((vw, incarnation), [])
+        self.stages[vw, incarnation] = sorted([*there, stage], key=lambda one: one.index)
+        self.scheduler.at(1, stage.start, stage)
+        return stage
+
+    def has_met(self, stage: Stage) -> bool:
+        return super().has_met(stage) and all(
+            one.alive or one.is_done for one in self.stages[stage.vw, stage.incarnation]
+        )
+
+    def headers(self, stage: Stage, shard: int) -> tuple[SliceHeader, ...]:
+        """Those of the layers that the coordinator's plan gives it."""
+        found = self._slices.get((stage, shard))
+        if found is None:
+            config = self._configs[stage]
+            mine = config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage))
+            found = self._slices[stage, shard] = tuple(slice_header(s) for s in mine if s.shard == shard)
+        return found
+
+    def is_gone(self, vw: int, incarnation: int) -> bool:
+        return self.is_over or super().is_gone(vw, incarnation)
+
+
+def _job(config: ShardConfig, *, fsync: bool) -> Job:
+    sync, data = config.sync, config.data
+    scenario = Scenario(
+        num_stages=tuple(config.membership.num_stages.values()),
+        num_shards=config.num_shards,
+        n=sync.minibatches_per_wave,
+        d=sync.staleness,
+        weights=sync.weights,
+        deterministic=sync.deterministic,
+        num_samples=data.num_samples,
+        batch_size=data.batch_size,
+        epochs=data.epochs,
+        total_minibatches=data.total_minibatches,
+        pull=sync.pull,
+        every=config.checkpoint_every_waves,
+    )
+    job = Job(scenario, Faults(), fsync=fsync, name=(config.job_id, config.term), log_config=log_config(config))
+    job.slices.clear()
+    return job
+
+
 @dataclass(slots=True)
 class Served:
-    """One job on one shard. The log is the clock shard's alone."""
+    """One job on one shard."""
 
     config: ShardConfig
-    log: DecisionLog
+    training: TrainingRun
+    server: Server
+    #: What a coordinator that has never heard of the job is told of it.
     run: RunDocument | None
     #: The barrier whose checkpoint was looked for last.
     seen: Clock = Clock(-1)
+
+    @property
+    def log(self) -> DecisionLog:
+        """The clock shard's."""
+        return self.server.clock_part.log
 
 
 @dataclass(slots=True)
@@ -51,6 +144,35 @@ class Shard:
     def address(self) -> str:
         return f"shards.host:{7000 + self.index}"
 
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.is_alive:
+            self.is_alive = False
+            for served in self.jobs.values():
+                served.server.crash()
+
+    def begin(self) -> None:
+        """A new process takes what is on the disk."""
+        self.is_alive = True
+        for served in self.jobs.values():
+            if served.training.servers:
+                served.server.restart()
+            else:
+                served.server.alive = True
+
+    def drop(self, job_id: JobId) -> None:
+        """Serve a job no more, and delete what is kept of it."""
+        served = self.jobs.pop(job_id, None)
+        if served is not None:
+            served.server.crash()
+            served.training.is_over = True
+
+    def lose_disk(self) -> None:
+        """What was kept of all jobs is gone, with the process."""
+        self.kill()
+        for job_id in list(self.jobs):
+            self.drop(job_id)
+
 
 class Shards:
     """All of them, and the checkpoints of all runs."""
@@ -64,6 +186,11 @@ class Shards:
         self.checkpoints: dict[str, list[tuple[str, Progress]]] = {}
         #: The highest term that each job has had.
         self.terms: dict[JobId, Term] = {}
+        #: Time and network of stages and shards.
+        self.scheduler = Scheduler(random.getrandbits(32))
+        self.network = Network(self.scheduler, Weather(slowness=2))
+        #: Terms of jobs that a shard serves, or has served.
+        self.runs: dict[tuple[JobId, Term], TrainingRun] = {}
 
     def open(self, member: MemberInfo) -> Port:
         return Port(self, next(shard for shard in self.all if shard.address == member.address))
@@ -98,24 +225,21 @@ class Shards:
         served = self.all[0].jobs.get(job_id)
         return served if self.all[0].is_alive and served is not None and served.config.term == term else None
 
-    def follow(self) -> None:
-        """Every shard carries out what the log says; checkpoints are written at barriers."""
-        for job_id, served in self.all[0].jobs.items() if self.all[0].is_alive else ():
-            log, term = served.log, served.config.term
-            there = [shard for shard in self.all[: served.config.num_shards] if shard.is_alive]
-            there = [s for s in there if job_id in s.jobs and s.jobs[job_id].config.term == term]
-            before = -1
-            while before != log.num_records:
-                before = log.num_records
-                for shard in there:
-                    log.acknowledge(ShardIndex(shard.index), log.num_records)
+    def write_checkpoints(self) -> None:
+        """At barriers that ask for one, once every shard has come there."""
+        for served in self.all[0].jobs.values() if self.all[0].is_alive else ():
+            log, servers = served.log, served.training.servers
             log.validate_state()
             segment = log.newest_segment
-            if segment is not None and segment.start != served.seen and len(there) == served.config.num_shards:
+            if segment is None or segment.start == served.seen or served.training.is_over:
+                continue
+            if all(server.alive and server.shard.state.followed > segment.index for server in servers):
                 served.seen = segment.start
                 if CHECKPOINTS & set(segment.reasons):
                     folder = f"{served.config.run_dir}/checkpoints/{segment.start}"
                     self.checkpoints.setdefault(served.config.run_dir, []).append((folder, log.progress))
+                if served.training.promises.finished:
+                    served.training.promises.check_the_end()
 
     def call(self, shard: Shard, effect: Callable[[], T]) -> T:
         if not shard.is_alive or self._random.random() < self.flakiness:
@@ -147,35 +271,41 @@ class Port:
         self._shards.call(self._shard, lambda: self._configure(config))
 
     def _configure(self, config: ShardConfig) -> None:
-        known = self._shard.jobs.get(config.job_id)
+        shards, shard = self._shards, self._shard
+        known = shard.jobs.get(config.job_id)
         if known is not None and config.term < known.config.term:
             raise StaleTerm(f"job {config.job_id} is in term {known.config.term}; {config.term} is over")
-        highest = self._shards.terms.get(config.job_id, Term(0))
+        highest = shards.terms.get(config.job_id, Term(0))
         assert config.term >= highest, f"term {config.term} after {highest}"
-        self._shards.terms[config.job_id] = config.term
-        self._shard.highest_term = max(self._shard.highest_term, config.term)
+        shards.terms[config.job_id] = config.term
+        shard.highest_term = max(shard.highest_term, config.term)
         if known is not None and config.term == known.config.term:
             return
-        self._shard.lost.pop(config.job_id, None)
-        self._shard.jobs[config.job_id] = Served(config, DecisionLog(log_config(config)), config.run)
+        shard.lost.pop(config.job_id, None)
+        shard.drop(config.job_id)
+        name = config.job_id, config.term
+        training = shards.runs.get(name)
+        if training is None or training.is_over:
+            training = shards.runs[name] = TrainingRun(config, shards.scheduler, shards.network, fsync=False)
+        shard.jobs[config.job_id] = Served(config, training, training.configure(config), config.run)
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
         def ask(served: Served) -> Clock:
-            served.log.request_barrier(reason)
+            served.training.request_barrier(served.server, reason)
             return served.log.segment.end
 
         return self._ask(job_id, term, ask)
 
     def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._ask(job_id, term, lambda served: served.log.evict(vw, incarnation))
+        self._ask(job_id, term, lambda served: served.server.clock_part.decide("evict", vw, incarnation))
 
     def admit(
         self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
     ) -> None:
-        self._ask(job_id, term, lambda served: served.log.admit(vw, incarnation, num_stages))
+        self._ask(job_id, term, lambda served: served.server.clock_part.decide("admit", vw, incarnation, num_stages))
 
     def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._ask(job_id, term, lambda served: served.log.drain(vw, incarnation))
+        self._ask(job_id, term, lambda served: served.server.clock_part.decide("drain", vw, incarnation))
 
     def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
         def keep(served: Served) -> None:
@@ -197,7 +327,7 @@ class Port:
         return self._ask(job_id, None, lambda served: served.log.snapshot())
 
     def release(self, job_id: JobId) -> None:
-        self._shards.call(self._shard, lambda: self._shard.jobs.pop(job_id, None))
+        self._shards.call(self._shard, lambda: self._shard.drop(job_id))
 
     def close(self) -> None:
         """Nothing is open."""

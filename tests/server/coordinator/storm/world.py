@@ -22,6 +22,9 @@ from tests.support.fake_clock import FakeClock
 
 STEP_SECONDS = 0.5
 
+#: Of the time of stages and shards.
+TICKS_PER_STEP = 5
+
 
 class SlowExecutor(Executor):
     """Runs what was submitted in order, some at a time. One for each coordinator."""
@@ -124,12 +127,17 @@ class World:
         self.plans = [(at, what) for at, what in self.plans if at > self.now]
         for what in due:
             what()
-        doings: list[Callable[[], None]] = [self.training.step, self.shards.follow, self._run_tasks, self._tick]
+        doings: list[Callable[[], None]] = [self.training.step, self._train, self._run_tasks, self._tick]
         doings += [lambda agent=agent: self._live(agent) for agent in self.agents.values()]  # type: ignore[misc]
         doings += [lambda shard=shard: self._beat_shard(shard) for shard in self.shards.all]  # type: ignore[misc]
         self.random.shuffle(doings)
         for do in doings:
             do()
+
+    def _train(self) -> None:
+        scheduler = self.shards.scheduler
+        scheduler.run_until(scheduler.now + TICKS_PER_STEP)
+        self.shards.write_checkpoints()
 
     def _run_tasks(self) -> None:
         self.executor.run(self.random.choice([0, 1, 3, 100]))
@@ -228,7 +236,7 @@ class World:
             """It tries again."""
         else:
             for job_id in renewal.ended_jobs:
-                shard.jobs.pop(job_id, None)
+                shard.drop(job_id)
                 shard.lost.pop(job_id, None)
 
     def _shard_info(self, shard: Shard) -> MemberInfo:
@@ -247,7 +255,7 @@ class World:
         """A new process takes what is on the disk."""
         if not shard.is_alive:
             shard.pid += 10
-            shard.is_alive = True
+            shard.begin()
             shard.highest_term = max((served.config.term for served in shard.jobs.values()), default=Term(0))
             self._shard_registrations.pop(shard.index, None)
 
