@@ -107,6 +107,6 @@ class SurviveSection(Section):
     it is named, and layers are moved away from it if that pays. 0: none does. Nothing is moved when
     `sync.deterministic` is set, as the result would depend on when that happens."""
     patience_waves: int = Field(default=5, ge=1, le=_MOST_RESTARTS)
-    """For so many waves in a row, as far as they are reported: once a second at most."""
+    """Number of consecutive slow waves before a stage counts as a straggler; reports come once a second at most."""
     least_gain: float = Field(default=0.2, ge=0.01, le=100.0)
     """How much faster the job must become for layers to be moved, as a share: 0.2 is a fifth."""

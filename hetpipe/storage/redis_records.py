@@ -1,4 +1,8 @@
-"""What Redis keeps, as values: whatever has become of it there, a record is read or refused. Pure."""
+"""The codec between what Redis keeps and values: whatever has become of it there, a record is read or refused. Pure.
+
+It is apart from `redis_store` because it decodes what others may have written: it is under the import contract of pure
+code, and fuzzed without a Redis.
+"""
 
 from __future__ import annotations
 

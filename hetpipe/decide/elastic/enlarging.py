@@ -53,8 +53,8 @@ def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWor
     if most < 1:
         raise UserError(f"job {plan.job_id} has {sum(counts)} stages, and no more than {MAX_STAGES} can be")
     raise UserError(
-        f"job {plan.job_id} cannot have another virtual worker: the {num_free} free devices have not the memory for "
-        "the model; start an agent with more, or larger ones"
+        f"job {plan.job_id} cannot have another virtual worker: the {num_free} free devices do not have enough memory "
+        "for the model; start an agent with more, or larger ones"
     )
 
 

@@ -186,7 +186,7 @@ def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]
     """The best cut of those devices of a virtual worker that are not of the agents which are gone, in their order.
 
     Returns:
-        None if there is no such device, or what is left has not the memory.
+        None if there is no such device, or what is left does not have enough memory.
     """
     stages = tuple(stage for stage in worker.stages if stage.agent not in gone)
     if not stages:

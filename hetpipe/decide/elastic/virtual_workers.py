@@ -6,7 +6,7 @@ fallback; a virtual worker only moves through `VirtualWorker.take`. `VirtualWork
 
 Whatever ends a process of a virtual worker ends that incarnation of it: at once the clock shard is told, so that
 nobody waits for it, and the rest of its processes are killed. When all that is done it is restarted on the same
-devices, and the others never stopped. Read `VirtualWorkers.handle` first: it notes a fact (`_stage_reported` …
+devices, and the others never stopped. Read `VirtualWorkers.handle` first: it notes a fact (`_on_stage_report` …
 `_tick`), then takes every virtual worker as far as it goes by itself (`_advance`). The functions below the classes make
 the requests to the clock shard and the sentences.
 """
@@ -152,8 +152,8 @@ class VirtualWorker:
     #: When to ask the clock shard; None while it is being asked, or need not be.
     ask_at: float | None = None
     #: Since when it could not be asked, and the latest reason.
-    unheard_since: float | None = None
-    unheard: str = ""
+    unanswered_since: float | None = None
+    refusal: str = ""
     #: When the pause ends.
     returns_at: float = 0.0
     #: Its local clock when the newest life was first heard to count, and whether it has committed a wave since.
@@ -195,43 +195,43 @@ class VirtualWorker:
         self.state = following
         self.since = self.noticed = now
 
-    def begins(self) -> None:
+    def begin_incarnation(self) -> None:
         """Nothing is known of the newest life yet."""
         self.failures, self.cause = [], None
         self.evicted = self.sent_away = False
         self.first_clock, self.has_committed = None, False
         self.left_at = None
-        self.heard_from_shard()
+        self.request_answered()
 
-    def not_asked(self, sentence: str, *, again_at: float, now: float) -> None:
+    def request_failed(self, sentence: str, *, again_at: float, now: float) -> None:
         """The clock shard could not be asked, for the reason in `sentence`; ask again at `again_at`."""
-        self.ask_at, self.unheard = again_at, sentence
-        if self.unheard_since is None:
-            self.unheard_since = now
+        self.ask_at, self.refusal = again_at, sentence
+        if self.unanswered_since is None:
+            self.unanswered_since = now
 
-    def unheard_seconds(self, now: float) -> float:
+    def unanswered_seconds(self, now: float) -> float:
         """Since when the clock shard could not be asked."""
-        return 0.0 if self.unheard_since is None else now - self.unheard_since
+        return 0.0 if self.unanswered_since is None else now - self.unanswered_since
 
-    def heard_from_shard(self) -> None:
+    def request_answered(self) -> None:
         """The clock shard has answered."""
-        self.ask_at = self.unheard_since = None
-        self.unheard = ""
+        self.ask_at = self.unanswered_since = None
+        self.refusal = ""
 
-    def has_clock(self, clock: Clock) -> None:
+    def on_clock(self, clock: Clock) -> None:
         """The clock shard has told its local clock."""
         if self.first_clock is None:
             self.first_clock = clock
         self.has_committed = clock > self.first_clock or self.has_committed
 
-    def is_wanted(self, *, now: float) -> None:
+    def request_restart(self, *, now: float) -> None:
         """Whatever was before, its next life is to begin as soon as it can."""
         self.stays_out = False
         if not self.is_up:
             self.crashes = self.wants = 0
             self.returns_at = now
 
-    def ends(self) -> None:
+    def count_death(self) -> None:
         """The newest life is over."""
         self.deaths += 1
         self.crashes = 0 if self.has_committed else self.crashes + 1
@@ -427,19 +427,19 @@ class VirtualWorkers:
         """
         match fact:
             case StageNews():
-                self._stage_reported(fact, now=now)
+                self._on_stage_report(fact, now=now)
             case ChildExit():
-                self._child_exited(fact, now=now)
+                self._on_child_exit(fact, now=now)
             case MemberGone() | MemberSeen() | AgentDeparts():
-                self._agent_told(fact, now=now)
+                self._on_agent(fact, now=now)
             case EvictAcknowledged() | AdmitAcknowledged() | DrainAcknowledged() | ShardNotAsked():
-                self._shard_answered(fact, now=now)
+                self._on_shard_answer(fact, now=now)
             case DrainAsked() | AddAsked():
-                self._wished(fact, now=now)
+                self._on_request(fact, now=now)
             case ClocksTold(clocks=clocks):
                 for worker in self:
                     if worker.state in COMPUTING and worker.vw in clocks.local:
-                        worker.has_clock(clocks.local[worker.vw])
+                        worker.on_clock(clocks.local[worker.vw])
             case KeptOut():
                 self._drained.on_answer(fact, now=now)
             case Tick():
@@ -451,9 +451,9 @@ class VirtualWorkers:
         out, self._out = self._out, []
         return out
 
-    # -- what is heard -----------------------------------------------------------------------------------------------
+    # -- facts ------------------------------------------------------------------------------------------------------
 
-    def _stage_reported(self, news: StageNews, *, now: float) -> None:
+    def _on_stage_report(self, news: StageNews, *, now: float) -> None:
         life = self._stages.get(news.key)
         if life is None:
             return
@@ -474,7 +474,7 @@ class VirtualWorkers:
             case _:
                 """It lives."""
 
-    def _child_exited(self, news: ChildExit, *, now: float) -> None:
+    def _on_child_exit(self, news: ChildExit, *, now: float) -> None:
         life = self._stages.get(news.key)
         if life is None or life.exited:
             return
@@ -484,7 +484,7 @@ class VirtualWorkers:
         if failure is not None:
             self._fails(worker, failure, now=now)
 
-    def _agent_told(self, fact: MemberGone | MemberSeen | AgentDeparts, *, now: float) -> None:
+    def _on_agent(self, fact: MemberGone | MemberSeen | AgentDeparts, *, now: float) -> None:
         match fact:
             case MemberGone():
                 self._agent_gone(fact, now=now)
@@ -526,7 +526,7 @@ class VirtualWorkers:
                 self._departing.add(agent)
                 self._drain(worker, stays_out=False, now=now)
 
-    def _shard_answered(self, answer: ShardAnswer, *, now: float) -> None:
+    def _on_shard_answer(self, answer: ShardAnswer, *, now: float) -> None:
         worker = self._workers[answer.vw]
         awaited = LifeState.ADMITTING if isinstance(answer, AdmitAcknowledged) else worker.state
         if worker.incarnation != answer.incarnation or worker.state is not awaited or self._is_halted:
@@ -534,12 +534,12 @@ class VirtualWorkers:
         match answer:
             case EvictAcknowledged() if worker.state is LifeState.ENDING:
                 worker.evicted = True
-                worker.heard_from_shard()
+                worker.request_answered()
             case DrainAcknowledged() if worker.state is LifeState.LEAVING:
-                worker.heard_from_shard()
+                worker.request_answered()
             case AdmitAcknowledged(restore=restore):
                 worker.take(LifeStep.ADMITTED, now=now)
-                worker.begins()
+                worker.begin_incarnation()
                 worker.is_replanned = False
                 self._stages.forget(worker.vw)
                 for command in later_life(self._assignment, worker.vw, worker.incarnation, restore):
@@ -552,13 +552,13 @@ class VirtualWorkers:
                 worker.incarnation = Incarnation(worker.incarnation + 1)
                 worker.ask_at = now + self._patience.retry_seconds
             case ShardNotAsked():
-                worker.not_asked(answer.sentence, again_at=now + self._patience.retry_seconds, now=now)
-                if worker.unheard_seconds(now) >= self._survive.absence.total_seconds():
+                worker.request_failed(answer.sentence, again_at=now + self._patience.retry_seconds, now=now)
+                if worker.unanswered_seconds(now) >= self._survive.absence.total_seconds():
                     self._out.append(_clock_shard_silent(worker, answer.error, now=now))
 
-    # -- what is wished ----------------------------------------------------------------------------------------------
+    # -- requests of users ------------------------------------------------------------------------------------------
 
-    def _wished(self, wish: DrainAsked | AddAsked, *, now: float) -> None:
+    def _on_request(self, wish: DrainAsked | AddAsked, *, now: float) -> None:
         worker = self._workers[wish.vw]
         match wish:
             case DrainAsked(then=then):
@@ -577,7 +577,7 @@ class VirtualWorkers:
                 worker.ask_at = now
             case LifeState.STARTING | LifeState.ADMITTING as before:
                 if before is LifeState.ADMITTING:
-                    worker.begins()
+                    worker.begin_incarnation()
                 worker.take(LifeStep.DRAIN_ASKED, now=now)
                 worker.sent_away, worker.ask_at = True, now
                 self._kill(worker)
@@ -585,11 +585,11 @@ class VirtualWorkers:
                 """It goes already, or is between two lives."""
 
     def _add(self, worker: VirtualWorker, *, now: float) -> None:
-        worker.is_wanted(now=now)
+        worker.request_restart(now=now)
         if worker.state is LifeState.OUT and not self._is_halted:
             worker.take(LifeStep.ADD_ASKED, now=now)
 
-    # -- a life goes wrong -------------------------------------------------------------------------------------------
+    # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fails(self, worker: VirtualWorker, failure: Failure, *, now: float) -> None:
         """Something of the newest life went wrong, or of one that is lost already."""
@@ -605,7 +605,7 @@ class VirtualWorkers:
 
     def _lose(self, worker: VirtualWorker, *, now: float) -> None:
         worker.take(LifeStep.LOST, now=now)
-        worker.ends()
+        worker.count_death()
         worker.ask_at = now
         self._kill(worker)
 
@@ -628,7 +628,7 @@ class VirtualWorkers:
     def _has_exited(self, worker: VirtualWorker) -> bool:
         return all(life.exited for life in self._stages.of(worker.vw))
 
-    # -- going on ----------------------------------------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------------------------------------
 
     def _advance(self, worker: VirtualWorker, *, now: float) -> None:
         """Go on as far as it goes."""
@@ -691,7 +691,7 @@ class VirtualWorkers:
         if not self._has_exited(worker):
             self._kill(worker)
         worker.take(LifeStep.LEFT, now=now)
-        worker.heard_from_shard()
+        worker.request_answered()
         self._has_left(worker, now=now)
 
     def _has_left(self, worker: VirtualWorker, *, now: float) -> None:
@@ -785,7 +785,7 @@ class VirtualWorkers:
 
     def _notice(self, worker: VirtualWorker, *, now: float) -> None:
         """Say what is waited for."""
-        is_well = worker.is_up and not worker.unheard
+        is_well = worker.is_up and not worker.refusal
         if is_well or worker.state is LifeState.OUT or now - worker.noticed < self._patience.notice_seconds:
             return
         worker.noticed = now
@@ -918,15 +918,15 @@ def _nobody_back(worker: VirtualWorker, absent: Sequence[AgentId], alone_seconds
 
 def _clock_shard_silent(worker: VirtualWorker, error: str, *, now: float) -> Failure:
     """The clock shard could not be told of it for too long."""
-    waited = worker.unheard_seconds(now)
-    sentence = f"for {waited:.0f} s the coordinator could not have {worker} {_doing(worker)}: {worker.unheard}"
+    waited = worker.unanswered_seconds(now)
+    sentence = f"for {waited:.0f} s the coordinator could not have {worker} {_doing(worker)}: {worker.refusal}"
     return Failure(Rank.GONE, error, sentence, now)
 
 
 def _waiting_event(worker: VirtualWorker, absent: Sequence[AgentId], *, now: float) -> Waiting | None:
     """What its next life waits for, if it is something to tell of."""
-    if worker.unheard:
-        awaited = f"the clock shard to have {worker} {_doing(worker)} ({worker.unheard})"
+    if worker.refusal:
+        awaited = f"the clock shard to have {worker} {_doing(worker)} ({worker.refusal})"
     elif absent:
         awaited = f"agent {_names(absent)} to come back with its devices, to start {worker} anew"
     else:

@@ -160,7 +160,7 @@ class StageTable:
 
 
 def wants_memory(report: StageFailed) -> bool:
-    """Whether a device had not the memory for it."""
+    """Whether a device did not have enough memory for it."""
     return report.error == _OUT_OF_MEMORY
 
 

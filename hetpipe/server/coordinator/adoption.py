@@ -23,8 +23,7 @@ from hetpipe.job.as_json import job_from_json
 from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.control_numbers import Terms
 from hetpipe.server.coordinator.device_claims import DeviceClaims
-from hetpipe.server.coordinator.job_host import JobHost, Unsaved, save
-from hetpipe.server.coordinator.job_hosts import Context, JobHosts
+from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, Unsaved, save
 from hetpipe.storage.store import JobRecord, Repairs, all_events
 from hetpipe.values.commands import AgentNews
 from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode

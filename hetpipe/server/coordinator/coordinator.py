@@ -52,8 +52,7 @@ from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.adoption import Adoption, job_id_of
 from hetpipe.server.coordinator.control_numbers import Election, Fences, NoElection, Terms
 from hetpipe.server.coordinator.device_claims import DeviceClaims
-from hetpipe.server.coordinator.job_host import JobHost
-from hetpipe.server.coordinator.job_hosts import Context, JobHosts, thread_per_job
+from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, thread_per_job
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.storage.store import JobRecord, MemberRecord, Store
 from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResult, NumberedCommand, StageKey, StageNews

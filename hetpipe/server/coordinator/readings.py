@@ -9,7 +9,7 @@ from typing import get_args
 
 from hetpipe.observe.readings import Reading
 from hetpipe.server.coordinator.coordinator import Coordinator
-from hetpipe.server.coordinator.job_host import JobHost
+from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.values.events import JobEvent, JobState, ProgressTable
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberRole

@@ -18,7 +18,7 @@ from hetpipe.rpc.guard import address_of
 from hetpipe.rpc.server import Server
 from hetpipe.rpc.watchers import Turns, Viewer, Watch, Watchers
 from hetpipe.server.coordinator.coordinator import Coordinator
-from hetpipe.server.coordinator.job_host import JobHost
+from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes
 from hetpipe.values.commands import AgentNews, NumberedCommand, StageKey
 from hetpipe.values.conditions import Condition

@@ -16,7 +16,7 @@ from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.errors import Unavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.coordinator import Coordinator
-from hetpipe.server.coordinator.job_host import JobHost
+from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.values.events import JobState, WorkerStatus
 from hetpipe.values.ids import JobId, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState

@@ -95,7 +95,7 @@ class TestDevices:
             return replace(agent, devices=tuple(replace(one, memory_bytes=megabytes << 20) for one in agent.devices))
 
         assert {size: len(taken(run, small(size))) for size in (120, 90, 60)} == {120: 2, 90: 3, 60: 4}
-        with pytest.raises(UserError, match="the 4 free devices have not the memory for the model"):
+        with pytest.raises(UserError, match="the 4 free devices do not have enough memory for the model"):
             taken(run, small(50))
 
     def test_none_are_free(self) -> None:

@@ -54,9 +54,9 @@ def test_an_illegal_step_raises_and_changes_nothing(state: LifeState, step: Life
 def test_only_lives_without_a_wave_count_as_crashes() -> None:
     worker = VirtualWorker(Vw(0), 0.0)
     for clocks, crashes in (([], 1), ([7], 2), ([7, 7], 3), ([7, 8, 8], 0), ([9], 1)):
-        worker.begins()
+        worker.begin_incarnation()
         for clock in clocks:
-            worker.has_clock(Clock(clock))
-        worker.ends()
+            worker.on_clock(Clock(clock))
+        worker.count_death()
         assert worker.crashes == crashes
     assert worker.deaths == 5

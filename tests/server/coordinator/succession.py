@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.server.coordinator.coordinator import Coordinator
-from hetpipe.server.coordinator.job_host import JobHost
+from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.commands import (
     StageKey,

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from hetpipe.server.coordinator.job_host import EVALUATIONS, append_evaluations
+from hetpipe.server.coordinator.job_hosts import EVALUATIONS, append_evaluations
 from hetpipe.values.events import Evaluated, JobState, StateChanged
 from hetpipe.values.ids import Clock
 from tests.support.fake_clock import FakeClock

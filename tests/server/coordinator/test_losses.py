@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from hetpipe.errors import StaleIncarnation
-from hetpipe.server.coordinator.job_host import EVALUATIONS
+from hetpipe.server.coordinator.job_hosts import EVALUATIONS
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.values.commands import ChildExit, StageKey, StageNews, StartStageCommand
 from hetpipe.values.events import JobState, Rewound, StopMode, WorkerLost, WorkerRejoined

@@ -7,7 +7,7 @@ from collections import Counter
 from hetpipe.decide.lifecycle.exchange import SendCommand
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.errors import UnknownJob
-from hetpipe.server.coordinator.job_host import JobHost
+from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, WorkerQuarantined
 from hetpipe.values.ids import JobId
