@@ -107,7 +107,7 @@ class Sharing(Momentum):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """See torch."""
-        self.state["all"]["steps"] = 1
+        self.state["all"]["steps"] = 1  # type: ignore[index]
 
 
 class Searching(Momentum):
