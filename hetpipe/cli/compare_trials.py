@@ -140,6 +140,6 @@ def _job_under(weights: WeightPolicy, source: Path, settings: Sequence[str]) -> 
     from hetpipe.weights.prediction import check_predictable
 
     job = load_job(source, [*settings, f"weights={weights}"])
-    check_optimizer_arguments(job.optimizer)
-    check_predictable(job.optimizer.name, job.weights)
+    if not job.optimizer.is_own:  # the user's code is imported by agents only
+        check_predictable(check_optimizer_arguments(job.optimizer), job.optimizer.name, job.weights)
     return job

@@ -42,7 +42,12 @@ T = TypeVar("T")
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
-def _checked_reference(text: str) -> str:
+def checked_reference(text: str) -> str:
+    """The same text, which is a `module:callable`.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not _REFERENCE.fullmatch(text):
         path_like = "; name the module, not its file" if ".py" in text or "/" in text else ""
         raise ValueError(f"must be `module:callable`, for example `model:build`, not {shown(text)}{path_like}")
@@ -61,7 +66,7 @@ def _checked_not_empty(entries: tuple[T, ...]) -> tuple[T, ...]:
     return entries
 
 
-Reference = Annotated[str, AfterValidator(_checked_reference)]
+Reference = Annotated[str, AfterValidator(checked_reference)]
 """`module:callable`, imported from the current folder first."""
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT - 1)]
 StageCount = Annotated[int, Field(ge=1, le=MAX_STAGES)]

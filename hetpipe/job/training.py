@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from hetpipe.job.sections import PositiveInt, Section
+from hetpipe.job.sections import PositiveInt, Section, checked_reference
 from hetpipe.values.problems import shown
 
 #: What an argument of a class of torch may be.
@@ -41,6 +41,10 @@ def _checked_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if not patterns:
         raise ValueError('is an empty list; give at least one pattern, for example `parameters: ["*.bias"]`')
     return patterns
+
+
+def _checked_class(name: str) -> str:
+    return checked_reference(name) if ":" in name else name
 
 
 class _WithArguments(BaseModel):
@@ -74,12 +78,17 @@ class ParameterGroup(_WithArguments):
 
 
 class OptimizerSpec(_WithArguments):
-    """An optimizer of `torch.optim`, with its arguments beside the name: `{name: SGD, lr: 0.1, momentum: 0.9}`."""
+    """An optimizer, with its arguments beside the name: `{name: SGD, lr: 0.1, momentum: 0.9}`."""
 
-    name: str = Field(examples=["SGD"])
-    """Class name in `torch.optim`."""
+    name: Annotated[str, AfterValidator(_checked_class)] = Field(examples=["SGD"])
+    """Class name in `torch.optim`, or a class of yours as `module:Class`, which inherits `torch.optim.Optimizer`."""
     groups: tuple[ParameterGroup, ...] = Field(default=(), examples=['[{parameters: ["*.bias"], weight_decay: 0.0}]'])
     """Parameters with arguments of their own. A parameter belongs to the first group that has a pattern of its name."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the class is the user's own."""
+        return ":" in self.name
 
 
 class LrScheduleSpec(_WithArguments):

@@ -17,14 +17,10 @@ from hetpipe.job.file import Job, LrScheduleSpec, OptimizerSpec
 from hetpipe.pipeline.callables import load_callable
 from hetpipe.values.suggest import did_you_mean
 from hetpipe.weights.lr_schedule import GroupOptions
+from hetpipe.weights.optimizer_class import optimizer_class
+from hetpipe.weights.optimizer_trial import check_own_optimizer
 from hetpipe.weights.parameter_groups import matches, members_of
 from hetpipe.weights.prediction import check_predictable
-
-#: Optimizers that cannot work here, with the reason and a way out.
-_REFUSED: Mapping[str, str] = {
-    "LBFGS": "it computes the loss several times per step, and in a pipeline each minibatch passes once; use SGD",
-    "SparseAdam": "it needs sparse gradients, but shards hold dense slices; use Adam",
-}
 
 #: Switches of torch's optimizers that only make sense outside of a pipeline, with the reason.
 _REFUSED_SWITCHES: Mapping[str, str] = {
@@ -36,30 +32,6 @@ _REFUSED_SWITCHES: Mapping[str, str] = {
 _SHOWN_NAMES = 3
 
 
-def _classes() -> dict[str, type[torch.optim.Optimizer]]:
-    found = {name: getattr(torch.optim, name) for name in dir(torch.optim)}
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
-    }
-
-
-def build_optimizer_class(spec: OptimizerSpec) -> type[torch.optim.Optimizer]:
-    """The class that `spec` names.
-
-    Raises:
-        JobError: `torch.optim` has no such optimizer, or hetpipe cannot use it.
-    """
-    if spec.name in _REFUSED:
-        raise JobError(f"optimizer.name: {spec.name} is not supported: {_REFUSED[spec.name]}")
-    classes = _classes()
-    if spec.name not in classes:
-        usable = [name for name in classes if name not in _REFUSED]
-        raise JobError(f"optimizer.name: torch.optim has no {spec.name!r}; {did_you_mean(spec.name, usable)}")
-    return classes[spec.name]
-
-
 def check_optimization(job: Job, import_path: Path) -> None:
     """Refuse whatever of a job's updates can be refused without its model.
 
@@ -67,19 +39,24 @@ def check_optimization(job: Job, import_path: Path) -> None:
         JobError: optimizer, groups, policy or schedule; with the path in the job.
         CallableError: what the schedule names cannot be loaded.
     """
-    check_optimizer_arguments(job.optimizer)
-    check_predictable(job.optimizer.name, job.weights)
+    kind = check_optimizer_arguments(job.optimizer, import_path)
+    check_predictable(kind, job.optimizer.name, job.weights)
     if job.lr_schedule is not None:
         check_lr_schedule(job.lr_schedule, job.optimizer, import_path)
 
 
-def check_optimizer_arguments(spec: OptimizerSpec) -> None:
-    """Refuse what the class would refuse in every stage.
+def check_optimizer_arguments(spec: OptimizerSpec, import_path: Path | None = None) -> type[torch.optim.Optimizer]:
+    """Refuse what the class would refuse in every stage, and a class of the user's own that a pipeline cannot use.
+
+    Args:
+        spec: the job's section.
+        import_path: the user's folder, where its own class is; None: no user code may be imported here.
 
     Raises:
         JobError: with every unknown argument, or else with what the class says about the values.
+        CallableError: the user's module cannot be used.
     """
-    kind = check_optimizer_names(spec)
+    kind = check_optimizer_names(spec, import_path)
     refusal = _refusal(kind, spec.arguments)
     if refusal is not None:
         raise JobError(f"optimizer: {spec.name} refuses its arguments: {refusal}")
@@ -90,15 +67,23 @@ def check_optimizer_arguments(spec: OptimizerSpec) -> None:
     ]
     if problems:
         raise JobError(problems)
+    if spec.is_own:
+        for own in ({}, *(group.arguments for group in spec.groups)):
+            check_own_optimizer(kind, spec.name, {**spec.arguments, **own})
+    return kind
 
 
-def check_optimizer_names(spec: OptimizerSpec) -> type[torch.optim.Optimizer]:
+def check_optimizer_names(spec: OptimizerSpec, import_path: Path | None = None) -> type[torch.optim.Optimizer]:
     """The class that `spec` names, which has all of its arguments. Makes no optimizer, as torch takes a second for it.
+
+    Args:
+        spec, import_path: as for `check_optimizer_arguments`.
 
     Raises:
         JobError: with every unknown argument, or there is no such class.
+        CallableError: the user's module cannot be used.
     """
-    kind = build_optimizer_class(spec)
+    kind = optimizer_class(spec, None if import_path is None else partial(load_callable, import_path=import_path))
     given = {"optimizer": spec.arguments}
     given |= {f"optimizer.groups[{index}]": group.arguments for index, group in enumerate(spec.groups)}
     problems = [problem for path, arguments in given.items() for problem in _unknown(kind, path, arguments)]
@@ -108,12 +93,15 @@ def check_optimizer_names(spec: OptimizerSpec) -> type[torch.optim.Optimizer]:
 
 
 def _unknown(kind: type[torch.optim.Optimizer], path: str, arguments: Mapping[str, Any]) -> Iterator[str]:
-    allowed = [name for name in inspect.signature(kind).parameters if name != "params"]
+    # The first one takes the parameters, whatever its name.
+    parameters = list(inspect.signature(kind).parameters.values())[1:]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    allowed = [parameter.name for parameter in parameters]
     for name in arguments:
-        if name not in allowed:
+        if name not in allowed and not takes_any:
             yield f"{path}.{name}: {kind.__name__} has no such argument; {did_you_mean(name, allowed)}"
     for name, reason in _REFUSED_SWITCHES.items():
-        if arguments.get(name):
+        if arguments.get(name) and kind.__module__.startswith("torch."):
             yield f"{path}.{name}: is not supported: {reason}"
 
 
@@ -137,7 +125,7 @@ def _refusal(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) ->
     try:
         # A matrix, because Muon takes nothing else.
         kind([nn.Parameter(torch.zeros(2, 2))], **arguments)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - the class may be the user's
         return str(error)
     return None
 

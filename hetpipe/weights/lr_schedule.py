@@ -8,8 +8,8 @@ and a schedule that takes one value per group takes the same list everywhere.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from hetpipe.errors import JobError
 from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
 from hetpipe.observe.log import get_logger
 from hetpipe.values.suggest import did_you_mean
+from hetpipe.weights.optimizer_class import CallableLoader, optimizer_class
 from hetpipe.weights.parameter_groups import overrides_of
 
 _log = get_logger(__name__)
@@ -57,14 +58,6 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         elif not self._is_over:
             self._is_over = True
             _log.warning("lr_schedule_is_over", total_steps=self.total_steps)
-
-
-class CallableLoader(Protocol):
-    """Finds the user's callables; it is above this layer (`pipeline.callables`)."""
-
-    def __call__(self, reference: str, *, key: str) -> Callable[..., Any]:
-        """What `reference` (`module:callable`) names; `key` of the job holds it and begins every message."""
-        ...
 
 
 class GroupOptions:
@@ -137,7 +130,7 @@ class GroupOptions:
         self.num_updates = 0
         # A matrix, because Muon takes nothing else.
         groups = [{"params": [nn.Parameter(torch.empty(0, 0))], **own} for own in overrides_of(self._spec)]
-        kind = getattr(torch.optim, self._spec.name)
+        kind: Any = optimizer_class(self._spec, self._load)
         self._stand_in: torch.optim.Optimizer = kind(groups, **self._spec.arguments)
         self._scheduler: lr_scheduler.LRScheduler | None = None
         if self._schedule is not None:

@@ -1,4 +1,4 @@
-"""Any `torch.optim` optimizer, stepping the parameters of one stage in place on a flat buffer.
+"""Any optimizer of `torch.optim` or of the user's own, stepping the parameters of one stage in place on a flat buffer.
 
 The buffer is the running sum ρ of a wave where parameter servers hold the weights (`wsp.md` §3, Arithmetic), else the
 newest weights themselves. The optimizer's parameters *are* the buffer, and its own weight decay is off; decay is added
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from hetpipe.job.file import LrScheduleSpec, OptimizerSpec
 from hetpipe.weights.flat import FlatBuffer
-from hetpipe.weights.lr_schedule import CallableLoader, GroupOptions
+from hetpipe.weights.lr_schedule import GroupOptions
+from hetpipe.weights.optimizer_class import CallableLoader, optimizer_class
 from hetpipe.weights.parameter_groups import members_of, overrides_of
 from hetpipe.weights.prediction import UpdateState, rule_of
 
@@ -113,13 +114,14 @@ class StageOptimizer:
             schedule: of the learning rate; None: it stays.
             predicts: whether `predict_` will be called, so that what it needs is kept.
             include_decay: whether a decoupled weight decay is part of the prediction.
-            load: finds what the schedule names by `module:callable`.
+            load: finds what the optimizer and the schedule name by `module:callable`.
 
         Raises:
             JobError, CallableError: the schedule cannot be used, or the optimizer's updates cannot be predicted.
         """
         self._name = spec.name
-        self._rule = rule_of(spec.name) if predicts else None
+        kind: Any = optimizer_class(spec, load)
+        self._rule = rule_of(kind, spec.name) if predicts else None
         self._includes_decay = include_decay
         self._upcoming = GroupOptions(spec, schedule, load)
         # Born on memory of their own: a parameter keeps its birth's version counter, which must not be a buffer's.
@@ -130,11 +132,11 @@ class StageOptimizer:
         self._last: dict[str, Tensor] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         if self._parameters:
-            self.optimizer = self._build(spec)
+            self.optimizer = self._build(spec, kind)
             self._take_options()
         self.rebind(target)
 
-    def _build(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
+    def _build(self, spec: OptimizerSpec, kind: Any) -> torch.optim.Optimizer:
         """The torch optimizer, with this stage's groups, and its decay moved to this class."""
         members = members_of(spec, self._parameters)
         overrides = overrides_of(spec)
@@ -142,7 +144,7 @@ class StageOptimizer:
             {"params": [self._parameters[name] for name in names], **overrides[index]}
             for index, names in members.items()
         ]
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, **spec.arguments)
+        optimizer: torch.optim.Optimizer = kind(groups, **spec.arguments)
         for (index, names), options in zip(members.items(), optimizer.param_groups, strict=True):
             decay, rate = decay_of(spec.name, options), 0.0
             if decay is not Decay.OWN and "weight_decay" in options:
@@ -166,8 +168,12 @@ class StageOptimizer:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the next update, in the group of parameters that no pattern matches; None without parameters."""
-        return float(self._upcoming.of(-1)["lr"]) if self._parameters else None
+        """Of the next update, in the group of parameters that no pattern matches; None without parameters.
+
+        Also None for an optimizer of the user's own that has no `lr`.
+        """
+        rate = self._upcoming.of(-1).get("lr") if self._parameters else None
+        return None if rate is None else float(rate)
 
     def go_to(self, num_updates: int) -> None:
         """Make the next update with the options that it has after `num_updates`; what the steps keep stays.

@@ -124,12 +124,25 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def rule_of(name: str) -> Rule:
-    """The rule of an optimizer.
+def rule_of(kind: type[Any], name: str) -> Rule:
+    """The rule of an optimizer: the one that the class declares as `prediction`, or ours for a class of `torch.optim`.
+
+    Args:
+        kind: the class.
+        name: as the job names it.
 
     Raises:
         JobError: there is none.
     """
+    declared = getattr(kind, "prediction", None)
+    if isinstance(declared, Rule):
+        return declared
+    if ":" in name:
+        raise JobError(
+            f"optimizer.name: {name} does not say how it moves the weights, so nothing can be predicted; declare "
+            "`prediction = Rule(change, needs_gradient)` in the class (hetpipe.weights.prediction), or use another "
+            "weight policy"
+        )
     if name not in RULES:
         raise JobError(
             f"optimizer.name: is {name}, and how it moves the weights is known for {join_names(RULES, 'and')} only, so "
@@ -139,7 +152,7 @@ def rule_of(name: str) -> Rule:
     return RULES[name]
 
 
-def check_predictable(name: str, weights: WeightPolicy) -> None:
+def check_predictable(kind: type[Any], name: str, weights: WeightPolicy) -> None:
     """Refuse an optimizer that the weight policy would have to predict and cannot.
 
     That `spectrain` needs momentum is a rule between keys of the job (`job.rules`).
@@ -148,4 +161,4 @@ def check_predictable(name: str, weights: WeightPolicy) -> None:
         JobError: as `rule_of`.
     """
     if POLICIES[weights].predicts is not None:
-        rule_of(name)
+        rule_of(kind, name)

@@ -271,10 +271,10 @@ def test_nothing_is_predicted_without_steps_or_updates(name: str) -> None:
 
 def test_an_unknown_optimizer_is_told_the_known_ones() -> None:
     for weights in WEIGHT_POLICIES:
-        check_predictable("AdamW", weights)
-    check_predictable("Adagrad", "stash")
+        check_predictable(torch.optim.AdamW, "AdamW", weights)
+    check_predictable(torch.optim.Adagrad, "Adagrad", "stash")
     with pytest.raises(JobError) as caught:
-        check_predictable("Adagrad", "predict")
+        check_predictable(torch.optim.Adagrad, "Adagrad", "predict")
     assert str(caught.value).startswith("optimizer.name: is Adagrad, and how it moves the weights is known for SGD, ")
     assert "one function in hetpipe/weights/prediction.py" in str(caught.value)
     with pytest.raises(JobError, match=r"is Adagrad"):

@@ -7,13 +7,13 @@ same optimum find the same number. Floats appear only in what people read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from hetpipe.decide.schedule.in_flight import in_flight, weight_buffers
+from hetpipe.decide.schedule.in_flight import bound_of
 from hetpipe.values.cluster import Cluster, LinkSpec
-from hetpipe.values.policies import POLICIES, Policy, Schedule, WeightPolicy
+from hetpipe.values.policies import POLICIES, PerStage, Policy, Schedule, WeightPolicy
 from hetpipe.values.profile import Profile
 
 TICKS_PER_MS = 10**9
@@ -50,16 +50,18 @@ class MemoryModel:
     waits_for_norm: bool = False
     """Whether gradients are clipped by their norm over all stages (`clip: global`)."""
 
-    @property
-    def policy(self) -> Policy:
-        """The row of `weights`."""
-        return POLICIES[self.weights]
+    policy: Policy = field(init=False, repr=False, compare=False)
+    """The row of `weights`."""
+    _bound: PerStage = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look up once what every stage of every cut asks."""
+        object.__setattr__(self, "policy", POLICIES[self.weights])
+        object.__setattr__(self, "_bound", bound_of(self.weights, self.schedule))
 
     def copies(self, stage: int, num_stages: int) -> int:
         """Parameter-sized tensors at a stage: weight buffers, 2 for the shards, gradients, optimizer slots."""
-        buffers = weight_buffers(
-            stage=stage, num_stages=num_stages, minibatches_per_wave=self.minibatches_per_wave, weights=self.weights
-        )
+        buffers = self.policy.weight_buffers(stage, num_stages, self.minibatches_per_wave)
         shards = 2 if self.with_shards else 0
         return buffers + shards + self.gradients + self.held_for_norm(stage, num_stages) + self.optimizer_slots
 
@@ -86,13 +88,7 @@ class MemoryModel:
 
     def in_flight(self, stage: int, num_stages: int) -> int:
         """S_i."""
-        return in_flight(
-            stage=stage,
-            num_stages=num_stages,
-            minibatches_per_wave=self.minibatches_per_wave,
-            weights=self.weights,
-            schedule=self.schedule,
-        )
+        return self._bound(stage, num_stages, self.minibatches_per_wave)
 
 
 class Costs:

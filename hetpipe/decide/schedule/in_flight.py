@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetpipe.values.policies import POLICIES, Schedule, WeightPolicy
+from hetpipe.values.policies import POLICIES, PerStage, Schedule, WeightPolicy
 
 
 def in_flight(
@@ -35,9 +35,16 @@ def in_flight(
     >>> in_flight(stage=2, num_stages=3, minibatches_per_wave=8, weights="flush", schedule="gpipe")
     8
     """
-    if schedule == "gpipe":
-        return minibatches_per_wave
-    return POLICIES[weights].in_flight(stage, num_stages, minibatches_per_wave)
+    return bound_of(weights, schedule)(stage, num_stages, minibatches_per_wave)
+
+
+def bound_of(weights: WeightPolicy, schedule: Schedule) -> PerStage:
+    """S_i as a function of (i, K, N), for whoever asks often."""
+    return _whole_wave if schedule == "gpipe" else POLICIES[weights].in_flight
+
+
+def _whole_wave(_stage: int, _num_stages: int, minibatches_per_wave: int) -> int:
+    return minibatches_per_wave
 
 
 def weight_buffers(*, stage: int, num_stages: int, minibatches_per_wave: int, weights: WeightPolicy = "wave") -> int:

@@ -14,7 +14,7 @@ where the pipeline is empty and every own update up to start·N is in the publis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetpipe.values.ids import Minibatch
 from hetpipe.values.policies import POLICIES, Policy, WeightPolicy
@@ -34,19 +34,18 @@ class VersionTable:
     accumulate: int = 1
     """Minibatches whose gradients make one update together; under `flush` and `double_buffer` it is always N."""
 
-    @property
-    def policy(self) -> Policy:
-        """The row of `weights`."""
-        return POLICIES[self.weights]
+    policy: Policy = field(init=False, repr=False, compare=False)
+    """The row of `weights`."""
+    minibatches_per_update: int = field(init=False, repr=False, compare=False)
+    """N under `flush` and `double_buffer`, else `accumulate`."""
+    _delay: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def minibatches_per_update(self) -> int:
-        """N under `flush` and `double_buffer`, else `accumulate`.
-
-        >>> VersionTable("flush", 0, 1, 8).minibatches_per_update
-        8
-        """
-        return self.policy.minibatches_per_update(self.minibatches_per_wave, self.accumulate)
+    def __post_init__(self) -> None:
+        """Look up once what every minibatch asks."""
+        policy, n = POLICIES[self.weights], self.minibatches_per_wave
+        object.__setattr__(self, "policy", policy)
+        object.__setattr__(self, "minibatches_per_update", policy.minibatches_per_update(n, self.accumulate))
+        object.__setattr__(self, "_delay", policy.delay(self.stage, self.num_stages, n))
 
     def forward_through(self, p: int, *, start: int = 0) -> Minibatch:
         """v_i(p): the newest own update in the weights of the forward of p; start·N if none of this segment is.
@@ -56,7 +55,7 @@ class VersionTable:
         >>> [VersionTable("predict", i, 3, 4).forward_through(9) for i in range(3)]
         [6, 7, 8]
         """
-        return self._updated(p - self._delay(p), start)
+        return self._updated(p - self._delay_of(p), start)
 
     def backward_through(self, p: int, *, start: int = 0) -> Minibatch:
         """The same for the backward: under `predict` and `spectrain` all updates before p, else as the forward.
@@ -94,7 +93,7 @@ class VersionTable:
         """
         if self.policy.one_update_per_wave:
             return Minibatch(through + (1 + self.policy.waves_behind) * self.minibatches_per_wave)
-        return Minibatch(through + self.accumulate - 1 + self._delay(through))
+        return Minibatch(through + self.accumulate - 1 + self._delay_of(through))
 
     def is_update(self, p: int) -> bool:
         """Whether an update follows the backward of p (and after the last minibatch of a wave, however short)."""
@@ -105,10 +104,10 @@ class VersionTable:
         """Whether forward and backward of a minibatch see different weights."""
         return self.policy.predicts is not None
 
-    def _delay(self, p: int) -> int:
-        n = self.minibatches_per_wave
-        delay = self.policy.delay(self.stage, self.num_stages, n)
-        return delay + (p - 1) % n + 1 if self.policy.one_update_per_wave else delay
+    def _delay_of(self, p: int) -> int:
+        if self.policy.one_update_per_wave:
+            return self._delay + (p - 1) % self.minibatches_per_wave + 1
+        return self._delay
 
     def _updated(self, through: int, start: int) -> Minibatch:
         whole = through // self.minibatches_per_update * self.minibatches_per_update
