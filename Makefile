@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test exhaustive unit lint types protos imports wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
+.PHONY: setup demo test cases exhaustive unit lint types protos imports wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,9 +10,9 @@ help:
 	@echo "make setup   .venv with the package, examples and development tools; redis-server where missing"
 	@echo "make demo    set up, then train a digit classifier on an emulated unequal cluster (about a minute)"
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
-	@echo "make exhaustive   the rest of the matrix of runs that equal the reference bit for bit"
+	@echo "make exhaustive   the tests that make test leaves out: whole products, long runs, more of real processes (docs/testing.md)"
 	@echo "make sweep   plans of ten clusters, four models and three bounds against all their alternatives (about an hour)"
-	@echo "make unit    the fast tests only (under a minute)"
+	@echo "make unit    the fast tests only: no real processes, no runs compared with the reference (a minute or two)"
 	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (some minutes, most of them pip's)"
 	@echo "make bench   the speed figures, side by side in one run"
 	@echo "make bench-smoke   each benchmark, small: whether it still works (some minutes)"
@@ -28,6 +28,9 @@ help:
 	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
 	@echo "make fresh-cases   all tests without processes, with cases of property tests that nobody has seen (ten minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
+
+# Where the environment forbids to keep bytecode, each of the many processes that tests start would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Make cannot do it: a shell is told where its commands are by itself alone.
 SAY_ACTIVATE = case ":$$PATH:" in *":$(CURDIR)/$(BIN):"*) ;; *) \
@@ -54,7 +57,11 @@ demo: $(STAMP)
 	@$(BIN)/hetpipe demo
 	@$(SAY_ACTIVATE)
 
-test: setup lint types imports protos
+# The type checker has one core for half a minute; the tests fill the other one meanwhile.
+test: setup lint imports protos
+	@$(MAKE) --no-print-directory --jobs 2 types cases
+
+cases: $(STAMP)
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive and not sweep"
 
 exhaustive: setup

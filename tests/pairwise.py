@@ -15,7 +15,7 @@ import pytest
 _Met = frozenset[tuple[int, int, str, str]]
 
 
-def pairwise(
+def all_pairs(
     points: Iterable[tuple[Any, ...]],
     *,
     by: Callable[..., tuple[Any, ...]] | None = None,

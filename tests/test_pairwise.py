@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pairwise import covering, pairwise
+from tests.pairwise import all_pairs, covering
 
 SIX_AXES = list(product("ab", "abc", "abc", "abc", "abc", "abc"))
 
@@ -33,7 +33,7 @@ def test_every_value_of_a_single_axis_is_left() -> None:
 
 
 def test_what_is_left_out_is_marked_and_nothing_is_lost() -> None:
-    found = pairwise(SIX_AXES, name=lambda *values: "".join(values))
+    found = all_pairs(SIX_AXES, name=lambda *values: "".join(values))
     assert [one.values for one in found] == SIX_AXES
     left = [number for number, one in enumerate(found) if not one.marks]
     assert left == sorted(covering(SIX_AXES))
@@ -41,7 +41,7 @@ def test_what_is_left_out_is_marked_and_nothing_is_lost() -> None:
     assert found[0].id == "aaaaaa"
 
 
-@pytest.mark.parametrize(("point", "values"), pairwise([(1, {"n": 1}), (2, {"n": 1})], by=lambda _, values: (values,)))
+@pytest.mark.parametrize(("point", "values"), all_pairs([(1, {"n": 1}), (2, {"n": 1})], by=lambda _, values: (values,)))
 def test_only_the_values_that_are_named_have_to_meet(point: int, values: dict[str, int]) -> None:
     """Without `exhaustive` one point is left: the values of the second argument are the same in both."""
     assert values == {"n": 1}

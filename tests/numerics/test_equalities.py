@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hetpipe.pipeline.data import read_batch
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
+from tests.pairwise import all_pairs
 from tests.reference.executor import run_reference
 from tests.support.in_process import InProcessRun, run_in_process
 
@@ -43,9 +45,9 @@ def test_orders_and_combinations(schedule: str, combine: str, tmp_path: Path) ->
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAMW], ids=["sgd", "momentum", "adamw"])
-@pytest.mark.parametrize("dtype", ["32", "64"])
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "stages"), all_pairs(product(("32", "64"), (SGD, MOMENTUM, ADAMW), (1, 2, 3)))
+)
 def test_one_worker_and_waves_of_one_are_a_plain_loop(
     dtype: str, optimizer: dict[str, Any], stages: int, tmp_path: Path
 ) -> None:

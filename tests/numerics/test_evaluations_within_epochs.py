@@ -36,9 +36,12 @@ def heard(result: InProcessResult) -> list[StageEvaluation]:
     return sorted(told, key=lambda report: report.clock)
 
 
-CASES = [
-    *(("wsp", weights, 2) for weights in ("wave", "stash", "vertical", "double_buffer", "flush", "predict")),
-    *(("none", weights, 2) for weights in ("wave", "stash", "vertical", "double_buffer", "flush", "predict")),
+#: Each policy with shards or without, and the other way in `make exhaustive`.
+CASES: list[Any] = [
+    *(("wsp", weights, 2) for weights in ("wave", "stash", "double_buffer")),
+    *(("none", weights, 2) for weights in ("vertical", "flush", "predict")),
+    *(pytest.param("none", weights, 2, marks=pytest.mark.exhaustive) for weights in ("wave", "stash", "double_buffer")),
+    *(pytest.param("wsp", weights, 2, marks=pytest.mark.exhaustive) for weights in ("vertical", "flush", "predict")),
     ("wsp", "wave", 1),
     ("wsp", "wave", 3),
     ("none", "spectrain", 3),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
-from tests.pairwise import pairwise
+from tests.pairwise import all_pairs
 
 pytestmark = pytest.mark.matrix
 
@@ -29,7 +29,9 @@ def _name(dtype: str, workers: int, stages: int, wave: int, staleness: int, opti
     return f"float{dtype}-V{workers}-K{stages}-N{wave}-D{staleness}-{kind}"
 
 
-@pytest.mark.parametrize(("dtype", "workers", "stages", "wave", "staleness", "optimizer"), pairwise(POINTS, name=_name))
+@pytest.mark.parametrize(
+    ("dtype", "workers", "stages", "wave", "staleness", "optimizer"), all_pairs(POINTS, name=_name)
+)
 def test_distributed_equals_the_reference(
     dtype: str, workers: int, stages: int, wave: int, staleness: int, optimizer: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from hetpipe.observe.segments import read_lines
 from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
 from tests.numerics.compare import Case, assert_same_bits, run, trained
+from tests.pairwise import all_pairs
 from tests.reference.executor import run_reference
 
 
@@ -24,9 +26,9 @@ def pulls(folder: Path) -> Counter[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("weights", ["wave", "flush", "double_buffer"])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("weights", "workers", "staleness"), all_pairs(product(("wave", "flush", "double_buffer"), (1, 2), (0, 1, 3)))
+)
 def test_a_deterministic_run_that_pulls_when_required_has_the_bits_of_the_reference(
     weights: WeightPolicy, workers: int, staleness: int, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.requests import Requester
 from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, Case, assert_same_bits, run, trained
+from tests.pairwise import all_pairs
 from tests.reference.executor import ReferenceState, run_reference
 from tests.support import in_process
 from tests.support.in_process import InProcessRun, run_in_process
@@ -47,9 +49,9 @@ def assert_same_optimizers(checkpoint: Path, expected: ReferenceState) -> None:
                 assert torch.equal(mine, value) if isinstance(value, Tensor) else mine == value, f"{vw} {name} {key}"
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW], ids=["momentum", "adamw"])
-@pytest.mark.parametrize("stages", [[[1, 3], [3, 1]], 4])
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("optimizer", "stages", "staleness"), all_pairs(product((MOMENTUM, ADAMW), ([[1, 3], [3, 1]], 4), (0, 1)))
+)
 def test_a_stopped_and_resumed_run_has_the_state_of_one_with_that_barrier(
     *, staleness: int, stages: Any, optimizer: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ def clock_of(result: InProcessResult) -> int:
     return result.snapshot.published
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     ("kind", "staleness", "wave", "stages"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
 from hetpipe.values.ids import StageIndex
+from tests.pairwise import all_pairs
 from tests.profiler import models
 from tests.profiler.stage_peak import StagePeak, measure_stage_peak
 
@@ -67,15 +67,13 @@ def predicted(name: str, counts: tuple[int, ...], stage: int, n: int) -> int:
     return costs_of(name).stage_bytes(first, first + counts[stage], stage=stage, num_stages=len(counts), memory=memory)
 
 
-def cases() -> Iterator[Any]:
+def cases() -> Iterator[tuple[str, tuple[int, ...], int]]:
     for name, cuts in CUTS.items():
-        marks = [] if name == "digits" else [pytest.mark.matrix]
-        for place, (counts, n) in enumerate(itertools.product(cuts, (1, 4))):
-            later = [pytest.mark.exhaustive] if name == "transformer" and place in (1, 2, 5) else []
-            yield pytest.param(name, counts, n, id=f"{name}-K{len(counts)}-N{n}", marks=marks + later)
+        yield from ((name, counts, n) for counts, n in itertools.product(cuts, (1, 4)))
 
 
-@pytest.mark.parametrize(("name", "counts", "n"), list(cases()))
+@pytest.mark.matrix
+@pytest.mark.parametrize(("name", "counts", "n"), all_pairs(cases(), by=lambda name, counts, n: (name, len(counts), n)))
 def test_the_planners_model_predicts_the_peak(name: str, counts: tuple[int, ...], n: int) -> None:
     for stage in range(len(counts)):
         if (name, counts, stage) != SMALLEST:
@@ -91,9 +89,10 @@ def test_what_crosses_the_cut_is_all_that_the_smallest_stage_has_beyond_the_mode
     assert predicted(*SMALLEST, n) + crossing == pytest.approx(measured.peak_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["digits", pytest.param("text", marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("staleness", [0, 1, 4])
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "n", "staleness"), all_pairs(itertools.product(("digits", "text"), (1, 2, 4), (0, 1, 4)))
+)
 def test_a_stage_has_the_weight_buffers_of_the_model(name: str, n: int, staleness: int) -> None:
     """N, and two for the shards, at every D: own ũ that anchors still need are in host memory, and what is moved."""
     counts = CUTS[name][1]

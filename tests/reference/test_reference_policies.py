@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pairwise import all_pairs
 from tests.reference.executor import MinibatchRecord, ReferenceResult, ReferenceRun, run_reference
 from tests.reference.policies import POLICIES
 from tests.reference.test_reference import OPTIMIZERS, network_run, regression
@@ -70,33 +71,35 @@ def assert_is_plain_loop(run: ReferenceRun) -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.exhaustive), torch.float32], ids=str)
 def test_one_minibatch_per_wave_is_a_plain_loop(
     dtype: torch.dtype, optimizer: str, arguments: dict[str, object]
 ) -> None:
     assert_is_plain_loop(replace(network_run(dtype, optimizer, **arguments), sync="none", stages=THREE_STAGES))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "arguments"),
-    [
-        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.05}),
-        ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-        ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
-        ("RMSprop", {"lr": 0.005, "weight_decay": 0.05}),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("weights", "stages"),
-    [
+NEVER_LOOKING_BACK = [
+    (*policy, *optimizer)
+    for policy in (
         ("wave", FIVE_LAYERS),
         ("flush", FIVE_LAYERS),
         ("flush", THREE_STAGES),
         ("stash", FIVE_LAYERS),
         ("vertical", FIVE_LAYERS),
         ("predict", FIVE_LAYERS),
-    ],
+    )
+    for optimizer in (
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.05}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+        ("RMSprop", {"lr": 0.005, "weight_decay": 0.05}),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("weights", "stages", "optimizer", "arguments"),
+    all_pairs(NEVER_LOOKING_BACK, by=lambda weights, stages, optimizer, _: (weights, stages, optimizer)),
 )
 def test_a_pipeline_that_never_looks_back_is_a_plain_loop(
     weights: str, stages: tuple[tuple[int, ...], ...], optimizer: str, arguments: dict[str, object]
@@ -114,7 +117,7 @@ def test_a_plain_loop_with_schedule_and_clipping() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("max_norm", [None, 0.2])
+@pytest.mark.parametrize("max_norm", [pytest.param(None, marks=pytest.mark.exhaustive), 0.2])
 def test_replicas_that_average_gradients_are_one_process_on_the_concatenated_batch(
     max_norm: float | None, optimizer: str, arguments: dict[str, object]
 ) -> None:

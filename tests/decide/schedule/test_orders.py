@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from dataclasses import astuple
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from hetpipe.decide.schedule.static_1f1b import StaticOneForwardOneBackward
 from hetpipe.values.ids import Minibatch
 from hetpipe.values.policies import Schedule, WeightPolicy
 from tests.decide.schedule.clockwork import Setting, every_setting, play
+from tests.pairwise import all_pairs
 
 SETTINGS = every_setting()
 SEEDS = range(10)
@@ -26,6 +30,11 @@ THREE_STAGES = [
     ["F1", "F2", "B1", "F3", "B2", "F4", "B3", "F5", "B4", "B5"],
     ["F1", "B1", "F2", "B2", "F3", "B3", "F4", "B4", "F5", "B5"],
 ]
+
+
+def met(settings: Iterable[Setting]) -> list[Any]:
+    """Every two values of a setting in `make test`."""
+    return all_pairs([(setting,) for setting in settings], by=astuple, name=str)
 
 
 def grid(weights: WeightPolicy, schedule: Schedule, num_stages: int, wave: int, count: int) -> list[str]:
@@ -69,7 +78,7 @@ def test_a_short_last_wave_of_gpipe() -> None:
     assert grid("flush", "gpipe", num_stages=3, wave=4, count=6) == 3 * ["F1 F2 F3 F4 B1 B2 B3 B4 F5 F6 B5 B6"]
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", met(SETTINGS))
 def test_every_order_computes_everything_once_in_order_within_its_credits(setting: Setting) -> None:
     for seed in SEEDS:
         for i, done in enumerate(play(setting, MINIBATCHES, random.Random(seed))):
@@ -82,13 +91,13 @@ def test_every_order_computes_everything_once_in_order_within_its_credits(settin
                 assert 0 <= flying <= setting.limit(i)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.schedule != "gpipe"], ids=str)
+@pytest.mark.parametrize("setting", met([s for s in SETTINGS if s.schedule != "gpipe"]))
 def test_a_forward_and_its_backward_are_one_task_on_the_last_stage(setting: Setting) -> None:
     *_, last = play(setting, MINIBATCHES, random.Random(0))
     assert last == [f"{kind}{p}" for p in range(1, MINIBATCHES + 1) for kind in "FB"]
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.is_fixed], ids=str)
+@pytest.mark.parametrize("setting", met([s for s in SETTINGS if s.is_fixed]))
 def test_a_fixed_order_does_not_depend_on_timing(setting: Setting) -> None:
     in_step = play(setting, MINIBATCHES)
     for seed in SEEDS:
@@ -102,7 +111,7 @@ def test_other_orders_go_by_what_is_there(schedule: Schedule) -> None:
     assert len({str(play(setting, MINIBATCHES, random.Random(seed))) for seed in SEEDS}) > 1
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.drains], ids=str)
+@pytest.mark.parametrize("setting", met([s for s in SETTINGS if s.drains]))
 def test_flush_empties_every_stage_between_waves(setting: Setting) -> None:
     for seed in SEEDS:
         for done in play(setting, MINIBATCHES, random.Random(seed)):

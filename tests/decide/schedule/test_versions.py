@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 import pytest
@@ -14,6 +14,7 @@ from hetpipe.decide.schedule.policy import Action, Kind
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
 from tests.decide.schedule.clockwork import Setting, every_setting, play
+from tests.pairwise import all_pairs
 
 STEPS_WITH_THE_NEWEST = ("stash", "predict", "spectrain")
 WAVES = 4
@@ -61,13 +62,25 @@ CASES = [
 ]
 
 
+def each_from(*starts: int) -> list[tuple[Setting, int, int]]:
+    """The cases, in the segments that begin at these clocks."""
+    return [(*case, start) for case in CASES for start in starts]
+
+
+def values(setting: Setting, *others: int) -> tuple[object, ...]:
+    return (*astuple(setting), *others)
+
+
+def named(*point: object) -> str:
+    return "-".join(map(str, point))
+
+
 def timings(setting: Setting) -> Sequence[random.Random | None]:
     """In step, and at random where that makes a difference."""
     return (None,) if setting.is_fixed else (None, *map(random.Random, SEEDS))
 
 
-@pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize(("setting", "accumulate"), CASES, ids=str)
+@pytest.mark.parametrize(("setting", "accumulate", "start"), all_pairs(each_from(0, 3), by=values, name=named))
 def test_the_table_is_what_was_played(setting: Setting, accumulate: int, start: int) -> None:
     for stage in range(setting.num_stages):
         table = table_of(setting, stage, accumulate)
@@ -99,7 +112,7 @@ def expected(setting: Setting, accumulate: int, p: int, start: int) -> int:
     return max(through, start * n)
 
 
-@pytest.mark.parametrize(("setting", "accumulate"), CASES, ids=str)
+@pytest.mark.parametrize(("setting", "accumulate"), all_pairs(CASES, by=values, name=named))
 def test_steps_ahead_are_the_updates_between_forward_and_backward(setting: Setting, accumulate: int) -> None:
     for stage in range(setting.num_stages):
         table = table_of(setting, stage, accumulate)
@@ -116,8 +129,7 @@ def test_steps_ahead_are_the_updates_between_forward_and_backward(setting: Setti
                 assert table.forward_steps_ahead(moment.action.p) == 0
 
 
-@pytest.mark.parametrize("start", [0, 2])
-@pytest.mark.parametrize(("setting", "accumulate"), CASES, ids=str)
+@pytest.mark.parametrize(("setting", "accumulate", "start"), all_pairs(each_from(0, 2), by=values, name=named))
 def test_the_last_user_of_a_version(setting: Setting, accumulate: int, start: int) -> None:
     n = setting.wave
     for stage in range(setting.num_stages):
@@ -166,7 +178,7 @@ def buffers_at_rest(setting: Setting, stage: int, accumulate: int, rng: random.R
         yield len(needed)
 
 
-@pytest.mark.parametrize(("setting", "accumulate"), CASES, ids=str)
+@pytest.mark.parametrize(("setting", "accumulate"), all_pairs(CASES, by=values, name=named))
 def test_weight_buffers_are_what_is_needed_at_rest(setting: Setting, accumulate: int) -> None:
     for stage in range(setting.num_stages):
         column = weight_buffers(

@@ -22,6 +22,7 @@ from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, Schedule, WeightP
 from tests.decide.simulator.case import random_case
 from tests.decide.simulator.jobs import plan_of
 from tests.decide.simulator.regular import BATCH, Regular
+from tests.pairwise import all_pairs
 
 FREE = SimulationOptions(staleness=None, minibatches=200)
 
@@ -52,9 +53,10 @@ def test_one_device_computes_all_the_time() -> None:
     assert result.idle_seconds == (0.0,)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize(("weights", "schedule"), PAIRS)
+@pytest.mark.parametrize(
+    ("num_stages", "n", "weights", "schedule"),
+    all_pairs([(num_stages, n, *pair) for num_stages in (1, 2, 3, 4) for n in (1, 2, 3, 4, 7) for pair in PAIRS]),
+)
 def test_equal_stages(num_stages: int, n: int, weights: WeightPolicy, schedule: Schedule) -> None:
     """Nothing is lost to the strict order; `flush` loses its bubble, (K − 1) of N + K − 1, in every order."""
     forward, backward = [2.0] * num_stages, [4.0] * num_stages

@@ -281,8 +281,9 @@ def _no_numbers_of_other_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.matrix
 @pytest.mark.timeout(600)  # ten seconds of a core; an interruption looks like a failure that cannot be repeated
 @pytest.mark.usefixtures("_no_numbers_of_other_modules")
-def test_the_same_runs_as_always() -> None:
-    run_state_machine_as_test(Machine, settings=settings(_SETTINGS, derandomize=True))
+@pytest.mark.parametrize("num_runs", [60, pytest.param(300, marks=pytest.mark.exhaustive)])
+def test_the_same_runs_as_always(num_runs: int) -> None:
+    run_state_machine_as_test(Machine, settings=settings(_SETTINGS, derandomize=True, max_examples=num_runs))
 
 
 def test_a_report_of_an_empty_wave_comes_when_the_barrier_that_dropped_it_is_passed() -> None:
