@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from hetpipe.link.cut import Cut, Door
 from hetpipe.link.gloo import GlooDoor, call_gloo
@@ -31,9 +32,13 @@ def open_door(kind: LinkKind, cut: Cut, footing: Footing) -> Door:
         PortInUse: the port is taken.
         UserError: the host is no address of this machine.
     """
-    if kind == "gloo":
-        return GlooDoor(cut, host=footing.host, port=footing.port)
-    return GrpcDoor(cut, host=footing.host, port=footing.port, tls=footing.tls)
+    match kind:
+        case "gloo":
+            return GlooDoor(cut, host=footing.host, port=footing.port)
+        case "grpc":
+            return GrpcDoor(cut, host=footing.host, port=footing.port, tls=footing.tls)
+        case _:
+            assert_never(kind)
 
 
 def call(kind: LinkKind, cut: Cut, address: str, footing: Footing, *, deadline_seconds: float) -> Link:
@@ -42,6 +47,10 @@ def call(kind: LinkKind, cut: Cut, address: str, footing: Footing, *, deadline_s
     Raises:
         HetpipeError: it is not there, refuses, or is somebody else.
     """
-    if kind == "gloo":
-        return call_gloo(cut, address, host=footing.host, deadline_seconds=deadline_seconds)
-    return call_grpc(cut, address, tls=footing.tls, deadline_seconds=deadline_seconds)
+    match kind:
+        case "gloo":
+            return call_gloo(cut, address, host=footing.host, deadline_seconds=deadline_seconds)
+        case "grpc":
+            return call_grpc(cut, address, tls=footing.tls, deadline_seconds=deadline_seconds)
+        case _:
+            assert_never(kind)
