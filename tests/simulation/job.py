@@ -126,20 +126,24 @@ def draw(seed: int) -> Job:
     return Job(scenario, _draw_faults(chance), fsync=chance.random() < 0.5)
 
 
+def draw_weather(chance: random.Random) -> Weather:
+    """How bad the network of a seed is; in four of ten histories it only takes its time."""
+    if chance.random() >= 0.6:
+        return Weather()
+    return Weather(
+        loss=chance.choice([0.0, 0.02, 0.1]),
+        duplication=chance.choice([0.0, 0.05, 0.2]),
+        slowness=chance.choice([1, 3, 10]),
+        lateness=chance.choice([5, 40, 120]),
+    )
+
+
 def _draw_faults(chance: random.Random) -> Faults:
     def some(*counts: int) -> int:
         return chance.choice(counts) if chance.random() < 0.4 else 0
 
-    weather = Weather()
-    if chance.random() < 0.6:
-        weather = Weather(
-            loss=chance.choice([0.0, 0.02, 0.1]),
-            duplication=chance.choice([0.0, 0.05, 0.2]),
-            slowness=chance.choice([1, 3, 10]),
-            lateness=chance.choice([5, 40, 120]),
-        )
     return Faults(
-        weather=weather,
+        weather=draw_weather(chance),
         stage_crashes=some(1, 2, 3),
         stage_pauses=some(1, 2),
         false_evictions=some(1, 2),

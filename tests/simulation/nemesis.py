@@ -82,18 +82,13 @@ class Nemesis:
     def _pause(self, process: Process, ticks: int) -> None:
         if process.is_reachable:
             self._note("pause", f"of {process}, {ticks} ticks")
-            process.paused_since = self._world.scheduler.now
+            process.pause(self._world.scheduler.now)
             boot = process.boot
             self._world.scheduler.at(ticks, lambda: self._resume(process, boot))
 
     def _resume(self, process: Process, boot: int) -> None:
-        if process.boot != boot:
-            return
-        process.paused_since = None
-        waiting, process.waiting = process.waiting, []
-        for action in waiting:
-            if process.boot == boot:
-                action()
+        if process.boot == boot:
+            process.resume()
 
     def _pause_stage(self) -> None:
         stage = self._some_stage()

@@ -41,6 +41,19 @@ class Process:
         self.paused_since = None
         self.waiting.clear()
 
+    def pause(self, now: int = 0) -> None:
+        """Do nothing until `resume`; what comes meanwhile waits."""
+        if self.is_reachable:
+            self.paused_since = now
+
+    def resume(self) -> None:
+        """Go on, with what has come meanwhile first."""
+        self.paused_since, boot = None, self.boot
+        waiting, self.waiting = self.waiting, []
+        for action in waiting:
+            if self.boot == boot:
+                action()
+
     def __str__(self) -> str:
         return self.name
 

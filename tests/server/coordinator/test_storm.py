@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from hetpipe.errors import UnknownJob
 from hetpipe.values.events import StopMode
+from hetpipe.values.policies import WeightPolicy, least_minibatches_per_wave
 from tests.server.coordinator.storm.faults import Faults
 from tests.server.coordinator.storm.promises import Broken, Promises
 from tests.server.coordinator.storm.world import STEP_SECONDS, World
@@ -36,6 +37,11 @@ class Storm:
         workers, stages = random.choice([2, 2, 3]), random.choice([1, 2, 2])
         num_agents = random.choice([2, 3])
         num_devices = -(-workers * stages // num_agents) + random.choice([0, 0, 1, 2, workers * stages])
+        weights: WeightPolicy = random.choice(["wave", "wave", "flush", "double_buffer"])
+        staleness = random.choice([0, 0, 1, 1, 4, None])
+        bound = ["sync.kind=asp"] if staleness is None else [f"sync.D={staleness}"]
+        if staleness is not None and random.random() < 0.3:
+            bound.append("sync.deterministic=true")
         self.world = World(folder, random, num_agents=num_agents, num_devices=num_devices)
         self.faults = Faults(self.world)
         self.promises = Promises(self.world)
@@ -46,8 +52,11 @@ class Storm:
             f"survive.restarts={random.choice([0, 1, 5, 5])}",
             f"survive.absence={random.choice([20, 60])}s",
             "survive.stall=10s",
-            f"sync.D={random.choice([0, 1, 4])}",
             f"checkpoint.every_waves={random.choice([3, 10])}",
+            f"weights={weights}",
+            f"batch_size={random.choice([2, 4])}",
+            f"sync.minibatches_per_wave={max(random.choice([1, 2, 3]), least_minibatches_per_wave(weights, stages))}",
+            *bound,
         ]
 
     def _step(self) -> None:

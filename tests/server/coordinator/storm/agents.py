@@ -48,8 +48,8 @@ class Child:
     def hang(self) -> None:
         """Do nothing any more."""
         self.hangs = True
-        if self.process is not None and self.process.alive:
-            self.process.paused_since = self.process.world.scheduler.now
+        if self.process is not None:
+            self.process.pause()
 
     def stop(self) -> None:
         """The process is gone."""

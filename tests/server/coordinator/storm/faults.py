@@ -10,7 +10,10 @@ from hetpipe.server.coordinator.worker_wishes import WorkerWishes
 from hetpipe.values.events import StopMode
 from hetpipe.values.ids import VirtualWorkerIndex
 from tests.server.coordinator.storm.agents import Agent, Child
+from tests.server.coordinator.storm.shards import Shard
 from tests.server.coordinator.storm.world import World
+from tests.simulation.network import Weather
+from tests.simulation.scheduler import Process
 
 
 class Faults:
@@ -21,6 +24,9 @@ class Faults:
         self._random = world.random
         #: What happened, for people.
         self.story: list[str] = []
+        #: Parameter server → calls that it answers before it is killed.
+        self._armed: dict[int, int] = {}
+        world.shards.network.after_serving = self._after_serving
         self._all: list[tuple[float, Callable[[], str]]] = [
             (3.0, self._kill_stage),
             (1.0, self._stage_exits),
@@ -35,6 +41,12 @@ class Faults:
             (0.7, self._replace_agent),
             (1.0, self._mute),
             (1.5, self._kill_shard),
+            (1.0, self._kill_before_answer),
+            (0.5, self._kill_all_shards),
+            (0.7, self._cut_power),
+            (1.0, self._pause_shard),
+            (1.0, self._cut_shard),
+            (1.0, self._old_term),
             (0.4, self._lose_disk),
             (2.0, self._replace_coordinator),
             (1.0, self._lose_node),
@@ -42,6 +54,7 @@ class Faults:
             (1.0, self._flaky),
             (0.7, self._pause),
             (3.0, self._drain),
+            (0.5, self._drain_all),
             (3.0, self._add),
             (0.15, self._stop),
         ]
@@ -57,9 +70,13 @@ class Faults:
         """Nothing goes wrong any more, and who was away comes back."""
         world = self._world
         world.shards.flakiness = 0.0
+        world.shards.network.weather = Weather()
+        world.shards.network.cuts.clear()
+        self._armed.clear()
         world.store.away = False
         world.plans = []
         for shard in world.shards.all:
+            shard.resume()
             world.begin_shard(shard)
         for agent in list(world.agents.values()):
             agent.cut_until = agent.mute_until = 0.0
@@ -159,10 +176,65 @@ class Faults:
     # -- parameter servers, the coordinator and its store -------------------------------------------------------------
 
     def _kill_shard(self) -> str:
-        shard, seconds = self._random.choice(self._world.shards.all), self._seconds()
-        shard.kill()
+        return self._away(self._random.choice(self._world.shards.all))
+
+    def _away(self, shard: Shard, *, power: bool = False) -> str:
+        seconds = self._seconds()
+        shard.kill(power=power)
         self._world.later(seconds, lambda: self._world.begin_shard(shard))
         return f"{shard.index} for {seconds}"
+
+    def _kill_before_answer(self) -> str:
+        """It does what it was asked for, and nobody hears of it."""
+        shard, calls = self._random.choice(self._world.shards.all), self._random.randint(1, 40)
+        self._armed[shard.index] = calls
+        return f"{shard.index} after {calls} calls"
+
+    def _after_serving(self, process: Process, _: str) -> None:
+        for index, calls in list(self._armed.items()):
+            shard = self._world.shards.all[index]
+            if any(served.server is process for served in shard.jobs.values()):
+                self._armed[index] = calls - 1
+                if calls <= 1:
+                    del self._armed[index]
+                    self._away(shard)
+
+    def _kill_all_shards(self) -> str:
+        return ", ".join(self._away(shard) for shard in self._world.shards.all)
+
+    def _cut_power(self) -> str:
+        """Without `fsync` a machine must not fail."""
+        return self._away(self._random.choice(self._world.shards.all), power=self._world.shards.fsync)
+
+    def _pause_shard(self) -> str:
+        shard, seconds = self._random.choice(self._world.shards.all), self._random.choice([0.5, 2.0, 7.0, 15.0])
+        shard.pause()
+        self._world.later(seconds, shard.resume)
+        return f"{shard.index} for {seconds}"
+
+    def _cut_shard(self) -> str:
+        """From a stage, or from another shard."""
+        jobs = [served for shard in self._world.shards.all for served in shard.jobs.values()]
+        if not jobs:
+            return "nobody"
+        served = self._random.choice(jobs)
+        others: list[Process] = [*served.training.servers]
+        others += [stage for stages in served.training.stages.values() for stage in stages if stage.alive]
+        if not others:
+            return "nobody"
+        pair, cuts = (served.server.name, self._random.choice(others).name), self._world.shards.network.cuts
+        cuts.add(pair)
+        self._world.later(self._seconds(), lambda: cuts.discard(pair))
+        return " from ".join(pair)
+
+    def _old_term(self) -> str:
+        """A stage of the term before this one wakes up and pushes what it had to push."""
+        found = self._stage()
+        process = None if found is None else found[1].process
+        if process is None or not process.alive or process.segment is None:
+            return "nobody"
+        process.pusher.push_in_term(process.job.term - 1)
+        return str(process)
 
     def _lose_disk(self) -> str:
         shard = self._random.choice(self._world.shards.all)
@@ -228,6 +300,13 @@ class Faults:
     def _drain(self) -> str:
         vw = VirtualWorkerIndex(self._random.randrange(3))
         return self._wish(lambda wishes: wishes.drain(self._random.choice(self._world.jobs), vw))
+
+    def _drain_all(self) -> str:
+        job = self._random.choice(self._world.jobs)
+        return "; ".join(
+            self._wish(lambda wishes, vw=vw: wishes.drain(job, vw))  # type: ignore[misc]
+            for vw in map(VirtualWorkerIndex, range(3))
+        )
 
     def _add(self) -> str:
         vw = self._random.choice([None, *map(VirtualWorkerIndex, range(3))])

@@ -23,8 +23,8 @@ from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
 from tests.decide.sync.scenario import Scenario, slice_header
-from tests.simulation.job import Faults, Job
-from tests.simulation.network import Network, Weather
+from tests.simulation.job import Faults, Job, draw_weather
+from tests.simulation.network import Network
 from tests.simulation.run import Run
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import Server
@@ -132,6 +132,7 @@ class Shard:
 
     index: int
     is_alive: bool = True
+    is_paused: bool = False
     pid: int = 200
     #: Of the coordinator that led it last.
     fence: int = 0
@@ -144,12 +145,31 @@ class Shard:
     def address(self) -> str:
         return f"shards.host:{7000 + self.index}"
 
-    def kill(self) -> None:
-        """SIGKILL."""
+    def kill(self, *, power: bool = False) -> None:
+        """SIGKILL, or its machine loses power."""
         if self.is_alive:
-            self.is_alive = False
+            self.is_alive = self.is_paused = False
             for served in self.jobs.values():
-                served.server.crash()
+                served.server.crash(power=power)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self.is_alive:
+            self.is_paused = True
+            for served in self.jobs.values():
+                served.server.pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.is_alive:
+            self.is_paused = False
+            for served in self.jobs.values():
+                served.server.resume()
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether it would answer."""
+        return self.is_alive and not self.is_paused
 
     def begin(self) -> None:
         """A new process takes what is on the disk."""
@@ -188,7 +208,9 @@ class Shards:
         self.terms: dict[JobId, Term] = {}
         #: Time and network of stages and shards.
         self.scheduler = Scheduler(random.getrandbits(32))
-        self.network = Network(self.scheduler, Weather(slowness=2))
+        self.network = Network(self.scheduler, draw_weather(random))
+        #: Whether what is acknowledged outlives a machine, too.
+        self.fsync = random.random() < 0.5
         #: Terms of jobs that a shard serves, or has served.
         self.runs: dict[tuple[JobId, Term], TrainingRun] = {}
 
@@ -242,7 +264,7 @@ class Shards:
                     served.training.promises.check_the_end()
 
     def call(self, shard: Shard, effect: Callable[[], T]) -> T:
-        if not shard.is_alive or self._random.random() < self.flakiness:
+        if not shard.is_reachable or self._random.random() < self.flakiness:
             raise PeerUnreachable(f"parameter server at {shard.address} cannot be reached")
         answer = effect()
         if self._random.random() < self.flakiness:
@@ -286,7 +308,7 @@ class Port:
         name = config.job_id, config.term
         training = shards.runs.get(name)
         if training is None or training.is_over:
-            training = shards.runs[name] = TrainingRun(config, shards.scheduler, shards.network, fsync=False)
+            training = shards.runs[name] = TrainingRun(config, shards.scheduler, shards.network, fsync=shards.fsync)
         shard.jobs[config.job_id] = Served(config, training, training.configure(config), config.run)
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:

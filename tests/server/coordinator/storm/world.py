@@ -215,7 +215,7 @@ class World:
         )
 
     def _beat_shard(self, shard: Shard) -> None:
-        if not shard.is_alive or self.coordinator is None:
+        if not shard.is_reachable or self.coordinator is None:
             return
         member = MemberId(f"ps{shard.index}")
         try:
