@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from hetpipe.errors import UnknownJob
 from hetpipe.values.events import StopMode
-from hetpipe.values.policies import WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WeightPolicy
 from tests.server.coordinator.storm.faults import Faults
 from tests.server.coordinator.storm.promises import Broken, Promises
 from tests.server.coordinator.storm.world import STEP_SECONDS, World
@@ -55,7 +55,7 @@ class Storm:
             f"checkpoint.every_waves={random.choice([3, 10])}",
             f"weights={weights}",
             f"batch_size={random.choice([2, 4])}",
-            f"sync.minibatches_per_wave={max(random.choice([1, 2, 3]), least_minibatches_per_wave(weights, stages))}",
+            f"sync.minibatches_per_wave={max(random.choice([1, 2, 3]), POLICIES[weights].least_minibatches_per_wave(stages))}",
             *bound,
         ]
 
