@@ -38,6 +38,7 @@ class Storm:
         num_agents = random.choice([2, 3])
         num_devices = -(-workers * stages // num_agents) + random.choice([0, 0, 1, 2, workers * stages])
         weights: WeightPolicy = random.choice(["wave", "wave", "flush", "double_buffer"])
+        least = POLICIES[weights].least_minibatches_per_wave(stages)
         staleness = random.choice([0, 0, 1, 1, 4, None])
         bound = ["sync.kind=asp"] if staleness is None else [f"sync.D={staleness}"]
         if staleness is not None and random.random() < 0.3:
@@ -55,7 +56,7 @@ class Storm:
             f"checkpoint.every_waves={random.choice([3, 10])}",
             f"weights={weights}",
             f"batch_size={random.choice([2, 4])}",
-            f"sync.minibatches_per_wave={max(random.choice([1, 2, 3]), POLICIES[weights].least_minibatches_per_wave(stages))}",
+            f"sync.minibatches_per_wave={max(random.choice([1, 2, 3]), least)}",
             *bound,
         ]
 
