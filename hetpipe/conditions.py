@@ -1,4 +1,4 @@
-"""The conditions of one process, as it raises and clears them; see `spec.conditions`."""
+"""The conditions of one process, as it raises and clears them; see `values.conditions`."""
 
 from __future__ import annotations
 

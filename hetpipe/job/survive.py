@@ -71,8 +71,8 @@ def checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
 Duration = Annotated[timedelta, BeforeValidator(duration_of), PlainSerializer(duration_text, when_used="json")]
 
 
-#: A stage says nothing for five seconds while a parameter server is away (`ps.patient`), and for up to seven while one
-#: is frozen in the middle of a call, until keepalive notices (`rpc.channel`).
+#: A stage says nothing for five seconds while a parameter server is away (`server.shard.patient`), and for up to seven
+#: while one is frozen in the middle of a call, until keepalive notices (`rpc.channel`).
 _LEAST_STALL = "7s"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetpipe.observe.down_sampled import Point, Reduction, points_of
 
-#: The clock shard's file; see `ps.run_history`.
+#: The clock shard's file; see `server.shard.run_history`.
 CLOCK_SHARD_FILE = "shard-0.jsonl"
 
 _EVENTS = (b'"event":"commit"', b'"event":"join"', b'"event":"leave"', b'"event":"evict"')

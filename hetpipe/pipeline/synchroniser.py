@@ -1,4 +1,4 @@
-"""What a stage needs of whoever keeps the virtual workers in step. `ps.client.ShardClient` is one answer."""
+"""What a stage needs of whoever keeps the virtual workers in step. `server.shard.client.ShardClient` is one answer."""
 
 from __future__ import annotations
 

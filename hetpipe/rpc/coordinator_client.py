@@ -50,7 +50,7 @@ CALL_SECONDS = 5.0
 HEARTBEAT_SECONDS = 2.0
 
 #: How long a coordinator that answers may tell nothing of a job. One that is led tells something every few seconds, and
-#: one that nobody leads is led on, sent back to a checkpoint or ended after a minute (`coordinator.patience`).
+#: one that nobody leads is led on, sent back to a checkpoint or ended after a minute (`decide.lifecycle.patience`).
 SILENT_SECONDS = 180.0
 
 #: Deadline of a good-bye, which nobody needs: whoever says it is about to end, and has been given ten seconds.

@@ -1,6 +1,6 @@
 """The number that says which coordinator leads: calls carry it, and whoever has seen a higher one refuses.
 
-Every lead that a store gives has a higher number than all before it (`coordinator.store.Lead.fence`). A coordinator
+Every lead that a store gives has a higher number than all before it (`storage.store.Lead.fence`). A coordinator
 that was paused, or cut off, while another one took over does not know that; what it orders then must not happen.
 """
 

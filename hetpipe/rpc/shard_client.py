@@ -1,6 +1,7 @@
 """The client of a parameter-server shard: plain values in, plain values out.
 
-`GrpcShard` and `GrpcClock` are the network's answers to `ps.transport`; `ShardControl` is what the coordinator uses.
+`GrpcShard` and `GrpcClock` are the network's answers to `server.shard.transport`; `ShardControl` is what the
+coordinator uses.
 """
 
 from __future__ import annotations

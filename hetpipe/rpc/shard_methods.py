@@ -1,7 +1,7 @@
 """The calls of a parameter-server shard, named once for servicer and client.
 
 `TensorService` moves raw bytes: the first message of a stream is a serialized header, the others are chunks
-(`ps.chunks`), with identity serializers on both ends.
+(`server.shard.chunks`), with identity serializers on both ends.
 """
 
 from __future__ import annotations

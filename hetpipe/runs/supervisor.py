@@ -4,7 +4,7 @@ They are the same programs that a cluster is made of, started here and ended wit
 another starts first and ends last, so the coordinator starts first; at the end the agent goes first, with its stages,
 then the parameter servers, then the coordinator.
 
-One that ends unasked is started again, with the same arguments and on the same port, as `cli.restarts` decides.
+One that ends unasked is started again, with the same arguments and on the same port, as `runs.restarts` decides.
 """
 
 from __future__ import annotations

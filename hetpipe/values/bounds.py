@@ -1,7 +1,7 @@
 """How large the numbers and texts may be that one process tells another.
 
-They stand in the types of the values (`spec.run`, `spec.plan`), so that whatever is revived from JSON or a message has
-been held to them. A value that is made in the process itself is not checked.
+They stand in the types of the values (`values.run`, `values.plan`), so that whatever is revived from JSON or a message
+has been held to them. A value that is made in the process itself is not checked.
 """
 
 from __future__ import annotations

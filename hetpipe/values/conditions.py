@@ -1,7 +1,7 @@
 """What endangers a run while it goes on: lost safety, as a closed set of conditions.
 
 The process that notices one raises it, and says when it is over. Reports and heartbeats carry the newest state of every
-condition of a process to the coordinator, which keeps them per job (`coordinator.conditions`) and tells followers.
+condition of a process to the coordinator, which keeps them per job (`decide.lifecycle.conditions`) and tells followers.
 """
 
 from __future__ import annotations

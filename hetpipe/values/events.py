@@ -16,7 +16,7 @@ from hetpipe.values.run import ClockSnapshot
 
 
 class JobState(StrEnum):
-    """Where a job stands. The legal steps between states are the table in `coordinator.lifecycle`."""
+    """Where a job stands. The legal steps between states are the table in `decide.lifecycle.lifecycle`."""
 
     SUBMITTED = "submitted"
     PENDING = "pending"

@@ -1,6 +1,6 @@
 """What a planner decided and foresees: the plan as a public file (`docs/files.md`).
 
-A running job's own `spec.plan.Plan` follows from it once agents have offered the devices.
+A running job's own `values.plan.Plan` follows from it once agents have offered the devices.
 """
 
 from __future__ import annotations

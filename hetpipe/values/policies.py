@@ -31,7 +31,7 @@ LinkKind = Literal["gloo", "grpc"]
 #: What a job says of its links.
 AskedLink = Literal["auto", LinkKind]
 
-#: Which parameters lie on which shard; defined in `planner.placement`.
+#: Which parameters lie on which shard; defined in `decide.planner.placement`.
 PlacementName = Literal["balanced", "round_robin", "ed_local"]
 
 #: Of a job file, of `hetpipe plan`, and of a plan without either.

@@ -2,8 +2,8 @@
 
 Ŵ_{t+s} = W_t − lr·s·ΔW_t (PipeOptim §III-A, eq. (3) and (5)): the latest update, repeated s times at the rate of the
 next one. s counts the updates between a minibatch's forward and its backward, K − i − 1 in a full pipeline (eq. (4),
-`schedule.versions`). ΔW_t is what the optimizer's own rule subtracts (Table I); here is one function per optimizer that
-reads it off.
+`decide.schedule.versions`). ΔW_t is what the optimizer's own rule subtracts (Table I); here is one function per
+optimizer that reads it off.
 
 Where this differs from what else is written about it:
 

@@ -2,7 +2,7 @@
 
 A table of keys stands behind a marker `<!-- keys: PATH -->`. Keys, types, defaults and meanings come from the model's
 fields and their docstrings, so that they are said once. What goes together with each weight policy stands behind
-`<!-- policies -->`; it comes from `spec.policies`.
+`<!-- policies -->`; it comes from `values.policies`.
 """
 
 from __future__ import annotations

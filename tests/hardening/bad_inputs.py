@@ -212,7 +212,7 @@ def _varint(number: int) -> bytes:
 
 
 def chunk(offset: int, payload: bytes) -> bytes:
-    """As `ps.chunks` has it."""
+    """As `server.shard.chunks` has it."""
     return b"hpC3" + struct.pack("<IQ", 0, offset) + checksum(payload, place=offset) + payload
 
 

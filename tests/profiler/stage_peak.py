@@ -171,7 +171,7 @@ def measure_stage_peak(
 def _parts(
     subject: Subject, layers: Sequence[Layer], identity: StageIdentity, sync: SyncSpec, around: _Around
 ) -> StageParts:
-    """The stage, put together as `agent.stage_assembly` does it."""
+    """The stage, put together as `server.agent.stage_assembly` does it."""
     job = subject.job
     pool = around.pool
     rho = pool.take().zero_()

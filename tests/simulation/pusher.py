@@ -1,4 +1,4 @@
-"""A stage's pushes, one wave after the other: to every shard, then the report. What `ps.client` does."""
+"""A stage's pushes, one wave after the other: to every shard, then the report. What `server.shard.client` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stage process as far as the protocol goes: what `pipeline.segment_run`, `clock_use` and `ps.client` do.
+"""One stage process as far as the protocol goes: what `pipeline.segment_run`, `clock_use` and `server.shard.client` do.
 
 It joins, follows the log, waits for a segment of which it is a member, starts minibatches when the gate allows it
 (first stage) or when frames come, pushes and reports its waves in order, and leaves when the run is over or when it

@@ -1,9 +1,9 @@
 """From groups of devices to a whole job: pipelines, N, shards, and the rate of it all.
 
-Which devices form a virtual worker is asked elsewhere (`planner.allocation`); here is what the answer is worth. For
-given groups and N the search is exact over the pipelines that `planner.pipelines` considers as long as no network card
-binds, and no round trip of weights (`planner.round_trip`), by which it judges what it has found; where a card binds, it
-is as `planner.combinations` says.
+Which devices form a virtual worker is asked elsewhere (`decide.planner.allocation`); here is what the answer is worth.
+For given groups and N the search is exact over the pipelines that `decide.planner.pipelines` considers as long as no
+network card binds, and no round trip of weights (`decide.planner.round_trip`), by which it judges what it has found;
+where a card binds, it is as `decide.planner.combinations` says.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ A parameter is known by its name, its layer and its size. Three answers, each a 
 * `ed_local`: each layer on a shard of the node that computes it (the paper's ED-local), so that no parameter byte
   crosses nodes. It depends on the virtual workers; the other two do not.
 
-Where the parameters are read from, and what is made of the pieces: `planner.shard_bytes` for a profile,
-`planner.partition` for the model of a run.
+Where the parameters are read from, and what is made of the pieces: `decide.planner.shard_bytes` for a profile,
+`decide.planner.partition` for the model of a run.
 """
 
 from __future__ import annotations

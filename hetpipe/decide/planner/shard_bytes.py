@@ -1,4 +1,4 @@
-"""The parameters of a profile on shards: `planner.placement` before any process runs, prepared for sums.
+"""The parameters of a profile on shards: `decide.planner.placement` before any process runs, prepared for sums.
 
 Where the profile names a layer's parameters, they are placed one by one; otherwise the layer's name stands for all of
 its parameters together.

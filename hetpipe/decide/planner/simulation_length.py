@@ -1,6 +1,6 @@
 """How long is a job simulated? Long enough to be in its steady state, as far as the processor's time goes.
 
-Shared by whoever decides what is worth simulating (`planner.ranking`) and the simulator's predictions.
+Shared by whoever decides what is worth simulating (`decide.planner.ranking`) and the simulator's predictions.
 """
 
 from __future__ import annotations

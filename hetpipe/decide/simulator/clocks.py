@@ -4,9 +4,9 @@ A wave is committed when all stages have staged it and the gate lets it. Every s
 wave after wave, in the order of virtual workers. A clock is published when every shard has added its last wave. Control
 messages take no time.
 
-A model of `sync.decision_log` and `sync.shard_state` in a fraction of their time: nobody joins, leaves or dies, and
-samples are not counted. `tests/decide/simulator/test_real_decisions.py` ties the two: the same reports give the same
-commits, publications, updates and grants at the same instants (`docs/architecture.md`, "The simulator").
+A model of `decide.sync.decision_log` and `decide.sync.shard_state` in a fraction of their time: nobody joins, leaves or
+dies, and samples are not counted. `tests/decide/simulator/test_real_decisions.py` ties the two: the same reports give
+the same commits, publications, updates and grants at the same instants (`docs/architecture.md`, "The simulator").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a planned job will do, by simulation: the `predict` of `planner.choose`."""
+"""What a planned job will do, by simulation: the `predict` of `decide.planner.choose`."""
 
 from __future__ import annotations
 

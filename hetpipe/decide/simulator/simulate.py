@@ -1,8 +1,8 @@
 """Simulate a whole plan: stages, links, shards and the gate, as they will run.
 
 The decisions are the runtime's own: `schedule` says what a stage computes next and how many minibatches it may hold,
-`sync.gate` when a minibatch may start and with which clock. Only commits, publications and the order of updates are a
-model of the decision log (`clocks`), tied to it by a test.
+`decide.sync.gate` when a minibatch may start and with which clock. Only commits, publications and the order of updates
+are a model of the decision log (`clocks`), tied to it by a test.
 
 What is simulated is what the runtime does, so transfers run beside computation. The closed form of the planner counts
 a stage's receiving transfers as its own time instead; it bounds and ranks plans, the simulation predicts them. Left

@@ -1,4 +1,4 @@
-"""What a decision asks of whoever holds a shard's tensors: `sync.shard_state` says it, `ps.shard` does it."""
+"""What a decision asks of whoever holds a shard's tensors: `sync.shard_state` says it, `shard.shard` does it."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
 same slices in buffers of their own layout; a `RunMap` says which run of the stream lies where in the buffer. Chunks
 come in order and without gaps. A chunk is a head of 24 bytes and the bytes; the head is `hpC3`, four zeros, the offset
-in the stream (8 bytes, little-endian) and the checksum (`ps.checksum`) of offset and bytes. `hpC3` names this form of
-chunks; those of other versions of hetpipe are refused by name.
+in the stream (8 bytes, little-endian) and the checksum (`server.shard.checksum`) of offset and bytes. `hpC3` names this
+form of chunks; those of other versions of hetpipe are refused by name.
 """
 
 from __future__ import annotations

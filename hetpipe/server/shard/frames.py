@@ -1,8 +1,8 @@
 """Records in files that prove themselves whole: what a shard keeps on its disk is made of them.
 
 A *frame* is a head, checksums, a header (small, of whoever writes it) and a payload (large, raw). The checksums are
-those of the payload (`ps.checksum`), the same as on the wire. The head holds the lengths, two numbers and the CRC-32 of
-all that lies before the payload. A frame that was cut off, or has a zeroed sector or a flipped bit, is none.
+those of the payload (`server.shard.checksum`), the same as on the wire. The head holds the lengths, two numbers and the
+CRC-32 of all that lies before the payload. A frame that was cut off, or has a zeroed sector or a flipped bit, is none.
 """
 
 from __future__ import annotations

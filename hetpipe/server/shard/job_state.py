@@ -299,7 +299,7 @@ class StateRepair:
 def repair_state(root: Path, *, forget_fence: bool = False) -> StateRepair:
     """Delete what keeps the parameter server of a folder out of its cluster: numbers that no coordinator accepts.
 
-    Those are a fence and terms of jobs in the reserve that no report reaches (`spec.counters`).
+    Those are a fence and terms of jobs in the reserve that no report reaches (`values.counters`).
 
     Args:
         root: its `--state`, while it does not run.

@@ -2,8 +2,8 @@
 
 `PatientShard` and `PatientClock` wrap the transports of a stage. A call that fails because its server is away, or busy,
 is repeated after rests that grow, until patience ends; whatever else the server answers is not repeated. This is right
-because repeating any call is (`ps.transport`). A break in the middle of a pull begins the pull anew: the next chunk is
-the first one again. A log is followed on from where it broke.
+because repeating any call is (`server.shard.transport`). A break in the middle of a pull begins the pull anew: the next
+chunk is the first one again. A log is followed on from where it broke.
 
 Who waits for whom is told once at the beginning and at the end of each outage in the log, and every five seconds to
 whoever watches the run.

@@ -31,7 +31,7 @@ class ShardTransport(Protocol):
     def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
         """Stage slices.
 
-        Who waits for a shard that is away (`ps.patient`) iterates `chunks` again for each attempt.
+        Who waits for a shard that is away (`server.shard.patient`) iterates `chunks` again for each attempt.
         """
         ...
 

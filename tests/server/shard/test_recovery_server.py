@@ -133,7 +133,7 @@ class Processes:
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """As `ps.patient` does for stages."""
+    """As `server.shard.patient` does for stages."""
     answers: list[T] = []
 
     def attempt() -> bool:

@@ -1,8 +1,8 @@
 """Which devices form which virtual worker? The question; each answer is one sibling file.
 
 Guarantees of every answer: no device is used twice; the same cluster, profile and options give the same plan; the plan
-fits in memory; among the groupings that the answer considers, no other has a higher job rate as `planner.jobs` judges
-it. Only `auto` leaves devices idle.
+fits in memory; among the groupings that the answer considers, no other has a higher job rate as `decide.planner.jobs`
+judges it. Only `auto` leaves devices idle.
 """
 
 from __future__ import annotations
