@@ -156,6 +156,7 @@ def test_what_cannot_be_used_is_told() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.exhaustive
 def test_train_and_resume_from_python(tmp_path: Path) -> None:
     heard: list[JobEvent] = []
     result = hetpipe.train(

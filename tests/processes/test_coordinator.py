@@ -35,6 +35,7 @@ def wait_for(train: Train, text: str) -> None:
     assert train.process.poll() is None, train.stderr()
 
 
+@pytest.mark.exhaustive
 def test_the_job_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     epochs = 30
     sync = {"kind": "wsp", "D": 1, "minibatches_per_wave": 2, "deterministic": True}

@@ -94,11 +94,16 @@ def test_submit_that_is_told_to_end_detaches_and_a_restarted_one_tells_the_resul
     services: Services, tmp_path: Path
 ) -> None:
     command = (tmp_path / "run", job_of(tmp_path, **ENDLESS))
+    killed = Submit(services, *command)
+    killed.wait_for("state=inspecting")
+    killed.process.kill()
+    killed.end()
+    job_id = json.loads((tmp_path / "run" / "run.json").read_text())["job_id"]
     first = Submit(services, *command)
     first.wait_for("vw1.ahead=")
     first.process.send_signal(signal.SIGTERM)
     status, answer = first.end()
-    assert (status, answer["detached"]) == (143, True), first.said()
+    assert (status, answer["detached"], answer["job_id"]) == (143, True, job_id), first.said()
     assert "stop" not in first.said()
 
     clocks = services.client.clocks()
@@ -120,6 +125,7 @@ def test_submit_that_is_told_to_end_detaches_and_a_restarted_one_tells_the_resul
     assert told == (1, result), "it is told from the folder of the run"
 
 
+@pytest.mark.exhaustive
 def test_submit_that_is_killed_hands_nothing_in_twice(services: Services, tmp_path: Path) -> None:
     command = (tmp_path / "run", job_of(tmp_path, **SHORT))
     first = Submit(services, *command)

@@ -1,4 +1,7 @@
-"""Virtual workers that are killed or hang come back, nobody else stops, and the history is in order."""
+"""Virtual workers that are killed or hang come back, nobody else stops, and the history is in order.
+
+So does a coordinator, in the same run: starting one costs more than all that is done to it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.lifecycle.adoption import ADOPTED
 from tests.histories import history_lines
 from tests.polling import wait_until
 from tests.processes.harness import Outcome, Train, kill, pids_of, write_job
@@ -54,7 +58,9 @@ def stop(train: Train) -> Outcome:
 
 
 @pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_a_stage_that_is_killed_and_one_that_hangs(num_stages: int, tmp_path: Path) -> None:
+def test_a_stage_that_is_killed_one_that_hangs_and_a_coordinator_that_is_killed(
+    num_stages: int, tmp_path: Path
+) -> None:
     job = write_job(tmp_path, **ENDLESS, survive={"stall": "8s"}, workers={"count": 2, "stages": num_stages})
     train = Train(tmp_path, job)
     train.wait_for_checkpoint()
@@ -68,6 +74,13 @@ def test_a_stage_that_is_killed_and_one_that_hangs(num_stages: int, tmp_path: Pa
     os.kill(stages[0], signal.SIGSTOP)
     wait_for_lives(train, 2)
     wait_until(lambda: len(waves(train, 0, 1)) > 10, timeout_seconds=30.0, what="waves of the second life")
+
+    before = train.status()
+    kill(pids_of(before, "coordinator")[0])
+    wait_until(lambda: ADOPTED in train.stderr(), timeout_seconds=90.0, what="a coordinator that adopts the job")
+    so_far = len(waves(train, 0, 1))
+    wait_until(lambda: len(waves(train, 0, 1)) > so_far + 10, timeout_seconds=30.0, what="waves under the next one")
+    assert pids_of(train.status(), "stage") == pids_of(before, "stage"), "nobody else was touched"
     outcome = stop(train)
 
     assert outcome.result["deaths"] == {"0": 1, "1": 1}
