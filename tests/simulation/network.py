@@ -16,6 +16,9 @@ from tests.simulation.scheduler import Process, Scheduler
 #: After so long without an answer a caller asks again.
 PATIENCE = 12
 
+#: Copies of a call: each is sent again by itself while the target is away, so without a bound they would multiply.
+_MOST_COPIES = 30
+
 #: What a server says that will answer when there is news.
 PARKED = object()
 
@@ -45,6 +48,7 @@ class Call:
     failed: Callable[[HetpipeError], None]
     retries: bool
     is_answered: bool = False
+    num_copies: int = 1
 
 
 class Network:
@@ -115,7 +119,8 @@ class Network:
             return
         self._scheduler.at(self._delay(), partial(self._arrive, call))
         weather = self.weather
-        if weather.duplication and self._random.random() < weather.duplication:
+        if weather.duplication and self._random.random() < weather.duplication and call.num_copies < _MOST_COPIES:
+            call.num_copies += 1
             self._scheduler.at(1 + self._random.randint(0, weather.lateness), partial(self._arrive, call))
 
     def _arrive(self, call: Call) -> None:

@@ -23,6 +23,7 @@ from hetpipe.values.ids import Clock
 from hetpipe.values.members import Registration
 from hetpipe.values.run import StageConfig, StageDone, StageFailed, StageReady
 from tests.server.coordinator.builders import measured, model, progress
+from tests.server.coordinator.storm.shards import Served
 from tests.simulation.stage import Stage
 
 if TYPE_CHECKING:
@@ -157,11 +158,21 @@ class Training:
         if first.is_alive and not is_served:
             if self._random.random() < 0.2:
                 agent.fail(key, "UnknownJob" if served is None else "StaleTerm")
+        elif served is not None and is_served and self._is_half_configured(served):
+            # The first push to the other shard is refused there: it serves another term.
+            if self._random.random() < 0.2:
+                agent.fail(key, "StaleTerm")
         elif stage.process is None:
             if served is not None and is_served and served.training.servers:
                 stage.process = served.training.begin_stage(stage.config)
         else:
             self._look(agent, stage, stage.process)
+
+    def _is_half_configured(self, served: Served) -> bool:
+        """Whether a coordinator ended between configuring the clock shard and the others."""
+        others = self._world.shards.all[1 : served.config.num_shards]
+        found = [shard.jobs.get(served.config.job_id) for shard in others if shard.is_reachable]
+        return any(one is not None and one.config.term < served.config.term for one in found)
 
     def _look(self, agent: Agent, stage: Child, process: Stage) -> None:
         """What has become of it."""
