@@ -215,6 +215,7 @@ class TestCluster:
 
 
 @pytest.mark.processes
+@pytest.mark.exhaustive
 def test_links_of_this_machine_are_measured_between_processes_once() -> None:
     """Two real processes over a real link, and a third one that copies; then the cache answers."""
     steps: list[ProfileStep] = []

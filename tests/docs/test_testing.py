@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ PAGE = ROOT / "docs" / "testing.md"
 MARK = "pytest.mark.exhaustive"
 
 
+@cache
 def left_out_in(file: Path) -> dict[str, bool]:
     """The tests of a file, and whether `make test` leaves all of their cases out."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -40,6 +42,7 @@ def left_out(decorator: ast.expr) -> bool:
     return bool(values) and all(isinstance(one, ast.Call) and f"marks={MARK}" in ast.unparse(one) for one in values)
 
 
+@cache
 def only_exhaustive() -> set[tuple[str, str]]:
     return {
         (str(file.relative_to(ROOT)), name)

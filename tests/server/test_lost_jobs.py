@@ -19,7 +19,7 @@ from tests.processes.harness import HETPIPE
 from tests.server.test_programs import Program
 from tests.storage.redis_server import Server, needs_redis
 
-pytestmark = [pytest.mark.processes, needs_redis]
+pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, needs_redis]
 
 #: Killed while it ran; one that nobody can send back, as the store does not know what was handed in.
 LOST, STOPPED = JobId("digits-111111111111"), JobId("digits-222222222222")

@@ -36,7 +36,7 @@ LARGER = Shape(num_layers=(20, 24), num_devices=(6, 7), num_nodes=(2, 3), zeros=
 #: Larger instances that fit and that HiGHS solves within a few seconds.
 MILP_SEEDS = (1, 3, 6, 8, 17, 18, 21, 22, 28, 32, 36, 43, 44, 49, 55, 67, 72, 76, 78, 79, 82, 87)
 #: The others are for `make exhaustive`.
-FIRST_SEEDS = (1, 22, 55)
+FIRST_SEEDS = (22,)
 
 SEEDS = st.integers(0, 2**32)
 

@@ -17,10 +17,11 @@ from structlog.testing import capture_logs
 
 from hetpipe.errors import UnknownJob
 from hetpipe.values.events import StopMode
-from hetpipe.values.policies import WeightPolicy, least_minibatches_per_wave
+from hetpipe.values.policies import POLICIES, WeightPolicy
 from tests.server.coordinator.storm.faults import Faults
 from tests.server.coordinator.storm.promises import Broken, Promises
 from tests.server.coordinator.storm.world import STEP_SECONDS, World
+from tests.simulation.bugs import BUGS
 
 #: How long everything may take to be well again once nothing goes wrong any more, and to end once it is told to.
 _WELL_SECONDS = 400.0
@@ -38,6 +39,7 @@ class Storm:
         num_agents = random.choice([2, 3])
         num_devices = -(-workers * stages // num_agents) + random.choice([0, 0, 1, 2, workers * stages])
         weights: WeightPolicy = random.choice(["wave", "wave", "flush", "double_buffer"])
+        least = POLICIES[weights].least_minibatches_per_wave(stages)
         staleness = random.choice([0, 0, 1, 1, 4, None])
         bound = ["sync.kind=asp"] if staleness is None else [f"sync.D={staleness}"]
         if staleness is not None and random.random() < 0.3:
@@ -55,7 +57,7 @@ class Storm:
             f"checkpoint.every_waves={random.choice([3, 10])}",
             f"weights={weights}",
             f"batch_size={random.choice([2, 4])}",
-            f"sync.minibatches_per_wave={max(random.choice([1, 2, 3]), least_minibatches_per_wave(weights, stages))}",
+            f"sync.minibatches_per_wave={max(random.choice([1, 2, 3]), least)}",
             *bound,
         ]
 
@@ -156,6 +158,53 @@ def test_some_storms(tmp_path: Path) -> None:
 def test_many_storms(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + 100):
         play(tmp_path / str(seed), seed)
+
+
+#: Bugs of `tests/simulation/bugs.py` → a storm that shows them. The other five are too rare in storms.
+_SEEN: dict[str, int] = {
+    "answered-before-synced": 17,
+    "answered-before-written": 5,
+    "clock-begins-again": 5,
+    "commit-off-by-one": 4,
+    "dead-in-minimum": 2,
+    "events-not-synced": 28,
+    "eviction-takes-back": 31,
+    "folder-not-synced": 17,
+    "gate-off-by-one": 4,
+    "held-clock-freed": 4,
+    "hold-not-written": 20,
+    "leaver-in-minimum": 2,
+    "leaver-not-awaited": 19,
+    "minimum-of-nothing": 0,
+    "no-incarnation": 3,
+    "old-barrier-drops": 6,
+    "old-term": 35,
+    "published-early": 1,
+    "records-forgotten": 5,
+    "rejoins-below": 2,
+    "reported-early": 1,
+    "serves-early": 9,
+    "staged-in-memory": 5,
+    "stranger-for-good": 2,
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", sorted(_SEEN))
+def test_a_storm_sees_a_bug(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the decision log and the shards: they are the real ones, whoever leads."""
+    BUGS[name].patch(monkeypatch)
+    # Where the machines have changed, another storm may be the one that shows it.
+    seen = (_breaks(tmp_path / str(number), seed) for number, seed in enumerate((_SEEN[name], *range(40))))
+    assert any(seen), f"nobody saw it: {BUGS[name].what}"
+
+
+def _breaks(folder: Path, seed: int) -> bool:
+    try:
+        play(folder, seed)
+    except Broken:
+        return True
+    return False
 
 
 def main(seeds: Sequence[str]) -> None:

@@ -316,6 +316,8 @@ class Faults:
         if self._world.coordinator is None:
             return "nobody there"
         mode = self._random.choice(list(StopMode))
+        job = self._random.choice(self._world.jobs)
         with suppress(HetpipeError):
-            self._world.coordinator.stop_job(self._random.choice(self._world.jobs), mode)
+            self._world.coordinator.stop_job(job, mode)
+            self._world.stopping.add(job)
         return mode
