@@ -24,7 +24,7 @@ from hetpipe.decide.planner.allocation.auto import auto
 from hetpipe.decide.planner.allocation.exhaustive import every_grouping
 from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs
 from hetpipe.decide.planner.options import AllocationName, PlanOptions
-from hetpipe.decide.planner.simulation_length import LEAST_WAVES, affordable_waves, steady_waves, work_per_wave
+from hetpipe.decide.planner.simulation_length import LEAST_WAVES, simulated_waves, work_per_wave
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
@@ -302,8 +302,7 @@ class Ranking:
     def _simulate(self, one: _Candidate, waves: int | None = None) -> Predicted:
         """Several allocations think of the same groups, and a prediction of a large plan is as short as it gets."""
         plan, options = one.plan, one.jobs.options
-        asked = steady_waves(options.staleness) if waves is None else waves
-        length = min(asked, affordable_waves(one.work))
+        length = simulated_waves(one.work, options.staleness, waves)
         key = (plan.workers, plan.minibatches_per_wave, plan.placed.pieces, options.staleness, length)
         found = self._simulated.get(key)
         if found is None:

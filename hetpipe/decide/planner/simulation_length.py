@@ -49,13 +49,15 @@ def work_per_wave(workers: Sequence[Sequence[Span]], minibatches_per_wave: int, 
     return max(2 * minibatches_per_wave * spans.total(), messages // _MESSAGES_PER_COMPUTATION)
 
 
-def affordable_waves(work: int) -> int:
-    """Waves that a prediction can have.
+def simulated_waves(work: int, staleness: int | None, waves: int | None = None) -> int:
+    """Waves of each virtual worker that a prediction simulates: those asked for, as far as the time goes.
 
     Args:
         work: `work_per_wave`.
+        staleness: D; None: no bound.
+        waves: asked for; None: those after which the steady state shows.
 
-    >>> affordable_waves(1_000), affordable_waves(1_000_000)
-    (200, 12)
+    >>> simulated_waves(1_000, 0), simulated_waves(1_000, 0, 12), simulated_waves(1_000_000, 0)
+    (64, 12, 12)
     """
-    return max(MOST_COMPUTATIONS // work, _FEWEST_WAVES)
+    return min(steady_waves(staleness) if waves is None else waves, max(MOST_COMPUTATIONS // work, _FEWEST_WAVES))

@@ -11,7 +11,7 @@ from hetpipe.decide.planner import simulation_length
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.jobs import JobPlan
 from hetpipe.decide.planner.options import PlanOptions
-from hetpipe.decide.planner.simulation_length import affordable_waves, steady_waves, work_per_wave
+from hetpipe.decide.planner.simulation_length import simulated_waves, work_per_wave
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.decide.simulator.result import SimulationResult
@@ -130,8 +130,8 @@ def run_forecast(
 
 def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int | None = None) -> int:
     """Of each virtual worker: of `waves`, or after which the steady state shows; no more than can be afforded."""
-    affordable = affordable_waves(work_per_wave(plan.workers, plan.minibatches_per_wave, plan.placed))
-    return plan.minibatches_per_wave * min(steady_waves(staleness) if waves is None else waves, affordable)
+    work = work_per_wave(plan.workers, plan.minibatches_per_wave, plan.placed)
+    return plan.minibatches_per_wave * simulated_waves(work, staleness, waves)
 
 
 def _as_played(
