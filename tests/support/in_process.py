@@ -168,6 +168,7 @@ class _Cluster:
         self.result = InProcessResult(self.plan)
         self._guard = threading.RLock()
         self._threads: list[threading.Thread] = []
+        self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
         run.run_dir.mkdir(parents=True, exist_ok=True)
@@ -204,6 +205,9 @@ class _Cluster:
         self.result.snapshot = self._shards[0].clock_shard.snapshot()
         for shard in self._shards:
             shard.stop()
+        if not any(thread.is_alive() for thread in self._threads):
+            for history in self._histories:  # select() takes no file descriptor above 1023
+                history.close()
         return self.result
 
     # -- lives -------------------------------------------------------------------------------------------------------
@@ -281,7 +285,9 @@ class _Cluster:
     def _history(self, name: str, role: str) -> HistoryWriter:
         if not self._run.keep_history or self._run.job.history == "off":
             return NullHistory()
-        return History(self._run.run_dir / "history" / f"{name}.jsonl", host="test", pid=0, role=role, term=1)
+        history = History(self._run.run_dir / "history" / f"{name}.jsonl", host="test", pid=0, role=role, term=1)
+        self._histories.append(history)
+        return history
 
     def _replicas(self, vw: VirtualWorkerIndex, stage: StageIndex) -> Replicas | None:
         if self._run.job.sync.kind != "allreduce":
