@@ -23,8 +23,9 @@ from tests.supply.lock import LOCK, ROOT, TORCH_LOCK, parse
 
 _BUILD_SECONDS, _INSTALL_SECONDS, _COMMAND_SECONDS = 300, 1800, 300
 
-#: Of the source, what no wheel is made of.
-_LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "runs", "*.egg-info")
+#: Of the source, what no wheel is made of: anywhere, and at its top.
+_LEFT_OUT = ("__pycache__", "*.egg-info")
+_LEFT_OUT_AT_TOP = (".git", ".venv", ".*_cache", ".hypothesis", "build", "dist", "runs")
 
 #: What is typed, each in the folder that the one before has left: the first quarter of an hour.
 COMMANDS = (
@@ -53,7 +54,12 @@ class WheelError(Exception):
 def build(folder: Path) -> Path:
     """Make the wheel in `folder`, of a copy of the source, so that no earlier build gets into it."""
     source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
+    anywhere, at_top = shutil.ignore_patterns(*_LEFT_OUT), shutil.ignore_patterns(*_LEFT_OUT_AT_TOP)
+
+    def left_out(path: str, names: list[str]) -> set[str]:
+        return anywhere(path, names) | (at_top(path, names) if Path(path) == ROOT else set())
+
+    shutil.copytree(ROOT, source, ignore=left_out, symlinks=True)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     _run([*command, "--no-build-isolation", "--wheel-dir", str(folder), str(source)], folder, seconds=_BUILD_SECONDS)
     shutil.rmtree(source)

@@ -35,6 +35,9 @@ _NUM_THREADS = 64
 #: Longest time that a call is held back for another one to overtake it.
 _HOLD_SECONDS = 0.05
 
+#: Longest time from a server's answer to the end of a request whose last message it has.
+_LONGEST_END_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyTls:
@@ -248,7 +251,7 @@ class _Call:
         #: Messages of the request that have been passed on.
         self._sent: list[bytes] = []
         #: All of them.
-        self._is_sent = False
+        self._is_sent = threading.Event()
         self._breaks_request = False
         self._has_opened = False
         #: The newest call to the server, once it has begun.
@@ -260,14 +263,15 @@ class _Call:
         first = replace(fate, drop_reply=True) if fate.repeat else fate
         yield from self._answer(first, self._outgoing(requests, fate))
         if fate.repeat:
-            if not self._is_sent:
+            # The server may answer the last message before gRPC asks here for another one and finds that there is none.
+            if not self._is_sent.wait(_LONGEST_END_SECONDS):
                 raise _BrokenError("there was an answer before the whole request")
             self._note(Deed.REPEATED)
             yield from self._answer(fate, iter(self._sent))
         if fate.drop_reply:
             self._note(Deed.REPLY_DROPPED)
             raise _BrokenError("the reply is dropped")
-        if fate.repeat_late_seconds is not None and self._is_sent:
+        if fate.repeat_late_seconds is not None and self._is_sent.is_set():
             self._note(Deed.REPEATED_LATE)
             self._wire.send_later(fate.repeat_late_seconds, self._method, self._sent, **self._options())
 
@@ -317,7 +321,7 @@ class _Call:
                 passed = self._flipped(message, position, fate.flip_request, Deed.REQUEST_FLIPPED)
                 self._sent.append(passed)
                 yield passed
-            self._is_sent = True
+            self._is_sent.set()
         except grpc.RpcError:
             self._upstream.result().cancel()  # the client has given up
 
