@@ -35,8 +35,8 @@ _NUM_THREADS = 64
 #: Longest time that a call is held back for another one to overtake it.
 _HOLD_SECONDS = 0.05
 
-#: Longest time from a server's answer to the end of a request whose last message it has.
-_LONGEST_END_SECONDS = 5.0
+#: After a server's answer, time for the end of a request whose last message it has to be seen by who sends it on.
+_END_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +263,7 @@ class _Call:
         first = replace(fate, drop_reply=True) if fate.repeat else fate
         yield from self._answer(first, self._outgoing(requests, fate))
         if fate.repeat:
-            # The server may answer the last message before gRPC asks here for another one and finds that there is none.
-            if not self._is_sent.wait(_LONGEST_END_SECONDS):
-                raise _BrokenError("there was an answer before the whole request")
+            self._see_the_end(requests)
             self._note(Deed.REPEATED)
             yield from self._answer(fate, iter(self._sent))
         if fate.drop_reply:
@@ -274,6 +272,11 @@ class _Call:
         if fate.repeat_late_seconds is not None and self._is_sent.is_set():
             self._note(Deed.REPEATED_LATE)
             self._wire.send_later(fate.repeat_late_seconds, self._method, self._sent, **self._options())
+
+    def _see_the_end(self, requests: Iterator[bytes]) -> None:
+        """The server may answer a last message before gRPC has asked for another one, and then nobody asks any more."""
+        if not self._is_sent.wait(_END_SECONDS) and next(requests, None) is not None:
+            raise _BrokenError("there was an answer before the whole request")
 
     def _begin(self, fate: Fate) -> None:
         """What happens before the server sees anything."""
