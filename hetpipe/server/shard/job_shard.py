@@ -211,8 +211,10 @@ class JobShard:
                 for record in records:
                     self._carry_out(record)
                 self._caught_up()
-        except (UnknownJob, StaleTerm) as error:
+        except UnknownJob as error:
             log.info("the clock shard is done with this job", sentence=str(error))
+        except StaleTerm as error:
+            self._on_lost(self._term_over(error))
         except StateLost as error:
             self._on_lost(error)
         except ProtocolViolation as error:
@@ -221,6 +223,16 @@ class JobShard:
             if self._stopped.is_set():
                 return  # the connection was closed under it
             log.exception("following the decision log failed; this shard applies nothing more")
+
+    def _term_over(self, error: StaleTerm) -> StateLost:
+        """The clock shard serves a later term, which this shard has not been told of, and may never be.
+
+        Whoever configured the clock shard does so here within moments. If it dies in between, nobody else knows that
+        this shard lacks the term: what is kept of the old one is worth nothing, and must not pass for the new one's.
+        """
+        lost = StateLost(f"shard {self.config.shard} was not told of the job's newest term: {error}")
+        lost.__cause__ = error
+        return lost
 
     def _caught_up(self) -> None:
         """The first batch holds all that an earlier process may have followed."""

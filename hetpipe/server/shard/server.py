@@ -407,8 +407,11 @@ class ShardServer:
         self._on_condition()
 
     def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
-        """A job's state turned out to be damaged: whoever asks for the job hears that it is not served here."""
-        _say_lost(error)
+        """A job's state is damaged, or of a term that is over: who asks for the job hears that it is not served here."""
+        if isinstance(error.__cause__, StaleTerm):
+            log.info("the clock shard serves a later term", sentence=str(error))
+        else:
+            _say_lost(error)
         with self._lock:
             job = self._jobs.get(config.job_id)
             if job is None or job.shard.config.term != config.term:

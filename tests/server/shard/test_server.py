@@ -30,6 +30,7 @@ from hetpipe.errors import (
     ResourceExhausted,
     SliceMismatch,
     StaleTerm,
+    StateLost,
     UnknownJob,
     WaveOutOfOrder,
 )
@@ -319,6 +320,19 @@ class TestCalls:
             next(iter(begun.clock.follow(0)))
 
         assert begun.handlers[0].snapshots()[JOB].term == 2
+        assert not begun.push(requester(term=2), None, 1, torch.ones(WITNESS.slice_elements))
+
+    def test_one_that_is_not_told_of_a_newer_term_loses_the_job_until_it_is(self, begun: Job) -> None:
+        """As where a coordinator dies between two parameter servers that it sends to a new term."""
+        configs = [replace(config, term=Term(2)) for config in begun.configs]
+        begun.controls[0].configure(configs[0])
+        wait_until(lambda: begun.handlers[1].jobs() == (), timeout_seconds=SECONDS, what="the end of the old term")
+        assert "was not told of the job's newest term" in begun.handlers[1].lost_jobs()[JOB]
+        with pytest.raises(StateLost):
+            begun.pull(0, 1)
+
+        begun.controls[1].configure(configs[1])
+        assert begun.handlers[1].lost_jobs() == {}
         assert not begun.push(requester(term=2), None, 1, torch.ones(WITNESS.slice_elements))
 
     def test_health(self, job: Job) -> None:
