@@ -407,7 +407,7 @@ class ShardServer:
         self._on_condition()
 
     def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
-        """A job's state is damaged, or of a term that is over: who asks for the job hears that it is not served here."""
+        """A job's state is damaged, or of a term that is over: who asks for the job hears that it is gone."""
         if isinstance(error.__cause__, StaleTerm):
             log.info("the clock shard serves a later term", sentence=str(error))
         else:
