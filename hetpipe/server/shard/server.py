@@ -120,6 +120,8 @@ class ShardServer:
         self._claim: int | None = None
         #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
         self.lost: dict[JobId, str] = {}
+        #: The job that goes from one term to the next right now: it is served again in a moment.
+        self._changing_term: JobId | None = None
         self._on_condition: Callable[[], None] = lambda: None
 
     def recover(self) -> None:
@@ -165,15 +167,15 @@ class ShardServer:
                 if config.term == known:
                     return
                 del self._jobs[config.job_id]
-        if present is not None:
-            # First of all, as its tensors and its files make room for those of the new term: nobody goes back to it.
-            present.end_streams()
-            present.shard.forget()
-        with self._lock:
-            job = _Job(self._job_shard(config), self._clock)
-            self._jobs[config.job_id] = job
-            self.highest_term = max(self.highest_term, config.term)
-            self.lost.pop(config.job_id, None)
+                self._changing_term = config.job_id
+        try:
+            if present is not None:
+                # First of all, as its tensors and files make room for those of the new term: nobody goes back to it.
+                present.end_streams()
+                present.shard.forget()
+            job = self._enter(config)
+        finally:
+            self._changing_term = None
         remote = None
         if config.shard != 0:
             remote = GrpcClock(
@@ -185,6 +187,14 @@ class ShardServer:
                 clock=self._clock,
             )
         job.shard.start(remote, self._clock, on_lost=lambda error: self._on_lost(config, error))
+
+    def _enter(self, config: ShardConfig) -> _Job:
+        with self._lock:
+            job = _Job(self._job_shard(config), self._clock)
+            self._jobs[config.job_id] = job
+            self.highest_term = max(self.highest_term, config.term)
+            self.lost.pop(config.job_id, None)
+        return job
 
     def release(self, job_id: JobId) -> None:
         """Forget a job and free its tensors."""
@@ -424,10 +434,13 @@ class ShardServer:
         with self._lock:
             job = self._jobs.get(job_id)
             is_ending, lost = self._is_ending, self.lost.get(job_id)
+            is_changing = self._changing_term == job_id
         if job is None and lost is not None:
             raise StateLost(lost)
         if job is None and is_ending:
             raise PeerUnreachable("this parameter server ends")
+        if job is None and is_changing:
+            raise PeerUnreachable(f"job {job_id} begins a new term on this parameter server")
         if job is None:
             raise UnknownJob(f"this parameter server does not serve job {job_id!r:.80}")
         if term is not None and term != job.shard.config.term:
