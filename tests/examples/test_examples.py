@@ -20,8 +20,8 @@ from hetpipe.job.file import load_job
 from hetpipe.pipeline.callables import build_datasets, build_model, call_loss, call_metric, load_loss, load_metrics
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.optimizer_choice import check_optimizer_arguments
-from hetpipe.server.agent.inspection import inspect_job
 from hetpipe.values.policies import WEIGHT_POLICIES
+from tests.support.inspection import inspect_job
 
 pytestmark = pytest.mark.processes
 

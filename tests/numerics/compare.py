@@ -16,7 +16,6 @@ from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.in_flight import weight_buffers
 from hetpipe.job.file import Job
-from hetpipe.server.agent.inspection import inspect_job
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.plan import Plan
 from hetpipe.values.policies import POLICIES, WeightPolicy
@@ -24,6 +23,7 @@ from hetpipe.values.run import AgentDevice, AgentInfo
 from tests import models
 from tests.reference.executor import ReferenceResult, ReferenceRun
 from tests.support.in_process import InProcessResult, InProcessRun, run_in_process
+from tests.support.inspection import inspect_job
 
 ROOT = Path(__file__).resolve().parents[2]
 

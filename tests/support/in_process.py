@@ -27,7 +27,6 @@ from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_deta
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Replicas
-from hetpipe.server.agent.inspection import inspect_job
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.clock_shard import ClockShard
@@ -49,6 +48,7 @@ from hetpipe.values.run import (
 )
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership
+from tests.support.inspection import inspect_job
 from tests.support.link_in_process import in_process_pair
 from tests.support.lives import Death, Life, MortalHistory, mortal_clock, mortal_shard
 from tests.support.replicas import InProcessReplicas, ReplicaMeeting

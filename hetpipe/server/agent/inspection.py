@@ -86,15 +86,6 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
     return InspectionAnswer(model, measured(subject, targets, profile, clock, on_step).measurements)
 
 
-def inspect_job(job: Job, import_path: Path) -> ModelReport:
-    """Import everything the job names, run one minibatch through it, and report sizes. Proves nothing.
-
-    Raises:
-        CallableError, JobError: what cannot be used, by its path in the job.
-    """
-    return inspect_subject(load_subject(job, import_path), import_path)
-
-
 def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
     """Import what else the job names, run the minibatch through the model, and report sizes.
 

@@ -14,13 +14,14 @@ from hetpipe.job.file import Job, load_job
 from hetpipe.profiler import profiling, subject
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.server.agent import inspection
-from hetpipe.server.agent.inspection import CHECKED, carry_out, inspect_job
+from hetpipe.server.agent.inspection import CHECKED, carry_out
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.plan import ProofReport
 from tests.cli.fakes import small_job
 from tests.numerics.compare import ROOT
 from tests.support.fake_clock import FakeClock
+from tests.support.inspection import inspect_job
 
 JOB = small_job(data={"train": "tests.models:data32", "eval": "tests.models:more32"})
 
