@@ -51,11 +51,21 @@ def diagnose(host: str, port: int, *, material: Material, server_name: str, cloc
             f"same `hetpipe certs init`{_issue_again(server_name)}"
         )
     except (ssl.SSLEOFError, ConnectionResetError):
-        return _NO_TLS
+        # A server that is being killed hangs up just as one without TLS may.
+        return _NO_TLS if _speaks_first(host, port) else ""
     except ssl.SSLError as error:
         return _NO_TLS if "WRONG_VERSION_NUMBER" in (error.reason or "") else f"TLS fails ({error.reason or error})"
     except OSError:
         return ""
+
+
+def _speaks_first(host: str, port: int) -> bool:
+    """Whether the server says a word before it is asked, as one of HTTP/2 without TLS does and one with TLS never."""
+    try:
+        with socket.create_connection((host, port), timeout=PROBE_SECONDS) as raw:
+            return bool(raw.recv(1))
+    except OSError:
+        return False
 
 
 def _issue_again(server_name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -165,6 +167,28 @@ class TestCalls:
         monkeypatch.setattr(connection, "diagnose", lambda *_args, **_keywords: next(said))
         with closing(caller(server, cluster().tls(OPERATOR))) as calls, pytest.raises(PeerUnreachable):
             say(calls)
+
+    def test_a_server_that_is_killed_with_several_calls_waiting_is_gone(self) -> None:
+        """It hangs up on whoever waits in the queues of its sockets, as often as there are sockets."""
+        with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+
+            def hang_up() -> None:
+                with suppress(OSError):
+                    while True:
+                        accepted, _ = listening.accept()
+                        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        accepted.close()
+
+            thread = threading.Thread(target=hang_up)
+            thread.start()
+            name = server_name(Role.COORDINATOR)
+            try:
+                port = listening.getsockname()[1]
+                for _ in range(3):
+                    assert not diagnose("127.0.0.1", port, material=cluster().tls(OPERATOR).material, server_name=name)
+            finally:
+                listening.shutdown(socket.SHUT_RDWR)
+                thread.join()
 
     def test_an_expired_certificate_is_named(self, server: Server) -> None:
         old = cluster().issued_by(cluster().authority(), OPERATOR, days=-0.001)
