@@ -24,9 +24,6 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.runs.service import Service, ServiceSpec
 from hetpipe.server.runtime import announce_ready
 from hetpipe.server.shard.chunks import Chunks, RunMap
@@ -52,6 +49,9 @@ from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import settle_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard, ShardControl
+from hetpipe.wire.shard_service import add_shard_service
 
 TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 #: Waves in the log when the shard is killed: as many as make the next snapshot fall due.

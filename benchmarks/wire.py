@@ -25,11 +25,6 @@ from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.channel import open_channel
-from hetpipe.rpc.method import as_is, service_handler
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.chunks import ChunkReceiver, RunMap, chunks
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import (
@@ -49,6 +44,11 @@ from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from hetpipe.wire.channel import open_channel
+from hetpipe.wire.method import as_is, service_handler
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard, ShardControl
+from hetpipe.wire.shard_service import add_shard_service
 
 TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 DISCARD = "benchmarks.Discard"

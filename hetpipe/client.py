@@ -13,13 +13,13 @@ from typing import Self
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import MemberReplaced, UnknownJob, UserError
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.ids import Clock as WaveClock
 from hetpipe.values.ids import JobId, VirtualWorkerIndex
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.tls import Tls, tls_from_environment
 
 __all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
 

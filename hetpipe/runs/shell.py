@@ -10,8 +10,6 @@ from typing import Protocol, TextIO
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.deploy.docker_port import DockerPort
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.runs.supervisor import Programs
 from hetpipe.server.agent.children import Programs as ChildPrograms
 from hetpipe.values.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
@@ -19,6 +17,8 @@ from hetpipe.values.ids import JobId, VirtualWorkerIndex
 from hetpipe.values.link_measurement import LinksProgress
 from hetpipe.values.members import Member
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 
 
 class CoordinatorPort(Protocol):

@@ -10,13 +10,13 @@ from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, StaleTerm, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.values.conditions import Condition
 from hetpipe.values.ids import JobId
 from hetpipe.values.leases import heartbeat_seconds
 from hetpipe.values.members import Lease, MemberInfo, Registration
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.fencing import FenceGuard
 
 _log = get_logger(__name__)
 

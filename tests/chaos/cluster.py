@@ -27,9 +27,9 @@ from hetpipe.certs.files import CA_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate
 from hetpipe.client import CoordinatorClient
 from hetpipe.errors import HetpipeError
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.values.identity import NamedPeer, Role
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.chaos.disks import Disk
 from tests.chaos.keeper import Keeper, Kept, Spec, dying_with_parent
 from tests.polling import wait_until

@@ -1,4 +1,4 @@
-"""The tables of docs/security.md, made from `rpc.access`: `python -m tests.docs.access` rewrites them.
+"""The tables of docs/security.md, made from `wire.access`: `python -m tests.docs.access` rewrites them.
 
 They stand behind the markers `<!-- access -->`, where calls of one service that the same callers may make share a row,
 and `<!-- access-fields -->`, where fields of one call with the same outcomes do.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from hetpipe.rpc import access
-from hetpipe.rpc.access import ACCESS, Rule
 from hetpipe.values.identity import Role
+from hetpipe.wire import access
+from hetpipe.wire.access import ACCESS, Rule
 from tests.docs.pages import ROOT, with_table
-from tests.rpc.access_fields import FIELDS
+from tests.wire.access_fields import FIELDS
 
 PAGE = ROOT / "docs" / "security.md"
 

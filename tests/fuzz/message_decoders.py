@@ -21,9 +21,6 @@ from hetpipe.decide.sync.shard_state import ShardState
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.rpc import convert, convert_jobs, convert_shard
-from hetpipe.rpc.link_stream import hello_from_bytes
-from hetpipe.rpc.method import parse
 from hetpipe.server.shard.buffer_exchange import Attendance, BufferExchange
 from hetpipe.values.commands import (
     AgentNews,
@@ -48,9 +45,11 @@ from hetpipe.values.ids import Clock, Incarnation, JobId, Term, VirtualWorkerInd
 from hetpipe.values.members import Member
 from hetpipe.values.requests import BuffersHeader, CheckpointFile, PullHeader, PushReply, SliceHeader, Watermarks
 from hetpipe.values.sync import Progress
+from hetpipe.wire import convert, convert_jobs, convert_shard
+from hetpipe.wire.link_stream import hello_from_bytes
+from hetpipe.wire.method import parse
 from tests.fuzz.decoder import SHARD_CONFIG, Decode, Decoder
 from tests.profiler.builders import measurement
-from tests.rpc.test_convert import KEY, REPORTS, START
 from tests.server.coordinator.builders import (
     JOB_ID,
     agent_member,
@@ -61,6 +60,7 @@ from tests.server.coordinator.builders import (
     submission,
 )
 from tests.server.shard.builders import headers_of, push_header, requester
+from tests.wire.test_convert import KEY, REPORTS, START
 
 
 def _message_decoder(kind: type[Message], use: Callable[[Any], object]) -> Decode:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from hetpipe.errors import ClockNotPublished, HetpipeError, JobError, ProtocolViolation
 from hetpipe.job.as_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES, job_from_json
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.rpc import convert_shard
 from hetpipe.values.plan import ModelReport
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.wire import from_json, plain
 from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
+from hetpipe.wire import convert_shard
 from tests.fuzz.conftest import MUTATIONS_PER_EXAMPLE
 from tests.fuzz.decoder import SHARD_CONFIG, Decoder
 from tests.fuzz.decoders import DECODERS

@@ -16,15 +16,6 @@ from hetpipe.errors import ClockNotPublished
 from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.proto.v1 import link_pb2 as link_pb
 from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.rpc import convert, convert_jobs, convert_shard, shard_methods
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.link_client import connect_link
-from hetpipe.rpc.link_server import LinkServer
-from hetpipe.rpc.link_stream import CALL
-from hetpipe.rpc.method import as_is
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.shard.run_history import file_history
 from hetpipe.server.shard.server import ShardServer
@@ -36,6 +27,15 @@ from hetpipe.values.requests import BuffersHeader, LinkHello, PullHeader, SliceH
 from hetpipe.values.run import StageReady
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire import convert, convert_jobs, convert_shard, shard_methods
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.link_client import connect_link
+from hetpipe.wire.link_server import LinkServer
+from hetpipe.wire.link_stream import CALL
+from hetpipe.wire.method import as_is
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock
+from hetpipe.wire.shard_service import add_shard_service
 from tests.hardening.bad_inputs import BadInput, message_cases, pull_cases, push_cases, service_cases
 from tests.polling import wait_until
 from tests.server.coordinator.builders import clocks, job, model, submission

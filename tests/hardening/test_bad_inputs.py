@@ -13,7 +13,7 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2
 
-from hetpipe.rpc import coordinator_methods, shard_methods
+from hetpipe.wire import coordinator_methods, shard_methods
 from tests.fuzz.memory import bytes_in_use
 from tests.hardening.bad_inputs import HARMLESS, BadInput, message_cases
 from tests.hardening.live import LiveCoordinator, LiveLink, LiveShard, RawClient

@@ -17,13 +17,13 @@ import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc import convert_shard, shard_methods
-from hetpipe.rpc.limits import Limits
-from hetpipe.rpc.server import MAX_STREAMS_PER_CONNECTION, Server, ServerConfig
-from hetpipe.rpc.shard_client import ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import Role, server_name
+from hetpipe.wire import convert_shard, shard_methods
+from hetpipe.wire.limits import Limits
+from hetpipe.wire.server import MAX_STREAMS_PER_CONNECTION, Server, ServerConfig
+from hetpipe.wire.shard_client import ShardControl
+from hetpipe.wire.shard_service import add_shard_service
 from tests.certs.cluster import COORDINATOR, SHARD, cluster, stage_peer
 from tests.fuzz.memory import bytes_in_use
 from tests.polling import wait_until

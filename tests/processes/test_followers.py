@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.asking import is_over
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.values.events import JobState, JobStatus, StopMode
 from hetpipe.values.ids import JobId
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.polling import wait_until
 from tests.processes.harness import HETPIPE, ROOT, write_job
 from tests.processes.test_lives import ENDLESS

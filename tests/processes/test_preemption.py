@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hetpipe.checkpoint.manifest import newest_checkpoint, read_manifest
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.values.events import JobState
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.histories import history_lines
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job

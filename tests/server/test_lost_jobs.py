@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.storage import redis_keys
 from hetpipe.storage.store import JobRecord
 from hetpipe.storage.stores import open_store
 from hetpipe.values.events import JobEnded, JobState, StopMode
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberId
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.processes.harness import HETPIPE
 from tests.server.test_programs import Program
 from tests.storage.redis_server import Server, needs_redis

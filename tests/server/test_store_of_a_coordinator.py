@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from hetpipe.cli.app import app
 from hetpipe.errors import ProtocolViolation
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.storage import redis_keys
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Term
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.server.coordinator.builders import job, shard_member, submission
 from tests.server.test_programs import Program
 from tests.storage.redis_server import Server, needs_redis

@@ -14,16 +14,16 @@ import grpc
 import pytest
 
 from hetpipe.errors import Unauthenticated
-from hetpipe.rpc.caller import Caller
-from hetpipe.rpc.channel import open_channel
-from hetpipe.rpc.connection import Target
-from hetpipe.rpc.method import as_is
 from hetpipe.values.identity import Role, server_name
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.channel import open_channel
+from hetpipe.wire.connection import Target
+from hetpipe.wire.method import as_is
 from tests.certs.cluster import OPERATOR, SHARD, cluster, stage_peer
 from tests.polling import wait_until
-from tests.rpc.echo import SERVICE, echo_server, say
 from tests.support.call_faults import UNHARMED, Deed, Fate, Faults, Flip, fate_of
 from tests.support.grpc_proxy import GrpcProxy, ProxyTls
+from tests.wire.echo import SERVICE, echo_server, say
 
 SECONDS = 5.0
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

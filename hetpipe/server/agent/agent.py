@@ -17,8 +17,6 @@ from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, 
 from hetpipe.observe.log import get_logger
 from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
 from hetpipe.server.agent.outbox import Batch, Outbox
@@ -39,6 +37,8 @@ from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.values.run import AgentDevice
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.tls import Tls
 
 if TYPE_CHECKING:
     from hetpipe.server.agent.stage_certificates import StageCertificates

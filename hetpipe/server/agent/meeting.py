@@ -23,7 +23,6 @@ from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.replicas import DistributedReplicas, connect_replicas
 from hetpipe.observe.log import get_logger
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent.stage_assembly import STALL_SECONDS, identity_of, requester_of
 from hetpipe.server.shard.transport import ClockTransport
 from hetpipe.values.cluster import node_of
@@ -31,6 +30,7 @@ from hetpipe.values.ids import StageIndex
 from hetpipe.values.requests import Meeting
 from hetpipe.values.run import LinkTime, StageConfig
 from hetpipe.values.sync import SYNC_KINDS
+from hetpipe.wire.tls import Tls
 
 if TYPE_CHECKING:  # torch.distributed has the name, but only its C++ module has the type
     from torch._C._distributed_c10d import TCPStore

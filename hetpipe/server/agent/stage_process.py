@@ -25,8 +25,6 @@ from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.timeline import Timeline
 from hetpipe.phases import end_phases, report_phase
 from hetpipe.pipeline.setup import StageIdentity
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.server.agent.child_main import ReportPipe, run_child
 from hetpipe.server.agent.children import LINK_PORT, METRICS_PORT
 from hetpipe.server.agent.meeting import meet
@@ -48,6 +46,8 @@ from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.ids import ShardIndex
 from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.weights.allocator import settle_memory
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard
+from hetpipe.wire.tls import Tls, tls_from_environment
 
 _log = get_logger(__name__)
 

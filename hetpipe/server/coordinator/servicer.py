@@ -11,12 +11,6 @@ import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UnknownJob
-from hetpipe.rpc.access import caller_of
-from hetpipe.rpc.coordinator_methods import SERVICE
-from hetpipe.rpc.coordinator_service import coordinator_service
-from hetpipe.rpc.guard import address_of
-from hetpipe.rpc.server import Server
-from hetpipe.rpc.watchers import Turns, Viewer, Watch, Watchers
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes
@@ -37,6 +31,12 @@ from hetpipe.values.ids import AgentId, JobId, VirtualWorkerIndex
 from hetpipe.values.link_measurement import LinksProgress
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.access import caller_of
+from hetpipe.wire.coordinator_methods import SERVICE
+from hetpipe.wire.coordinator_service import coordinator_service
+from hetpipe.wire.guard import address_of
+from hetpipe.wire.server import Server
+from hetpipe.wire.watchers import Turns, Viewer, Watch, Watchers
 
 #: Streams of agents, and of people: together fewer than `NUM_THREADS`, so that calls always find a thread.
 MAX_AGENT_STREAMS = 64

@@ -11,7 +11,7 @@ from hetpipe.values.shard_config import ShardConfig
 
 
 class ShardPort(Protocol):
-    """The coordinator's side of one shard: `rpc.shard_client.ShardControl`. Every call has its own deadline."""
+    """The coordinator's side of one shard: `wire.shard_client.ShardControl`. Every call has its own deadline."""
 
     def configure(self, config: ShardConfig) -> None:
         """Serve a job."""

@@ -1,4 +1,4 @@
-"""A parameter-server process's heart: the jobs it serves, behind `rpc.shard_service.ShardHandler`."""
+"""A parameter-server process's heart: the jobs it serves, behind `wire.shard_service.ShardHandler`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ from hetpipe.errors import (
     UnknownJob,
 )
 from hetpipe.roots import Roots
-from hetpipe.rpc.fencing import FenceGuard
-from hetpipe.rpc.shard_client import GrpcClock
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.shard.config_check import check_config, check_life, check_run
 from hetpipe.server.shard.followers import Followers
 from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
@@ -52,6 +49,9 @@ from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
+from hetpipe.wire.fencing import FenceGuard
+from hetpipe.wire.shard_client import GrpcClock
+from hetpipe.wire.tls import Tls
 
 log = structlog.get_logger(__name__)
 

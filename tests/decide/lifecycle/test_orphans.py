@@ -14,9 +14,6 @@ import pytest
 from hetpipe.decide.lifecycle.adoption import ADOPTED
 from hetpipe.decide.lifecycle.orphans import MAX_HEARSAY
 from hetpipe.errors import NobodyLeads, PeerUnreachable, ProtocolViolation
-from hetpipe.rpc import coordinator_client
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.storage.memory_store import MemoryStore
@@ -26,6 +23,9 @@ from hetpipe.values.commands import (
 )
 from hetpipe.values.events import JobEnded, JobState, StateChanged, WorkerLost
 from hetpipe.values.ids import JobId, Term
+from hetpipe.wire import coordinator_client
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.server import Server, ServerConfig
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_member, submission
 from tests.server.coordinator.fakes import Cluster, FlakyStore
 from tests.server.coordinator.succession import Succession, key

@@ -17,8 +17,6 @@ from structlog.testing import capture_logs
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.agent.agent import Agent, AgentConfig
 from hetpipe.server.agent.devices import discover_devices
 from hetpipe.server.coordinator.control_numbers import Election
@@ -30,6 +28,8 @@ from hetpipe.values.events import JobEnded, JobState, JobStatus, StateChanged, S
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.members import MemberId, MemberRole, Registration
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.server import Server, ServerConfig
 from tests.certs.cluster import AGENT, cluster
 from tests.polling import wait_until
 from tests.server.agent.programs import ends, environment, fake_programs

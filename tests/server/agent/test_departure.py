@@ -9,14 +9,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from hetpipe.errors import HetpipeError, PeerUnreachable, UnknownMember
-from hetpipe.rpc.caller import Caller
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.method import ResponseT, Unary
 from hetpipe.server.agent.departure import Departure
 from hetpipe.server.agent.main import main
 from hetpipe.values.commands import StageKey
 from hetpipe.values.ids import AgentId, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberId, Registration
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.method import ResponseT, Unary
 from tests.support.fake_clock import FakeClock
 
 

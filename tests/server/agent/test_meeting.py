@@ -16,7 +16,6 @@ from hetpipe.link.gloo import GlooLink
 from hetpipe.link.grpc_link import GrpcLink
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent import meeting
 from hetpipe.server.agent.meeting import Neighbours
 from hetpipe.server.agent.stage_assembly import requester_of
@@ -27,6 +26,7 @@ from hetpipe.values.ids import AgentId, DeviceId, Incarnation, LayerIndex, Stage
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.plan import Plan, StagePlan, VirtualWorkerPlan
 from hetpipe.values.run import DeviceConfig, StageConfig
+from hetpipe.wire.tls import Tls
 from tests.certs.cluster import cluster, stage_peer
 from tests.server.coordinator.builders import job
 from tests.server.shard.builders import JOB, shard_config

@@ -23,8 +23,6 @@ from hetpipe.errors import (
     UnknownMember,
     UserError,
 )
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
@@ -43,6 +41,8 @@ from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration, Renewal
 from hetpipe.values.run import StageReady
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.server import Server, ServerConfig
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
 from tests.server.coordinator.fakes import Cluster
 from tests.support.fake_clock import FakeClock

@@ -13,13 +13,13 @@ from hetpipe.certs.authority import new_key
 from hetpipe.certs.folders import read_facts
 from hetpipe.errors import Unauthenticated, UnknownJob, UserError
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import NamedPeer, Role
 from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.requests import PullHeader
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard, ShardControl
+from hetpipe.wire.shard_service import add_shard_service
 from tests.certs.cluster import COORDINATOR, cluster, stage_peer
 from tests.server.shard.builders import requester
 

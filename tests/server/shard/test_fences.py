@@ -16,14 +16,14 @@ from typer.testing import CliRunner, Result
 from hetpipe.cli.app import app
 from hetpipe.errors import StaleTerm
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard import job_state
 from hetpipe.server.shard.job_state import StateOptions, claim, disclaim, kept_fences
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.counters import FENCES, TERMS
 from hetpipe.values.ids import Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import ShardControl
+from hetpipe.wire.shard_service import add_shard_service
 from tests.server.shard.builders import JOB, run_document, shard_config, slices_of
 
 BARE = shard_config(slices_of([4]))

@@ -16,14 +16,14 @@ from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
 from hetpipe.decide.sync.records import EvictRecord
 from hetpipe.errors import ProtocolViolation, StaleIncarnation, StaleTerm
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard import followers
 from hetpipe.server.shard.followers import Followers
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Incarnation, Term, VirtualWorkerIndex
 from hetpipe.values.requests import Requester
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock
+from hetpipe.wire.shard_service import add_shard_service
 from tests.server.shard.builders import JOB, OneShard, requester, shard_config, slices_of
 
 CONFIG = shard_config(slices_of([4]), stages=(1, 1, 1))

@@ -16,13 +16,13 @@ import torch
 
 from hetpipe.errors import Busy, ClockNotPublished, StaleTerm, StateLost, Unavailable, UnknownJob, UserError
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.job_state import StateOptions, claim, disclaim
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, Term, Wave
 from hetpipe.values.requests import PullHeader
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard
+from hetpipe.wire.shard_service import add_shard_service
 from tests.pipeline.witness import Witness
 from tests.polling import wait_until
 from tests.server.shard.builders import JOB, decode, encode, headers_of, push_header, requester, shard_config, slices_of

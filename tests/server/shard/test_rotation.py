@@ -14,15 +14,15 @@ import torch
 from hetpipe.certs.authority import key_to_pem, new_key, request_for
 from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.connection import Connection
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.rpc.tls import LOOK_SECONDS, Tls
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import Peer
 from hetpipe.values.ids import Clock, ShardIndex, Term, Wave
 from hetpipe.values.requests import PullHeader
+from hetpipe.wire.connection import Connection
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard
+from hetpipe.wire.shard_service import add_shard_service
+from hetpipe.wire.tls import LOOK_SECONDS, Tls
 from tests.certs.cluster import SHARD, cluster, stage_peer, write
 from tests.polling import wait_until
 from tests.server.shard.builders import JOB, decode, encode, headers_of, push_header, requester, shard_config, slices_of

@@ -13,9 +13,6 @@ import torch
 
 from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.config_check import check_config
 from hetpipe.server.shard.job_state import JobState, StateOptions
@@ -23,6 +20,9 @@ from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.run_document import LifeSeen, RunDocument
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import ShardControl
+from hetpipe.wire.shard_service import add_shard_service
 from tests.server.shard.builders import DATA, JOB, OneShard, requester, run_document, shard_config, slices_of
 
 BARE = shard_config(slices_of([4]), stages=(1, 2, 1))

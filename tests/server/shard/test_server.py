@@ -35,16 +35,16 @@ from hetpipe.errors import (
     WaveOutOfOrder,
 )
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc import shard_methods as methods
-from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, open_channel
-from hetpipe.rpc.method import as_is
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.rpc.status import translate_rpc_error
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, JobId, ShardIndex, StageIndex, Term, Wave
 from hetpipe.values.requests import BuffersHeader, Meeting, PullHeader, Requester, SliceHeader
+from hetpipe.wire import shard_methods as methods
+from hetpipe.wire.channel import MAX_MESSAGE_BYTES, open_channel
+from hetpipe.wire.method import as_is
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard, ShardControl
+from hetpipe.wire.shard_service import add_shard_service
+from hetpipe.wire.status import translate_rpc_error
 from tests.checkpoints import stage_part
 from tests.pipeline.witness import Witness
 from tests.polling import wait_until

@@ -13,14 +13,14 @@ import torch
 from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.job_state import StateOptions
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Watermarks
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcShard
+from hetpipe.wire.shard_service import add_shard_service
 from tests.checkpoints import stage_part
 from tests.polling import wait_until
 from tests.server.shard.builders import (

@@ -15,15 +15,15 @@ from unittest.mock import patch
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard import server as ps_server
 from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.server.shard.patient import Endurance, PatientClock, PatientShard, Waits
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import GrpcClock, GrpcShard
+from hetpipe.wire.shard_service import add_shard_service
 from tests.support import in_process
 from tests.support.call_faults import Deed, Faults
 from tests.support.grpc_proxy import GrpcProxy
