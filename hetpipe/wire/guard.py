@@ -22,8 +22,9 @@ from hetpipe.errors import Busy, HetpipeError, PermissionDenied, ProtocolViolati
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.values.identity import Peer
-from hetpipe.wire.access import Rule, check_claim, check_role, peer_of
+from hetpipe.wire.access import check_claim, check_role, peer_of
 from hetpipe.wire.audit import Refusals
+from hetpipe.wire.call import Rule
 from hetpipe.wire.grpc_internals import cancel_with_status
 from hetpipe.wire.limits import Admission, Limits, Uploads, room_of
 from hetpipe.wire.status import INTERNAL_TEXT, metadata_of, status_of, text_of

@@ -12,6 +12,7 @@ import grpc
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import PeerUnreachable
 from hetpipe.values.requests import LinkHello, Requester
+from hetpipe.wire.channel import as_is
 from hetpipe.wire.connection import Connection, Target
 from hetpipe.wire.link_stream import (
     CALL,
@@ -20,7 +21,6 @@ from hetpipe.wire.link_stream import (
     incoming_messages,
     outgoing_messages,
 )
-from hetpipe.wire.method import as_is
 from hetpipe.wire.tls import Tls
 
 _RETRY_SECONDS = 0.1

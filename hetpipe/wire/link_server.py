@@ -14,7 +14,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, PortInUse, ProtocolViolation
 from hetpipe.values.identity import Role, StagePeer
 from hetpipe.values.requests import LinkHello, Requester
-from hetpipe.wire.access import Rule
+from hetpipe.wire.call import Rule
 from hetpipe.wire.limits import Limits
 from hetpipe.wire.link_stream import (
     CALL,
@@ -25,12 +25,11 @@ from hetpipe.wire.link_stream import (
     incoming_messages,
     outgoing_messages,
 )
-from hetpipe.wire.method import service_handler
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.tls import Tls
 
 if TYPE_CHECKING:
-    from hetpipe.wire.method import Handler
+    from hetpipe.wire.serving import Handler
 
 #: Longest wait for the hello of a caller.
 HELLO_SECONDS = 10.0
@@ -83,7 +82,7 @@ class LinkServer:
             )
         )
         handler: Handler = grpc.stream_stream_rpc_method_handler(self._connect)
-        self._server.add(SERVICE, service_handler(SERVICE, {CONNECT: handler}))
+        self._server.add(SERVICE, grpc.method_handlers_generic_handler(SERVICE, {CONNECT: handler}))
 
     def start(self) -> str:
         """Listen; returns `HOST:PORT`.

@@ -15,12 +15,10 @@ from typing import Final
 import grpc
 
 from hetpipe.errors import PeerUnreachable, ProtocolViolation
-from hetpipe.proto.v1 import link_pb2 as pb
 from hetpipe.values.requests import LinkHello, Requester
-from hetpipe.wire.convert_shard import requester_from_proto, requester_to_proto
-from hetpipe.wire.method import parse
+from hetpipe.wire.codec import from_bytes, to_bytes
 
-SERVICE: Final = "hetpipe.proto.v1.LinkService"
+SERVICE: Final = "hetpipe.proto.v2.LinkService"
 CONNECT: Final = "Connect"
 CALL: Final = f"/{SERVICE}/{CONNECT}"
 
@@ -64,7 +62,7 @@ def incoming_messages(messages: Iterator[bytes], peer: Requester) -> Iterator[by
 
 def hello_to_bytes(hello: LinkHello) -> bytes:
     """As the first message of a stream."""
-    return pb.LinkHello(requester=requester_to_proto(hello.requester), room=hello.room).SerializeToString()
+    return to_bytes(hello)
 
 
 def hello_from_bytes(message: bytes, *, expected: Requester) -> LinkHello:
@@ -73,8 +71,7 @@ def hello_from_bytes(message: bytes, *, expected: Requester) -> LinkHello:
     Raises:
         ProtocolViolation: it is no hello, or that of another stage than `expected`.
     """
-    parsed = parse(pb.LinkHello, message)
-    hello = LinkHello(requester_from_proto(parsed.requester), parsed.room)
+    hello = from_bytes(LinkHello, message)
     if hello.requester != expected:
         raise ProtocolViolation(f"{name_in_full(hello.requester)} called where {name_in_full(expected)} was expected")
     if hello.room < 1:

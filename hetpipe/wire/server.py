@@ -22,7 +22,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UserError
-from hetpipe.wire.access import ACCESS, Rule
+from hetpipe.wire.call import Rule
+from hetpipe.wire.calls import ACCESS
 from hetpipe.wire.channel import MAX_MESSAGE_BYTES, Options, keepalive_options, message_options, silence_options
 from hetpipe.wire.guard import Guard
 from hetpipe.wire.limits import Limits

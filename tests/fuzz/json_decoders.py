@@ -58,7 +58,7 @@ from tests.server.coordinator.builders import (
     submission,
 )
 from tests.values.document_cases import CLUSTER, PLAN, PROFILE
-from tests.wire.test_convert import REPORTS, START
+from tests.wire.examples import REPORTS, START
 
 
 def _values() -> Iterator[tuple[Any, list[Any]]]:

@@ -35,10 +35,9 @@ from hetpipe.link.wire import encode
 from hetpipe.values.ids import Incarnation, JobId, Term
 from hetpipe.values.requests import LinkHello, Requester
 from hetpipe.wire import link_server, server
-from hetpipe.wire.channel import open_channel
+from hetpipe.wire.channel import as_is, open_channel
 from hetpipe.wire.link_client import connect_link
 from hetpipe.wire.link_stream import CALL, LinkStream
-from hetpipe.wire.method import as_is
 from hetpipe.wire.tls import Tls
 from tests.certs.cluster import AGENT, NoCertificate, cluster, stage_peer
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once

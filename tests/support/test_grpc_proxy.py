@@ -16,9 +16,8 @@ import pytest
 from hetpipe.errors import Unauthenticated
 from hetpipe.values.identity import Role, server_name
 from hetpipe.wire.caller import Caller
-from hetpipe.wire.channel import open_channel
+from hetpipe.wire.channel import as_is, open_channel
 from hetpipe.wire.connection import Target
-from hetpipe.wire.method import as_is
 from tests.certs.cluster import OPERATOR, SHARD, cluster, stage_peer
 from tests.polling import wait_until
 from tests.support.call_faults import UNHARMED, Deed, Fate, Faults, Flip, fate_of
@@ -327,10 +326,10 @@ class TestTls:
         tls = ProxyTls(server=certificates.tls(SHARD), client=certificates.tls(stage_peer()), server_name=name)
         target = Target(address="", role="server", tls=certificates.tls(OPERATOR), server_name=name)
         with GrpcProxy(server.start(), tls=tls) as proxy:
-            right = Caller(replace(target, address=proxy.address), service=SERVICE)
+            right = Caller(replace(target, address=proxy.address))
             assert say(right, "hello") == "hello"
             stranger = server_name(Role.COORDINATOR)
-            wrong = Caller(replace(target, address=proxy.address, server_name=stranger), service=SERVICE)
+            wrong = Caller(replace(target, address=proxy.address, server_name=stranger))
             with pytest.raises(Unauthenticated, match="certificate"):
                 say(wrong, "hello")
             for caller in (right, wrong):

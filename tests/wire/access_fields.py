@@ -1,6 +1,6 @@
 """What becomes of a request that names somebody or something else's: one entry per call, field and role.
 
-`rpc.access` says who may make a call; this says of whom the call may speak. Every field of every request is here: as a
+`wire.calls` says who may make a call; this says of whom the call may speak. Every field of every request is here: as a
 value that names nobody, or with what happens to a caller of each role that writes another's name, job, stage or index
 into it. A test compares both with the descriptors, so that nobody forgets a new field, and tries every cell on running
 servers; `docs/security.md` shows the table.
@@ -8,16 +8,17 @@ servers; `docs/security.md` shows the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from hetpipe.proto.v1 import parameter_server_pb2
 from hetpipe.values.identity import Role
-from hetpipe.wire import coordinator_methods, shard_methods
-from hetpipe.wire.access import ACCESS
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire.calls import ACCESS, CALLS, COORDINATOR_SERVICE, SHARD_SERVICE, TENSOR_SERVICE
+from hetpipe.wire.codec import message_type
 
 
 class Outcome(StrEnum):
@@ -32,49 +33,32 @@ class Outcome(StrEnum):
 
 
 #: The message of every call of ours, or the header that opens its stream.
-REQUESTS: Mapping[str, Any] = {
-    **{
-        f"/{service}/{method.name}": method.request
-        for service, methods in (
-            (coordinator_methods.SERVICE, coordinator_methods.METHODS),
-            (shard_methods.SERVICE, shard_methods.METHODS),
-        )
-        for method in methods
-    },
-    **{
-        f"/{shard_methods.TENSOR_SERVICE}/{name}": header
-        for name, header in (
-            (shard_methods.PUSH, parameter_server_pb2.PushHeader),
-            (shard_methods.PULL, parameter_server_pb2.PullHeader),
-            (shard_methods.PUSH_BUFFERS, parameter_server_pb2.BuffersHeader),
-            (shard_methods.PULL_BUFFERS, parameter_server_pb2.BuffersHeader),
-        )
-    },
-}
+REQUESTS: Mapping[str, Any] = {call.path: message_type(call.request) for call in CALLS}
 
 #: Fields that name nobody, by message: counts, kinds, texts for people, and what belongs to whom another field names.
 VALUES: Mapping[str, frozenset[str]] = {
     message: frozenset(fields.split())
     for message, fields in {
-        "Device": "type memory_bytes torch_device",
+        "AgentDevice": "type memory_bytes torch_device",
         "MemberInfo": "pid highest_term highest_fence",
         "ClockSnapshot": "term published global_clock local max_distance epoch minibatches samples barrier "
         "barrier_reason waves staged durable applied",
         "HeartbeatRequest": "last_command",
         "Condition": "kind who sentence since cleared clearance times",
-        "WatchCommandsRequest": "after_sequence",
-        "WatchJobRequest": "after_sequence",
-        "StageNews": "report_json",
-        "InspectionResult": "model_report_json error problems measurements_json",
-        "InspectionStep": "device_type layer done total",
+        "WatchCommandsRequest": "after",
+        "WatchJobRequest": "after",
+        "StageNews": "stage_phase stage_ready stage_progress stage_waiting stage_evaluation stage_conditions "
+        "stage_failed stage_done",
+        "InspectionResult": "model error problems measurements",
+        "InspectionStep": "step",
         "InspectionPhase": "phase seconds",
         "LinkResult": "problem",
         "ChildExit": "pid exit_code last_output ordered",
         "ReportRequest": "batch",
-        "SubmitJobRequest": "job_json has_begun model_report_json",
+        "Submission": "job_json rewinds has_begun model",
         "MeasureLinksRequest": "fresh",
         "StopJobRequest": "mode",
-        "Slice": "parameter start stop dtype",
+        "SliceHeader": "parameter start stop dtype",
         "PushHeader": "wave",
         "PullHeader": "clock",
         "BuffersHeader": "clock",
@@ -118,7 +102,7 @@ _OF_SHARDS = {Role.PARAMETER_SERVER: _NO_EFFECT, Role.AGENT: _REFUSED, Role.OPER
 
 _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
     "Register": {
-        **_all("member.role member.id member.shard_index member.devices.device member.links_json", _REFUSED),
+        **_all("member.role member.id member.shard_index member.devices.device member.links", _REFUSED),
         **_all("member.host member.address", _NO_EFFECT),
         **{
             f"member.stages.{field}": {
@@ -132,19 +116,19 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
     "Heartbeat": {
         **_MEMBER,
         "clocks": _OF_SHARDS,
-        "lost_jobs": _OF_SHARDS,
-        "conditions.job_id": _OF_SHARDS,
-        "job_ids": {Role.PARAMETER_SERVER: _NO_EFFECT, Role.AGENT: _NO_EFFECT, Role.OPERATOR: _REFUSED},
+        "lost": _OF_SHARDS,
+        "conditions": _OF_SHARDS,
+        "jobs": {Role.PARAMETER_SERVER: _NO_EFFECT, Role.AGENT: _NO_EFFECT, Role.OPERATOR: _REFUSED},
     },
     "Leave": {"member_id": _REFUSED, "registration": _NO_EFFECT},
     "WatchCommands": _AGENT,
     "Report": {
         **_AGENT,
-        **_stage_of("news.stage.key"),
-        **_stage_of("news.exit.key"),
-        **_all("news.inspection.job_id news.inspection_step.job_id news.inspection_phase.job_id", _REFUSED),
+        **_stage_of("news.stage_news.key"),
+        **_stage_of("news.child_exit.key"),
+        **_all("news.inspection_result.job_id news.inspection_step.job_id news.inspection_phase.job_id", _REFUSED),
         **_all("news.link_awaited.job_id news.link_awaited.number news.link_awaited.address", _REFUSED),
-        **_all("news.link_result.job_id news.link_result.number news.link_result.measured_json", _REFUSED),
+        **_all("news.link_result.job_id news.link_result.number news.link_result.measured", _REFUSED),
     },
     "CertifyStage": {
         **_AGENT,
@@ -152,7 +136,10 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
         "request_pem": _NO_EFFECT,
     },
     # Agents refuse the folder of code, as only they know it.
-    "SubmitJob": {**_all("request_id import_path", _NO_EFFECT), **_all("run_dir restore", _REFUSED)},
+    "SubmitJob": {
+        **_all("submission.request_id submission.import_path", _NO_EFFECT),
+        **_all("submission.run_dir submission.restore", _REFUSED),
+    },
     "MeasureLinks": _all("request_id", _NO_EFFECT),
     "StopJob": _all("job_id", _TASK),
     "DrainWorker": _all("job_id vw", _TASK),
@@ -166,7 +153,7 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
 }
 
 _SHARD: Mapping[str, Mapping[str, _Cells]] = {
-    "Configure": _all("config", _TASK),
+    "Configure": _all(" ".join(field.name for field in fields(ShardConfig)), _TASK),
     "Release": _all("job_id", _TASK),
     "RequestBarrier": _all("job_id term", _TASK),
     "Evict": _all("job_id term vw incarnation", _TASK),
@@ -186,9 +173,7 @@ _SHARD: Mapping[str, Mapping[str, _Cells]] = {
     "ReportShardCheckpoint": _all("job_id term shard files.name", _REFUSED),
 }
 
-_TENSORS: Mapping[str, Mapping[str, _Cells]] = dict.fromkeys(
-    (shard_methods.PUSH, shard_methods.PULL, shard_methods.PUSH_BUFFERS, shard_methods.PULL_BUFFERS), _SELF
-)
+_TENSORS: Mapping[str, Mapping[str, _Cells]] = dict.fromkeys(("Push", "Pull", "PushBuffers", "PullBuffers"), _SELF)
 
 
 def _by_role(call: str, cells: _Cells) -> Mapping[Role, Outcome]:
@@ -199,16 +184,18 @@ def _by_role(call: str, cells: _Cells) -> Mapping[Role, Outcome]:
 FIELDS: Mapping[str, Mapping[str, Mapping[Role, Outcome]]] = {
     f"/{service}/{call}": {path: _by_role(f"/{service}/{call}", cells) for path, cells in fields.items()}
     for service, calls in (
-        (coordinator_methods.SERVICE, _COORDINATOR),
-        (shard_methods.SERVICE, _SHARD),
-        (shard_methods.TENSOR_SERVICE, _TENSORS),
+        (COORDINATOR_SERVICE, _COORDINATOR),
+        (SHARD_SERVICE, _SHARD),
+        (TENSOR_SERVICE, _TENSORS),
     )
     for call, fields in calls.items()
 }
 
 
-def leaves(message: Descriptor, prefix: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
-    """The fields of a message and of those inside it that hold no message, each with its path.
+def leaves(
+    message: Descriptor, prefix: str = "", *, known: Container[str] = frozenset()
+) -> Iterator[tuple[str, FieldDescriptor]]:
+    """The fields of a message and of those inside it, each with its path, down to what holds no message or is `known`.
 
     A map counts as one field, whose keys may name somebody; the fields of its values come after it.
     """
@@ -218,10 +205,11 @@ def leaves(message: Descriptor, prefix: str = "") -> Iterator[tuple[str, FieldDe
         if inner is not None and inner.GetOptions().map_entry:
             yield path, field
             inner = inner.fields_by_name["value"].message_type
-        elif inner is None:
+        elif inner is None or path in known or field.name in VALUES.get(message.name, ()):
             yield path, field
+            continue
         if inner is not None:
-            yield from leaves(inner, f"{path}.")
+            yield from leaves(inner, f"{path}.", known=known)
 
 
 def unclassified() -> list[str]:
@@ -229,7 +217,7 @@ def unclassified() -> list[str]:
     wrong = [f"{call}: no such call" for call in FIELDS.keys() ^ REQUESTS.keys()]
     for call, request in REQUESTS.items():
         known = dict(FIELDS.get(call, {}))
-        for path, field in leaves(request.DESCRIPTOR):
+        for path, field in leaves(request.DESCRIPTOR, known=frozenset(known)):
             owner = field.containing_type
             is_value = owner is not None and field.name in VALUES.get(owner.name, ())
             if (known.pop(path, None) is not None) == is_value:

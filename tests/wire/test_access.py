@@ -15,19 +15,18 @@ from hetpipe.certs.authority import Authority, new_key
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError, PermissionDenied, Unauthenticated
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.proto.v1 import coordinator_pb2, parameter_server_pb2
+from hetpipe.proto.v2 import coordinator_pb2, values_pb2
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.identity import NamedPeer, Peer, Role, server_name
-from hetpipe.wire import shard_methods
-from hetpipe.wire.access import ACCESS
+from hetpipe.wire.calls import ACCESS, CALLS, TENSOR_SERVICE
+from hetpipe.wire.channel import as_is
+from hetpipe.wire.codec import message_type
 from hetpipe.wire.connection import Connection, Target
-from hetpipe.wire.method import as_is
 from hetpipe.wire.server import Server, ServerConfig
-from hetpipe.wire.shard_service import add_shard_service
 from hetpipe.wire.tls import Tls
 from tests.certs.cluster import AGENT, COORDINATOR, MONITOR, OPERATOR, SHARD, NoCertificate, cluster, stage_peer
 
@@ -44,12 +43,7 @@ RIGHT: dict[Role, Peer] = {
 }
 
 #: The raw calls, which no descriptor tells of, with the message that opens them.
-RAW: dict[str, Any] = {
-    shard_methods.PUSH: parameter_server_pb2.PushHeader,
-    shard_methods.PULL: parameter_server_pb2.PullHeader,
-    shard_methods.PUSH_BUFFERS: parameter_server_pb2.BuffersHeader,
-    shard_methods.PULL_BUFFERS: parameter_server_pb2.BuffersHeader,
-}
+RAW: dict[str, Any] = {call.path: message_type(call.request) for call in CALLS if call.service == TENSOR_SERVICE}
 
 
 class Fixture:
@@ -69,7 +63,7 @@ class Fixture:
         )
         shards = ShardServer(lambda _config: MemoryHistory())
         self.shard = Server(self._config(SHARD))
-        add_shard_service(self.shard, shards)
+        shards.add_to(self.shard)
         self.servers = {Role.COORDINATOR: self.coordinator, Role.PARAMETER_SERVER: self.shard}
         for server in self.servers.values():
             server.start()
@@ -131,8 +125,8 @@ def calls_of(running: Fixture, server: Role) -> dict[str, Any]:
         found: dict[str, Any] = {}
         pool = descriptor_pool.DescriptorPool(database)
         for service in database.get_services():
-            if service == shard_methods.TENSOR_SERVICE:
-                found |= {f"/{service}/{name}": kind for name, kind in RAW.items()}
+            if service == TENSOR_SERVICE:
+                found |= RAW
                 continue
             for method in pool.FindServiceByName(service).methods:
                 found[f"/{service}/{method.name}"] = message_factory.GetMessageClass(method.input_type)
@@ -151,15 +145,18 @@ def request_of(kind: Any, *, peer: Peer = STAGE) -> bytes:
         message.agent_id = AGENT.name  # type: ignore[attr-defined]
     is_shard = peer.role is Role.PARAMETER_SERVER
     member_id = f"parameter-server-{SHARD.name}" if is_shard else AGENT.name
+    if "stage" in message.DESCRIPTOR.fields_by_name:
+        message.stage.job_id = STAGE.job_id  # type: ignore[attr-defined]
     if "member_id" in message.DESCRIPTOR.fields_by_name:
         message.member_id = member_id  # type: ignore[attr-defined]
     if "member" in message.DESCRIPTOR.fields_by_name:
         member = message.member  # type: ignore[attr-defined]
-        member.id = member_id
+        member.id, member.host = member_id, "h"
+        member.links.SetInParent()
         member.role = {
-            Role.PARAMETER_SERVER: coordinator_pb2.MEMBER_ROLE_PARAMETER_SERVER,
-            Role.OPERATOR: coordinator_pb2.MEMBER_ROLE_WORKER,
-        }.get(peer.role, coordinator_pb2.MEMBER_ROLE_AGENT)
+            Role.PARAMETER_SERVER: values_pb2.MEMBER_ROLE_PARAMETER_SERVER,
+            Role.OPERATOR: values_pb2.MEMBER_ROLE_WORKER,
+        }.get(peer.role, values_pb2.MEMBER_ROLE_AGENT)
     return message.SerializeToString()
 
 
@@ -254,7 +251,7 @@ def test_no_member_calls_in_the_name_of_another(running: Fixture, role: Role) ->
 
 
 def test_members_register_as_what_they_are(running: Fixture) -> None:
-    call = "/hetpipe.proto.v1.CoordinatorService/Register"
+    call = "/hetpipe.proto.v2.CoordinatorService/Register"
     request = request_of(coordinator_pb2.RegisterRequest, peer=SHARD)
     for peer in (AGENT, OPERATOR):
         assert refused(running, cluster().tls(peer), Role.COORDINATOR, call, request) is PermissionDenied
@@ -265,6 +262,6 @@ def test_the_signer_of_stages_makes_nobody_else(running: Fixture) -> None:
     caller = cluster().issued_by(thief, OPERATOR)
     chain = (caller.folder / "cert.pem").read_bytes() + thief.certificate_pem
     (caller.folder / "cert.pem").write_bytes(chain)
-    call = "/hetpipe.proto.v1.CoordinatorService/GetStatus"
+    call = "/hetpipe.proto.v2.CoordinatorService/GetStatus"
     answer = refused(running, Tls(caller.folder), Role.COORDINATOR, call, b"")
     assert answer is Unauthenticated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,25 +15,22 @@ from hetpipe.certs.authority import new_key, request_for
 from hetpipe.checkpoint.layout import shard_file, stage_file
 from hetpipe.errors import DeadlineExceeded, HetpipeError, PermissionDenied
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.proto.v1 import coordinator_pb2 as pb
+from hetpipe.proto.v2 import coordinator_pb2 as pb
+from hetpipe.proto.v2 import values_pb2 as values_pb
 from hetpipe.roots import RUN_OPTION, Roots, root_of
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.values import wire
 from hetpipe.values.commands import StageKey
 from hetpipe.values.identity import NamedPeer, Peer, Role, StagePeer, server_name
 from hetpipe.values.ids import JobId, ShardIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole, Registration
-from hetpipe.values.run import StageReady
-from hetpipe.values.run import StageReport as AnyReport
-from hetpipe.wire import coordinator_methods, shard_methods
-from hetpipe.wire.access import ACCESS
+from hetpipe.wire.calls import ACCESS, CALLS, SHARD_SERVICE, TENSOR_SERVICE, SubmitJobRequest
+from hetpipe.wire.channel import as_is
+from hetpipe.wire.codec import to_message
 from hetpipe.wire.connection import Connection, Target
-from hetpipe.wire.method import as_is
 from hetpipe.wire.server import Server, ServerConfig
-from hetpipe.wire.shard_service import add_shard_service
 from tests.certs.cluster import AGENT, COORDINATOR, MONITOR, OPERATOR, SHARD, stage_peer
 from tests.certs.cluster import cluster as certificates
 from tests.decide.lifecycle.test_known_links import link
@@ -107,7 +103,7 @@ class World:
         for name, others in (("job-j", (0, 1)), ("job-k", (0, 2))):
             self.shards.configure(_config_of(name, others))
         self.shard = Server(self._config(SHARD))
-        add_shard_service(self.shard, self.shards)
+        self.shards.add_to(self.shard)
         for server in (self.coordinator, self.shard):
             server.start()
         self._connections: dict[tuple[str, str], Connection] = {}
@@ -130,7 +126,7 @@ class World:
 
     def call(self, peer: Peer, call: str, request: Message) -> HetpipeError | None:
         """What the server answers: nothing but an error is of interest."""
-        of_shard = call.split("/")[1] in {shard_methods.SERVICE, shard_methods.TENSOR_SERVICE}
+        of_shard = call.split("/")[1] in {SHARD_SERVICE, TENSOR_SERVICE}
         server, role = (self.shard, Role.PARAMETER_SERVER) if of_shard else (self.coordinator, Role.COORDINATOR)
         connection = self._connections.get((peer.uri, role))
         if connection is None:
@@ -223,7 +219,7 @@ def own_request(world: World, call: str, role: Role, path: str) -> Any:
         request.registration = world.cluster.registrations[member]
     if "requester" in fields and role is not Role.PARAMETER_SERVER:
         put_stage(request.requester, StageKey(STAGE.job_id, STAGE.vw, STAGE.stage, STAGE.incarnation, STAGE.term))
-    if call.split("/")[1] == shard_methods.SERVICE:
+    if call.split("/")[1] == SHARD_SERVICE:
         put_of_shard(request)
     elif "job_id" in fields:
         request.job_id = world.jobs[0]
@@ -235,8 +231,9 @@ def own_request(world: World, call: str, role: Role, path: str) -> Any:
     if isinstance(request, pb.MeasureLinksRequest):
         request.request_id = "first-request"
     if isinstance(request, pb.SubmitJobRequest):
-        request.request_id, request.run_dir = "first-request", str(world.folder / "first-request")
-        request.job_json, request.import_path = json.dumps(job().model_dump(mode="json")), "/code"
+        run_dir = str(world.folder / "first-request")
+        handed_in = submission(job(), run_dir, request_id="first-request")
+        request.CopyFrom(cast("Any", to_message)(SubmitJobRequest(replace(handed_in, import_path="/code"))))
     return request
 
 
@@ -250,10 +247,11 @@ def put_member(info: Any, world: World, member: str) -> None:
     found = next(each.info for each in world.cluster.coordinator.members() if each.info.id == member)
     info.id, info.host, info.pid, info.address = found.id, found.host, found.pid, found.address
     info.role = {
-        MemberRole.AGENT: pb.MEMBER_ROLE_AGENT,
-        MemberRole.PARAMETER_SERVER: pb.MEMBER_ROLE_PARAMETER_SERVER,
-        MemberRole.WORKER: pb.MEMBER_ROLE_WORKER,
+        MemberRole.AGENT: values_pb.MEMBER_ROLE_AGENT,
+        MemberRole.PARAMETER_SERVER: values_pb.MEMBER_ROLE_PARAMETER_SERVER,
+        MemberRole.WORKER: values_pb.MEMBER_ROLE_WORKER,
     }[found.role]
+    info.links.SetInParent()
     for device in found.devices:
         info.devices.add(device=device.device, type="cpu", memory_bytes=1, torch_device="cpu")
     if found.shard_index is not None:
@@ -273,23 +271,23 @@ def put_of_shard(request: Any) -> None:
 
 def told_condition(request: Any, job_id: str) -> None:
     """A condition of a job, as its parameter servers tell them."""
-    told = request.conditions.add(job_id=job_id)
-    told.condition.kind, told.condition.who, told.condition.sentence = "durability_lost", "parameter server 0", "full"
+    request.conditions[job_id].conditions.add(kind="durability_lost", who="parameter server 0", sentence="full")
 
 
 def put_news(request: Any, world: World, path: str) -> None:
     """News of one's own, of the kind that `path` names."""
     request.batch = world.cluster._batches["n0"] = world.cluster._batches["n0"] + 1
     match path.split(".")[:2]:
-        case ["news", "stage"]:
-            news = request.news.add().stage
+        case ["news", "stage_news"]:
+            news = request.news.add().stage_news
             put_stage(news.key, world.key("n0"))
-            news.report_json = wire.to_json(AnyReport, StageReady(1))
-        case ["news", "exit"]:
-            put_stage(request.news.add().exit.key, world.key("n0"))
+            news.stage_ready.pid = 1
+        case ["news", "child_exit"]:
+            put_stage(request.news.add().child_exit.key, world.key("n0"))
         case ["news", "inspection_step"]:
-            step = request.news.add().inspection_step
-            step.job_id, step.device_type, step.layer, step.total = world.jobs[0], "cpu", "layer", 5
+            about = request.news.add().inspection_step
+            about.job_id = world.jobs[0]
+            about.step.device_type, about.step.layer, about.step.total = "cpu", "layer", 5
         case ["news", "inspection_phase"]:
             phase = request.news.add().inspection_phase
             phase.job_id, phase.phase = world.jobs[0], "loading the model"
@@ -297,9 +295,11 @@ def put_news(request: Any, world: World, path: str) -> None:
             awaited = request.news.add().link_awaited
             awaited.job_id, awaited.address = world.jobs[0], "n0.host:7000"
         case ["news", "link_result"]:
-            request.news.add().link_result.job_id = world.jobs[0]
-        case ["news", "inspection"]:
-            request.news.add().inspection.job_id = world.jobs[0]
+            result = request.news.add().link_result
+            result.job_id = world.jobs[0]
+            result.measured.SetInParent()
+        case ["news", "inspection_result"]:
+            request.news.add().inspection_result.job_id = world.jobs[0]
 
 
 def put(name: str, value: Any) -> Callable[[Any, World], None]:
@@ -313,6 +313,11 @@ def put(name: str, value: Any) -> Callable[[Any, World], None]:
         setattr(request, last, value)
 
     return change
+
+
+def measured(one: str, other: str) -> Message:
+    """The link between two nodes, as somebody has measured it."""
+    return to_message(MeasuredLinks(links=(link(one, other, 1e3),)))
 
 
 def from_world(name: str, value: Callable[[World], Any]) -> Callable[[Any, World], None]:
@@ -360,23 +365,23 @@ OTHER_LIFE = {"job_id": "job-k", "vw": 1, "stage": 1, "incarnation": 1, "term": 
 ANOTHERS: dict[str, Callable[[Any, World], None]] = {
     "agent_id": put("agent_id", "n1"),
     "registration": from_world("registration", lambda world: world.cluster.registrations["n1"]),
-    "member.role": put("member.role", pb.MEMBER_ROLE_UNSPECIFIED),
+    "member.role": put("member.role", values_pb.MEMBER_ROLE_UNSPECIFIED),
     "member.host": put("member.host", "n1.host"),
     "member.address": put("member.address", "shards.host:7000"),
     "member.shard_index": put("member.shard_index", 0),
     "member.devices.device": lambda request, _: request.member.devices.add(
         device="n1/0", type="cpu", memory_bytes=1, torch_device="cpu"
     ),
-    "member.links_json": put(
-        "member.links_json", wire.to_json(MeasuredLinks, MeasuredLinks(links=(link("n0", "n1", 1e3),)))
-    ),
+    "member.links": lambda request, _: request.member.links.CopyFrom(measured("n0", "n1")),
     **{f"member.stages.{field}": told_stage(field) for field in LIFE},
-    "clocks": lambda request, world: request.clocks[world.jobs[0]].CopyFrom(pb.ClockSnapshot(term=9, published=9)),
-    "lost_jobs": lambda request, world: request.lost_jobs.update({world.jobs[0]: "gone"}),
-    "conditions.job_id": lambda request, world: told_condition(request, world.jobs[0]),
-    "job_ids": lambda request, world: request.job_ids.extend([world.jobs[1], "made-up"]),
-    **{f"news.{kind}.key.{field}": told_life(kind, field) for kind in ("stage", "exit") for field in LIFE},
-    "news.inspection.job_id": from_world("news.inspection.job_id", lambda world: world.inspected),
+    "clocks": lambda request, world: request.clocks[world.jobs[0]].CopyFrom(
+        values_pb.ClockSnapshot(term=9, published=9)
+    ),
+    "lost": lambda request, world: request.lost.update({world.jobs[0]: "gone"}),
+    "conditions": lambda request, world: told_condition(request, world.jobs[0]),
+    "jobs": lambda request, world: request.jobs.extend([world.jobs[1], "made-up"]),
+    **{f"news.{kind}.key.{field}": told_life(kind, field) for kind in ("stage_news", "child_exit") for field in LIFE},
+    "news.inspection_result.job_id": from_world("news.inspection_result.job_id", lambda world: world.inspected),
     "news.inspection_step.job_id": from_world("news.inspection_step.job_id", lambda world: world.inspected),
     "news.inspection_phase.job_id": from_world("news.inspection_phase.job_id", lambda world: world.inspected),
     **{
@@ -385,15 +390,14 @@ ANOTHERS: dict[str, Callable[[Any, World], None]] = {
     },
     **{f"news.{kind}.number": put(f"news.{kind}.number", 7) for kind in ("link_awaited", "link_result")},
     "news.link_awaited.address": put("news.link_awaited.address", "n1.host:7000"),
-    "news.link_result.measured_json": put(
-        "news.link_result.measured_json", wire.to_json(MeasuredLinks, MeasuredLinks(links=(link("n1", "n2", 1e3),)))
-    ),
+    "news.link_result.measured": lambda request, _: request.news[0].link_result.measured.CopyFrom(measured("n1", "n2")),
     **{f"stage.{field}": another_stage(field) for field in LIFE},
     "request_pem": put("request_pem", request_for(OPERATOR, new_key())),
     "request_id": put("request_id", "second-request"),
-    "run_dir": put("run_dir", "/etc"),
-    "import_path": put("import_path", "/etc"),
-    "restore": put("restore", "/etc/checkpoints/clock-00000001"),
+    "submission.request_id": put("submission.request_id", "second-request"),
+    "submission.run_dir": put("submission.run_dir", "/etc"),
+    "submission.import_path": put("submission.import_path", "/etc"),
+    "submission.restore": put("submission.restore", "/etc/checkpoints/clock-00000001"),
     "job_id": from_world("job_id", lambda world: world.jobs[1]),
     **{f"requester.{field}": put(f"requester.{field}", value) for field, value in OTHER_LIFE.items()},
     "link_address": put("link_address", "127.0.0.1:1"),
@@ -412,7 +416,7 @@ def changed(world: World, call: str, role: Role, path: str) -> Any:
         put(path, anothers)(request, world)
         if path == "member_id":
             request.registration = world.cluster.registrations[anothers]
-    elif path == "job_id" and call.split("/")[1] == shard_methods.SERVICE:
+    elif path == "job_id" and call.split("/")[1] == SHARD_SERVICE:
         request.job_id = "job-k"
     else:
         ANOTHERS[path](request, world)
@@ -424,23 +428,15 @@ def test_every_field_of_every_request_is_classified() -> None:
 
 
 def test_a_new_field_of_a_request_has_to_be_classified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VALUES, "Slice", frozenset({"start", "stop", "dtype"}))
-    assert "/hetpipe.proto.v1.TensorService/Push slices.parameter: not classified" in unclassified()
+    monkeypatch.setitem(VALUES, "SliceHeader", frozenset({"start", "stop", "dtype"}))
+    assert "/hetpipe.proto.v2.TensorService/Push slices.parameter: not classified" in unclassified()
     monkeypatch.setitem(FIELDS, "/x/Y", {})
     assert "/x/Y: no such call" in unclassified()
 
 
 def test_the_tables_are_of_the_same_calls_and_roles() -> None:
     assert FIELDS.keys() == {call for call in ACCESS if not call.startswith("/grpc.")}
-    methods = {
-        f"/{service}/{method.name}"
-        for service, found in (
-            (coordinator_methods.SERVICE, coordinator_methods.METHODS),
-            (shard_methods.SERVICE, shard_methods.METHODS),
-        )
-        for method in found
-    }
-    assert methods < FIELDS.keys()
+    assert FIELDS.keys() == {call.path for call in CALLS}
     for call, fields in FIELDS.items():
         assert all(outcomes.keys() == ACCESS[call].keys() for outcomes in fields.values()), call
     assert len(list(leaves(cast("Any", pb.ReportRequest.DESCRIPTOR)))) > 20
@@ -463,7 +459,9 @@ def test_who_names_anothers_is_refused_or_changes_nothing(world: World, call: st
             answer = world.call(caller, call, REQUESTS[call](**({"job_id": "none"} if path == "job_id" else {})))
             assert not isinstance(answer, PermissionDenied), f"{cell}: {answer}"
             continue
-        if call.rpartition("/")[2] not in ENDS and not path.startswith(("news.exit", "news.inspection", "news.link")):
+        if call.rpartition("/")[2] not in ENDS and not path.startswith(
+            ("news.child_exit", "news.inspection", "news.link")
+        ):
             own = world.call(caller, call, own_request(world, call, role, path))
             assert not isinstance(own, PermissionDenied), f"{cell}: its own is refused: {own}"
             _register_again(world, call, role)

@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpipe.errors import Busy, DeadlineExceeded
-from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.wire import audit
+from hetpipe.wire.calls import LeaveRequest
+from hetpipe.wire.channel import as_is
 from hetpipe.wire.limits import Admission, Limits, Uploads
-from hetpipe.wire.method import as_is
 from hetpipe.wire.patience import stream_while_busy, while_busy
 from hetpipe.wire.server import Server
+from hetpipe.wire.serving import Context
 from tests.polling import wait_until
 from tests.support.fake_clock import FakeClock
-from tests.wire.echo import SERVICE, Context, echo_server, say, serving
+from tests.wire.echo import SERVICE, echo_server, say, serving
 
 TIGHT = Limits(calls_per_peer=2, streams_per_peer=1, bytes_per_peer=100, bytes_in_total=150)
 SECONDS = 10.0
@@ -183,7 +184,7 @@ class TestServer:
     def test_a_peer_over_its_calls_is_busy_and_honest_clients_ask_again(self) -> None:
         entered, release = threading.Semaphore(0), threading.Event()
 
-        def hold(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def hold(request: LeaveRequest, _: Context) -> LeaveRequest:
             entered.release()
             release.wait(SECONDS)
             return request

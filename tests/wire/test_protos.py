@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROTOS = sorted((ROOT / "proto/hetpipe/proto/v1").glob("*.proto"))
+PROTOS = sorted((ROOT / "proto/hetpipe/proto/v2").glob("*.proto"))
 
 
 def test_the_stubs_are_fresh() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -29,17 +30,16 @@ from hetpipe.errors import (
 )
 from hetpipe.observe.log import configure_logging
 from hetpipe.observe.rpc_counters import RpcCounters
-from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.values.addresses import join_address, split_address
 from hetpipe.wire import channel as channel_module
 from hetpipe.wire import guard as guard_module
 from hetpipe.wire.caller import Caller
+from hetpipe.wire.calls import LeaveRequest
 from hetpipe.wire.channel import message_options, open_channel
 from hetpipe.wire.connection import Target
-from hetpipe.wire.method import Unary
 from hetpipe.wire.server import POOL_THREADS, Server, ServerConfig
 from tests.polling import wait_until
-from tests.wire.echo import SERVICE, echo_server, repeat, say, serving
+from tests.wire.echo import SAY, SERVICE, echo_server, repeat, say, serving, text_of
 
 Context = grpc.ServicerContext
 
@@ -87,10 +87,10 @@ class TestCalls:
             assert list(repeat(caller)) == ["hello"] * 3
 
     def test_typed_errors_arrive_as_themselves(self) -> None:
-        def refuse(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def refuse(request: LeaveRequest, _: Context) -> LeaveRequest:
             raise JobError(["epochs: must be positive", "seed: no number"])
 
-        def break_off(request: pb.LeaveRequest, _: Context) -> Iterator[pb.LeaveRequest]:
+        def break_off(request: LeaveRequest, _: Context) -> Iterator[LeaveRequest]:
             yield request
             raise StaleTerm("term 1 is older than 2")
 
@@ -104,7 +104,7 @@ class TestCalls:
                 next(stream)
 
     def test_calls_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def refuse(request: LeaveRequest, _: Context) -> LeaveRequest:
             raise StaleTerm("term 1 is older than 2")
 
         counters = RpcCounters()
@@ -123,7 +123,7 @@ class TestCalls:
         }
 
     def test_the_longest_error_fits(self) -> None:
-        def refuse(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def refuse(request: LeaveRequest, _: Context) -> LeaveRequest:
             raise JobError([f"größe{index}: unbekannt" for index in range(5_000)])
 
         with serving(echo_server(refuse)) as caller, pytest.raises(JobError) as caught:
@@ -133,7 +133,7 @@ class TestCalls:
     def test_an_unexpected_error_keeps_its_secret(self, capfd: pytest.CaptureFixture[str]) -> None:
         configure_logging(None, role="test")
 
-        def break_down(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def break_down(request: LeaveRequest, _: Context) -> LeaveRequest:
             raise ZeroDivisionError("the secret")
 
         with serving(echo_server(break_down)) as caller:
@@ -147,7 +147,7 @@ class TestCalls:
     def test_a_late_answer_is_a_deadline_that_names_everything(self) -> None:
         release = threading.Event()
 
-        def dawdle(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def dawdle(request: LeaveRequest, _: Context) -> LeaveRequest:
             release.wait(10.0)
             return request
 
@@ -162,13 +162,13 @@ class TestCalls:
     def test_nobody_there_is_unreachable_at_once(self) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
-            caller = Caller(Target(address=f"127.0.0.1:{taken.getsockname()[1]}", role="echo"), service=SERVICE)
+            caller = Caller(Target(address=f"127.0.0.1:{taken.getsockname()[1]}", role="echo"))
             with pytest.raises(PeerUnreachable, match=r"echo at 127.0.0.1:"):
                 say(caller)
             caller.close()
 
     def test_a_closed_connection_is_typed_too(self) -> None:
-        caller = Caller(Target(address="127.0.0.1:1", role="echo"), service=SERVICE)
+        caller = Caller(Target(address="127.0.0.1:1", role="echo"))
         caller.close()
         with pytest.raises(PeerUnreachable, match="closed on this side"):
             say(caller)
@@ -176,14 +176,14 @@ class TestCalls:
             list(repeat(caller))
 
     def test_a_call_the_server_does_not_know(self) -> None:
-        unknown = Unary("Sing", pb.LeaveRequest, pb.LeaveRequest)
+        unknown = replace(SAY, name="Sing")
         with serving(echo_server()) as caller, pytest.raises(ProtocolViolation, match="does not know Sing"):
-            caller.unary(unknown, pb.LeaveRequest(), deadline_seconds=5.0)
+            caller.invoke(unknown, text_of(""))
 
     def test_leaving_a_stream_cancels_it(self) -> None:
         ended = threading.Event()
 
-        def endless(request: pb.LeaveRequest, context: Context) -> Iterator[pb.LeaveRequest]:
+        def endless(request: LeaveRequest, context: Context) -> Iterator[LeaveRequest]:
             assert context.add_callback(ended.set)
             while not ended.is_set():
                 yield request
@@ -209,7 +209,7 @@ class TestLimits:
     def test_calls_over_the_limit_wait_until_there_is_room(self) -> None:
         entered, release = threading.Semaphore(0), threading.Event()
 
-        def hold(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def hold(request: LeaveRequest, _: Context) -> LeaveRequest:
             entered.release()
             release.wait(10.0)
             return request
@@ -311,13 +311,13 @@ class TestLife:
     def test_stop_lets_a_call_finish(self) -> None:
         entered, release = threading.Event(), threading.Event()
 
-        def hold(request: pb.LeaveRequest, _: Context) -> pb.LeaveRequest:
+        def hold(request: LeaveRequest, _: Context) -> LeaveRequest:
             entered.set()
             release.wait(10.0)
             return request
 
         server = echo_server(hold)
-        caller = Caller(Target(address=server.start(), role="echo"), service=SERVICE)
+        caller = Caller(Target(address=server.start(), role="echo"))
         answers: list[str] = []
         call = threading.Thread(target=lambda: answers.append(say(caller)))
         call.start()
@@ -347,7 +347,7 @@ class TestLife:
             monkeypatch.setattr(channel_module, name, 1)
         server = echo_server()
         with Relay(split_address(server.start())[1]) as relay:
-            caller = Caller(Target(address=f"127.0.0.1:{relay.port}", role="echo"), service=SERVICE)
+            caller = Caller(Target(address=f"127.0.0.1:{relay.port}", role="echo"))
             assert say(caller) == "hello"
             relay.is_silent.set()
             began = SYSTEM_CLOCK.monotonic()
@@ -360,7 +360,7 @@ class TestLife:
     def test_a_restarted_server_is_found_again(self) -> None:
         server = echo_server()
         address = server.start()
-        caller = Caller(Target(address=address, role="echo"), service=SERVICE)
+        caller = Caller(Target(address=address, role="echo"))
         assert say(caller) == "hello"
         server.stop(grace_seconds=0.0)
         with pytest.raises(PeerUnreachable):

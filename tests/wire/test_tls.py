@@ -9,7 +9,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
@@ -19,15 +18,16 @@ from hetpipe.certs.authority import Authority, facts_of, key_to_pem, new_key
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import PeerUnreachable, ProtocolViolation, Unauthenticated, UserError
-from hetpipe.proto.v1 import coordinator_pb2 as pb
 from hetpipe.values.addresses import split_address
 from hetpipe.values.identity import NamedPeer, Role, server_name
 from hetpipe.wire import connection
 from hetpipe.wire.caller import Caller
+from hetpipe.wire.calls import LeaveRequest
 from hetpipe.wire.channel import open_channel
 from hetpipe.wire.connection import Target
 from hetpipe.wire.listening import is_loopback
 from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.serving import Context
 from hetpipe.wire.tls import LOOK_SECONDS, Tls
 from hetpipe.wire.tls_diagnosis import diagnose
 from tests.certs.cluster import COORDINATOR, OPERATOR, SHARD, cluster, write
@@ -64,7 +64,7 @@ def server() -> Iterator[Server]:
 
 def caller(server: Server, tls: Tls | None, *, role: Role = Role.COORDINATOR) -> Caller:
     target = Target(address=server.address, role=role, tls=tls, server_name=server_name(role))
-    return Caller(target, service=SERVICE)
+    return Caller(target)
 
 
 class TestFolder:
@@ -197,13 +197,13 @@ class TestRotation:
         seen: list[object] = []
         going_on = threading.Event()
 
-        def slowly(request: pb.LeaveRequest, context: grpc.ServicerContext) -> Iterator[pb.LeaveRequest]:
+        def slowly(request: LeaveRequest, context: Context) -> Iterator[LeaveRequest]:
             seen.append(context.peer())
             yield request
             going_on.wait(10.0)
             yield request
 
-        def told(request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveRequest:
+        def told(request: LeaveRequest, context: Context) -> LeaveRequest:
             seen.append(context.peer())
             return request
 
@@ -282,7 +282,7 @@ class TestListening:
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
             target = Target(address=server.health_address, role="x")
             with (
-                closing(Caller(target, service=SERVICE)) as calls,
+                closing(Caller(target)) as calls,
                 pytest.raises(ProtocolViolation, match="does not know Say"),
             ):
                 say(calls)

@@ -47,7 +47,7 @@ from hetpipe.wire.coordinator_client import CoordinatorClient
 from hetpipe.wire.limits import Limits
 from hetpipe.wire.listening import is_loopback
 from hetpipe.wire.server import Server
-from hetpipe.wire.shard_service import add_shard_service
+from hetpipe.wire.serving import Context
 from hetpipe.wire.tls import Tls
 
 #: Threads for calls that move tensors or decide; followers of the log have theirs beside them. So many that a whole run
@@ -78,15 +78,15 @@ class DelayedShardServer(ShardServer):
         self._longest_seconds = longest_seconds
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+    def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
         """See `ShardServer.push`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
-        return super().push(header, chunks)
+        return super().push(header, chunks, context)
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
+    def pull(self, header: PullHeader, context: Context) -> Iterator[bytes]:
         """See `ShardServer.pull`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
-        return super().pull(header)
+        yield from super().pull(header, context)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,8 +153,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     except BaseException:
         server.stop()
         raise
-    add_shard_service(server, shards)
-    server.on_stop(shards.stop)
+    shards.add_to(server)
     _, port = split_address(server.start())
     address = join_address(host, port)
     membership = _membership(

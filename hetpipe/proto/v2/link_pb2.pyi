@@ -1,4 +1,4 @@
-from hetpipe.proto.v1 import parameter_server_pb2 as _parameter_server_pb2
+from hetpipe.proto.v2 import values_pb2 as _values_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
@@ -10,6 +10,6 @@ class LinkHello(_message.Message):
     __slots__ = ("requester", "room")
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
-    requester: _parameter_server_pb2.Requester
+    requester: _values_pb2.Requester
     room: int
-    def __init__(self, requester: _Optional[_Union[_parameter_server_pb2.Requester, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
+    def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
