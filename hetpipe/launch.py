@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"{module} is no program of hetpipe; name one of these: {', '.join(sorted(PROGRAMS))}")
     descriptor = int(rest[rest.index(_REPORT_FD) + 1]) if _REPORT_FD in rest else sys.stdout.fileno()
     begin_phases(descriptor, "importing torch and hetpipe")
-    import hetpipe.rpc  # noqa: F401 - first, for what it says to gRPC's own library
+    import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
 
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

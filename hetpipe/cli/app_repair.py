@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.execution import Json, execute
-from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
+from hetpipe.wire.tls import TLS_VARIABLE
 
 repairs = typer.Typer(
     help="Repair what processes keep between restarts, while they do not run.",

@@ -12,9 +12,9 @@ import typer
 
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.log import get_logger
-from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.runs.outcome import ExitStatus, Output, sentences_of, status_of
 from hetpipe.runs.shell import Shell
+from hetpipe.wire.tls import TLS_VARIABLE
 
 _log = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from hetpipe.server import SERVICES, serve
 
 def main() -> None:
     """Run the command line; never returns."""
-    import hetpipe.rpc  # noqa: F401 - first, for what it says to gRPC's own library
+    import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
 
     status = _run(sys.argv[1:])
     try:

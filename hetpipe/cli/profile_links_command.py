@@ -25,6 +25,7 @@ from hetpipe.values.link_measurement import MeasuredLinks, TransferSpeed, still_
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.members import MemberRole
 from hetpipe.values.run import AgentInfo
+from hetpipe.wire.calls import LIST_MEMBERS, MEASURE_LINKS, ListMembersRequest, MeasureLinksRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,8 @@ def profile_cluster_links(options: ClusterLinksOptions, output: Output, shell: S
     with closing(shell.connect(options.coordinator)) as client:
         with view_for(output, shell, unit="links", beginning="waiting for agents") as view:
             remark = _survey(client, options, shell, view.show)
-        agents = [member.info.agent_info for member in client.members() if member.info.role is MemberRole.AGENT]
+        members = client.invoke(LIST_MEMBERS, ListMembersRequest()).members
+        agents = [member.info.agent_info for member in members if member.info.role is MemberRole.AGENT]
     if not agents:
         raise UserError(f"no agent is registered with the coordinator at {options.coordinator}; start agents first")
     now = shell.clock.wall()
@@ -120,8 +122,9 @@ def _survey(
     client: CoordinatorPort, options: ClusterLinksOptions, shell: Shell, on_step: Callable[[ProfileStep], None]
 ) -> str:
     """Wait until the links are measured; which were not, and why."""
-    request_id, until, before = new_request_id(), 0.0, -1
-    while not (progress := client.measure_links(request_id, fresh=options.fresh)).is_over:
+    until, before = 0.0, -1
+    request = MeasureLinksRequest(new_request_id(), options.fresh)
+    while not (progress := client.invoke(MEASURE_LINKS, request)).is_over:
         now = shell.clock.monotonic()
         if progress.done > before:
             before, until = progress.done, now + _PATIENCE_SECONDS

@@ -15,6 +15,14 @@ from hetpipe.runs.status import worker_json
 from hetpipe.values.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.life_state import COMPUTING, LifeState
+from hetpipe.wire.calls import (
+    ADD_WORKER,
+    DRAIN_WORKER,
+    GET_STATUS,
+    AddWorkerRequest,
+    DrainWorkerRequest,
+    GetStatusRequest,
+)
 
 #: What a state means, for people who asked for something.
 _STATE_TEXTS = {
@@ -35,7 +43,7 @@ _GONE = frozenset({LifeState.OUT, LifeState.DONE})
 def list_workers(which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
     """Tell who the virtual workers are and where each stands."""
     with asked(which, shell) as there:
-        status = there.client.status(there.job_id)
+        status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))
     if status.job_id is None:
         raise UserError("the coordinator has no job yet; hand one in with `hetpipe submit`")
     output.answer(_to_json(status), *_lines(status))
@@ -47,11 +55,15 @@ def drain(
 ) -> ExitStatus:
     """Ask virtual workers to leave, and wait until they have if that is wanted."""
     with asked(which, shell) as there:
-        told = _one_by_one(vws, lambda vw: (there.client.drain_worker(VirtualWorkerIndex(vw), there.job_id),), output)
+
+        def ask(vw: int) -> Sequence[WorkerStatus]:
+            return (there.client.invoke(DRAIN_WORKER, DrainWorkerRequest(VirtualWorkerIndex(vw), there.job_id)),)
+
+        told = _one_by_one(vws, ask, output)
         if wait:
             output.note("waiting for the next barrier")
             status = there.wait(
-                there.client.status(there.job_id),
+                there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id)),
                 lambda status: not _late(status, vws),
                 lambda status: _sentence(status, vws, timeout_seconds),
                 output.note,
@@ -66,8 +78,13 @@ def drain(
 def add(vws: Sequence[int], which: WhichJob, output: Output, shell: Shell) -> ExitStatus:
     """Ask virtual workers back; without a name all that are out, or if none is, for another one."""
     with asked(which, shell) as there:
-        told = _one_by_one(vws, lambda vw: there.client.add_worker(VirtualWorkerIndex(vw), there.job_id), output)
-        told += () if vws else there.client.add_worker(None, there.job_id)
+
+        def ask(vw: int | None) -> Sequence[WorkerStatus]:
+            named = None if vw is None else VirtualWorkerIndex(vw)
+            return there.client.invoke(ADD_WORKER, AddWorkerRequest(named, there.job_id)).workers
+
+        told = _one_by_one(vws, ask, output)
+        told += () if vws else ask(None)
     _answer(told, output)
     return ExitStatus.OK
 

@@ -12,10 +12,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.runs import training
 from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.runs.shell import CoordinatorPort, Shell
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.certs.cluster import OPERATOR, cluster
 from tests.cli.fakes import JOB_ID, FakeCoordinator, running_status, shell_with, small_job
 from tests.support.fake_clock import FakeClock

@@ -17,8 +17,8 @@ from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from hetpipe.rpc.channel import MAX_MESSAGE_BYTES
 from hetpipe.server.shard.checksum import checksum
+from hetpipe.wire.channel import MAX_MESSAGE_BYTES
 from tests.fuzz.mutations import legal_values
 
 TWO_GIB = 1 << 31
@@ -75,28 +75,31 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"member\.(id|host|address|stages\.job_id) = '[a-z0-9.:\[\]]+'", "a name"),
     ),
     "Heartbeat": (
-        ("job_ids = .*", "nobody has heard of that job"),
-        ("without clocks|without lost_jobs|without conditions", "none to tell"),
+        ("jobs = .*", "nobody has heard of that job"),
+        ("without clocks|without lost|without conditions", "none to tell"),
         (r"conditions\.(job_id|condition\.\w+) = .*", "what a member says of itself, for people to read"),
     ),
     "Leave": ((".*", "whoever is no member has left"),),
-    "WatchCommands": (("after_sequence = .*", "a command that is there"),),
+    "WatchCommands": (("after = .*", "a command that is there"),),
     "Report": (
-        (r"news\.(stage|exit|inspection|inspection_step).*", "of a process that the job does not know, or no longer"),
+        (
+            r"news\.(stage_news|child_exit|inspection_result|inspection_step).*",
+            "of a process that the job does not know, or no longer",
+        ),
         (r"news\.link_(result|awaited)\.job_id = .*", "of a job that nobody knows"),
         ("without news", "nothing is nothing"),
         ("batch = .*", "of a batch that was taken, or a later one"),
     ),
     "SubmitJob": (
-        ("(restore|run_dir|import_path) = .*", "folders are named by who may hand in jobs"),
-        ("has_begun = True", "it goes on from its newest checkpoint"),
+        (r"submission\.(restore|run_dir|import_path) = .*", "folders are named by who may hand in jobs"),
+        ("submission.has_begun = True", "it goes on from its newest checkpoint"),
     ),
     "MeasureLinks": (("fresh = True", "known links, too"),),
     "StopJob": (("job_id = ''", "the newest job"),),
     "DrainWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "AddWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "GetStatus": (("job_id = ''", "the newest job"),),
-    "WatchJob": (("job_id = ''", "the newest job"), ("after_sequence = .*", "an event that is there")),
+    "WatchJob": (("job_id = ''", "the newest job"), ("after = .*", "an event that is there")),
     "GetClocks": (("job_id = ''", "the newest job"),),
     "WatchClocks": (("job_id = ''", "the newest job"),),
 }

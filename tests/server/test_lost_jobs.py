@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.storage import redis_keys
 from hetpipe.storage.store import JobRecord
 from hetpipe.storage.stores import open_store
 from hetpipe.values.events import JobEnded, JobState, StopMode
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberId
+from hetpipe.wire.calls import GET_STATUS, STOP_JOB, GetStatusRequest, StopJobRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.processes.harness import HETPIPE
 from tests.server.test_programs import Program
 from tests.storage.redis_server import Server, needs_redis
@@ -67,7 +68,9 @@ def test_one_that_no_index_names_ends_for_all_who_ask(server: Server, tmp_path: 
     programs.append(Program("coordinator", "--store", server.url, "--log", str(tmp_path / "coordinator.log")))
     address = programs[0].ready()["address"]
     client = CoordinatorClient(address)
-    client.stop_job(LOST, mode=StopMode.CHECKPOINT)  # before a parameter server says that it knows nothing of it
+    client.invoke(
+        STOP_JOB, StopJobRequest(StopMode.CHECKPOINT, LOST)
+    )  # before a parameter server says that it knows nothing of it
     shard = ("--coordinator", address, "--index", "0", "--state", str(tmp_path / "state"))
     programs.append(Program("parameter-server", *shard, "--log", str(tmp_path / "shard.log")))
     assert stop(address, STOPPED, "--now")[:2] == (0, f"digits (job {STOPPED}) has stopped\n")
@@ -79,7 +82,7 @@ def test_one_that_no_index_names_ends_for_all_who_ask(server: Server, tmp_path: 
         "parameter-server-0 "
     )
     assert "; it was to stop, so it does not go back to its newest checkpoint" in told
-    assert client.status(LOST).state is JobState.FAILED
+    assert client.invoke(GET_STATUS, GetStatusRequest(LOST)).state is JobState.FAILED
     last = list(client.watch_job(LOST))[-1].event
     client.close()
     assert isinstance(last, JobEnded)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, 
 from hetpipe.observe.log import get_logger
 from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
 from hetpipe.server.agent.outbox import Batch, Outbox
@@ -39,6 +38,18 @@ from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.values.run import AgentDevice
+from hetpipe.wire.calls import (
+    CERTIFY_STAGE,
+    DEPART,
+    REPORT,
+    WATCH_COMMANDS,
+    CertifyStageRequest,
+    DepartRequest,
+    ReportRequest,
+    WatchCommandsRequest,
+)
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.tls import Tls
 
 if TYPE_CHECKING:
     from hetpipe.server.agent.stage_certificates import StageCertificates
@@ -248,7 +259,7 @@ class Agent:
 
     def _ask_to_depart(self) -> None:
         try:
-            self._client.depart(self._id, self._membership.lease.registration)
+            self._client.invoke(DEPART, DepartRequest(self._id, self._membership.lease.registration))
         except UnknownMember:
             self._membership.beat_soon()
             raise
@@ -298,7 +309,9 @@ class Agent:
         return StageCertificates(tls, self._certify, clock=self._clock)
 
     def _certify(self, stage: StageKey, request_pem: bytes) -> bytes:
-        return self._client.certify_stage(self._id, self._membership.lease.registration, stage, request_pem)
+        registration = self._membership.lease.registration
+        request = CertifyStageRequest(self._id, registration, stage, request_pem)
+        return self._client.invoke(CERTIFY_STAGE, request).pem
 
     def _look_after_coordinator(self) -> None:
         """Say when it is away, and when it is back. The children go on without it, unless the agent is to end, too."""
@@ -354,9 +367,11 @@ class Agent:
             if current != registration:
                 registration, received = current, 0
             try:
-                for numbered in self._client.watch_commands(self._id, registration, after=received):
-                    received = numbered.sequence
-                    self._orders.put(_Order(registration, numbered))
+                request = WatchCommandsRequest(self._id, registration, received)
+                with closing(self._client.stream(WATCH_COMMANDS, request)) as commands:
+                    for numbered in commands:
+                        received = numbered.sequence
+                        self._orders.put(_Order(registration, numbered))
             except HetpipeError as error:
                 self._pause_after(error)
 
@@ -368,7 +383,7 @@ class Agent:
 
     def _send(self, batch: Batch) -> None:
         try:
-            self._client.report(self._id, batch.registration, batch=batch.number, news=batch.news)
+            self._client.invoke(REPORT, ReportRequest(self._id, batch.registration, batch.number, tuple(batch.news)))
         except (Unavailable, Busy, UnknownMember) as error:
             self._pause_after(error)
         except HetpipeError:

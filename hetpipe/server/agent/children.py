@@ -30,7 +30,6 @@ from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.roots import Roots
-from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.environment import child_environment, missing
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
@@ -56,6 +55,7 @@ from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
 from hetpipe.values.wire import from_json, revive, to_json
+from hetpipe.wire.tls import TLS_VARIABLE
 
 if TYPE_CHECKING:  # only who uses TLS pays for its import
     from hetpipe.server.agent.stage_certificates import StageCertificates

@@ -16,9 +16,9 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     from hetpipe.clock import SYSTEM_CLOCK
     from hetpipe.profiler.link_measuring import carry_out_links
     from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
-    from hetpipe.rpc.tls import tls_from_environment
     from hetpipe.values import wire
     from hetpipe.weights.allocator import settle_memory
+    from hetpipe.wire.tls import tls_from_environment
 
     def tell(address: str) -> None:
         pipe.write(json.dumps({"address": address}))

@@ -13,7 +13,6 @@ from hetpipe.errors import UserError
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.pipeline.allowed_modules import OPTION
 from hetpipe.roots import add_root_options, roots_of
-from hetpipe.rpc.listening import is_loopback
 from hetpipe.server.agent.agent import Agent, AgentConfig
 from hetpipe.server.agent.children import Programs
 from hetpipe.server.agent.devices import discover_devices
@@ -32,6 +31,7 @@ from hetpipe.server.runtime import (
     started,
 )
 from hetpipe.values.identity import Role
+from hetpipe.wire.listening import is_loopback
 
 #: Short enough to have ended within the 10 s that container runtimes give by themselves.
 DRAIN_SECONDS = 8.0

@@ -31,6 +31,7 @@ from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription
+from hetpipe.wire.calls import DESCRIBE_RUN, DescribeRunRequest
 
 _log = get_logger(__name__)
 
@@ -243,7 +244,7 @@ class Adoption:
         """
         port = self._context.tools.open_shard(clock_shard)
         try:
-            description = port.describe(job_id)
+            description = port.invoke(DESCRIBE_RUN, DescribeRunRequest(job_id))
         finally:
             port.close()
         _check_teller(job_id, clock_shard, description)

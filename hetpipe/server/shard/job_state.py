@@ -33,7 +33,6 @@ from hetpipe.conditions import Conditions
 from hetpipe.durable import make_dir, write_durably
 from hetpipe.errors import DurabilityLost, HistoryIncomplete, ProtocolViolation, StateLost, UserError
 from hetpipe.observe.history import HistoryWriter, Value
-from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.server.shard.frames import DISK, Disk
 from hetpipe.server.shard.journal import Journal, OldDecisions, old_decisions
 from hetpipe.server.shard.kept import Found, Keeping, Kept, read_kept
@@ -49,6 +48,7 @@ from hetpipe.values.members import NO_FENCE
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.shard_config import ShardConfig, shard_name
 from hetpipe.weights.flat import aligned
+from hetpipe.wire.fencing import FenceGuard
 
 
 class ReplayFilter(HistoryWriter):

@@ -13,9 +13,6 @@ import torch
 
 from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.config_check import check_config
 from hetpipe.server.shard.job_state import JobState, StateOptions
@@ -23,6 +20,10 @@ from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.run_document import LifeSeen, RunDocument
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.calls import CONFIGURE, DESCRIBE_RUN, KEEP_RUN, DescribeRunRequest, KeepRunRequest
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.server.shard.builders import DATA, JOB, OneShard, requester, run_document, shard_config, slices_of
 
 BARE = shard_config(slices_of([4]), stages=(1, 2, 1))
@@ -149,26 +150,25 @@ class TestRefusals:
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Iterator[ShardControl]:
+def control(tmp_path: Path) -> Iterator[Caller]:
     """A coordinator's connection to a clock shard that serves the job."""
     handler, server = ShardServer(lambda _config: MemoryHistory()), Server(ServerConfig(num_threads=4))
-    add_shard_service(server, handler)
-    server.on_stop(handler.stop)
+    handler.add_to(server)
     server.start()
-    with closing(ShardControl(server.address)) as client:
-        client.configure(replace(CONFIG, run_dir=str(tmp_path)))
+    with closing(connect_shard(server.address)) as client:
+        client.invoke(CONFIGURE, replace(CONFIG, run_dir=str(tmp_path)))
         yield client
     server.stop(grace_seconds=0.0)
 
 
-def test_over_the_network(control: ShardControl) -> None:
-    assert control.describe(JOB).run == RUN
-    control.keep_run(JOB, Term(1), LATER)
-    described = control.describe(JOB)
+def test_over_the_network(control: Caller) -> None:
+    assert control.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB)).run == RUN
+    control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(1), LATER))
+    described = control.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB))
     assert (described.run, [life.standing for life in described.lives]) == (LATER, ["newcomer"] * 3)
     with pytest.raises(StaleTerm):
-        control.keep_run(JOB, Term(2), LATER)
+        control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(2), LATER))
     with pytest.raises(ProtocolViolation, match="a shard cannot keep the document of a run with other data"):
-        control.keep_run(JOB, Term(1), replace(LATER, data=replace(DATA, seed=1)))
+        control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(1), replace(LATER, data=replace(DATA, seed=1))))
     with pytest.raises(UnknownJob):
-        control.describe(JobId("other"))
+        control.invoke(DESCRIBE_RUN, DescribeRunRequest(JobId("other")))

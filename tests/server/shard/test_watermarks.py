@@ -13,14 +13,22 @@ import torch
 from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.job_state import StateOptions
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Watermarks
+from hetpipe.wire.calls import (
+    JOIN,
+    PUSH,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.checkpoints import stage_part
 from tests.polling import wait_until
 from tests.server.shard.builders import (
@@ -98,22 +106,23 @@ class Process:
         self.handler = ShardServer(lambda _config: MemoryHistory(), state=state)
         self.handler.recover()
         self.server = Server(ServerConfig(num_threads=4))
-        add_shard_service(self.server, self.handler)
-        self.shard = GrpcShard(self.server.start(), ShardIndex(0))
+        self.handler.add_to(self.server)
+        self.shard = connect_shard(self.server.start(), ShardIndex(0))
 
     def begin(self, run_dir: Path) -> None:
         config = shard_config(SLICES, stages=(1,), staleness=4, run_dir=str(run_dir))
         self.handler.configure(config)
-        self.handler.join(requester())
+        self.handler.calls.invoke(JOIN, JoinRequest(requester()))
         self.push(None)
-        self.handler.initialized(requester())
+        self.handler.calls.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
         self.wait_published(0)
 
     def push(self, wave: int | None) -> tuple[bool, Watermarks]:
-        return self.shard.push(push_header(requester(), wave, HEADERS), encode(UPDATE))
+        reply = self.shard.upload(PUSH, push_header(requester(), wave, HEADERS), encode(UPDATE))
+        return reply.duplicate, reply.marks
 
     def commit(self, wave: int) -> None:
-        self.handler.staged(requester(), Wave(wave), ((wave,),), segment=Clock(0))
+        self.handler.calls.invoke(REPORT_STAGED, ReportStagedRequest(requester(), Wave(wave), ((wave,),), Clock(0)))
         self.wait_published(wave + 1)
 
     def wait_published(self, clock: int) -> None:
