@@ -17,8 +17,8 @@ from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from hetpipe.checksum import checksum
 from hetpipe.rpc.channel import MAX_MESSAGE_BYTES
-from hetpipe.server.shard.checksum import checksum
 from tests.fuzz.mutations import legal_values
 
 TWO_GIB = 1 << 31

@@ -12,7 +12,7 @@ from hetpipe.errors import StateLost
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.in_process import InProcessClock
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.shard_config import ShardConfig
 from tests.polling import wait_until
@@ -55,7 +55,7 @@ def test_a_record_that_is_another_than_it_was(tmp_path: Path, second: list[Recor
     config = shard_config(slices_of((4,)), shard=1, num_shards=2, clock_shard_address="localhost:1")
     clock = Connections(shard_config((), num_shards=2), [[FIRST, barrier(1, 3)], second])
     history = MemoryHistory()
-    shard = JobShard(config, history, JobState(config, StateOptions(root=tmp_path), history))
+    shard = JobShard(config, history, JobStorage(config, StateOptions(root=tmp_path), history))
     lost: list[StateLost] = []
     shard.start(clock, on_lost=lost.append)
     wait_until(lambda: bool(lost) or shard.shard.num_records == 3, timeout_seconds=10.0, what="second batch")

@@ -18,7 +18,7 @@ from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.requests import PushHeader
 from hetpipe.weights.flat import FlatBuffer
@@ -47,7 +47,7 @@ class Servers:
         self.shards = []
         for config in self.configs:
             history = MemoryHistory()
-            self.shards.append(JobShard(config, history, JobState(config, StateOptions(), history)))
+            self.shards.append(JobShard(config, history, JobStorage(config, StateOptions(), history)))
         for shard in self.shards:
             shard.start(None if shard is self.shards[0] else InProcessClock(self.shards[0]))
         self.clock = InProcessClock(self.shards[0])

@@ -19,8 +19,8 @@ from hetpipe.observe.history import MemoryHistory
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import ShardControl
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.server.shard import job_state
-from hetpipe.server.shard.job_state import StateOptions, claim, disclaim, kept_fences
+from hetpipe.server.shard import job_storage
+from hetpipe.server.shard.job_storage import StateOptions, claim, disclaim, kept_fences
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.counters import FENCES, TERMS
 from hetpipe.values.ids import Incarnation, JobId, Term, VirtualWorkerIndex
@@ -107,7 +107,7 @@ def test_a_disk_that_fails_keeps_nobody_from_leading(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(job_state, "write_durably", full)
+    monkeypatch.setattr(job_storage, "write_durably", full)
     fences = kept_fences(tmp_path)
     with capture_logs() as logs:
         fences.check(7)

@@ -18,7 +18,7 @@ from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.server.shard.transport import ClockTransport, ShardTransport
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import PullHeader
@@ -43,7 +43,7 @@ class Server:
 
     def start(self) -> None:
         self.history = MemoryHistory()
-        self.shard = JobShard(self.config, self.history, JobState(self.config, StateOptions(), self.history))
+        self.shard = JobShard(self.config, self.history, JobStorage(self.config, StateOptions(), self.history))
         self.shard.start(None)
         self.clock = InProcessClock(self.shard)
 

@@ -19,7 +19,7 @@ from hetpipe.observe.history import MemoryHistory
 from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
 from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.server.shard.job_state import StateOptions, claim, disclaim
+from hetpipe.server.shard.job_storage import StateOptions, claim, disclaim
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, Term, Wave
 from hetpipe.values.requests import PullHeader
