@@ -27,10 +27,10 @@ from hetpipe.observe.history import NullHistory
 from hetpipe.runs.service import Service, ServiceSpec
 from hetpipe.server.runtime import announce_ready
 from hetpipe.server.shard.chunks import Chunks, RunMap
-from hetpipe.server.shard.job_state import StateOptions
+from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.main import CALL_THREADS
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.server.shard.write_ahead_log import LogLimits, WriteAheadLog
+from hetpipe.storage.wal import LogOptions, WriteAheadLog
 from hetpipe.values.addresses import split_address
 from hetpipe.values.ids import (
     Clock,
@@ -181,14 +181,14 @@ class Bench:
 def log_seconds_per_gigabyte(rounds: int, *, fsync: bool) -> list[float]:
     """What it takes to check and keep a push, without its way to the shard; behind it the log is shortened."""
     folder = Path(tempfile.mkdtemp(prefix="log-"))
-    log = WriteAheadLog(folder, identity=b"bench", limits=LogLimits(max_bytes=1 << 40, fsync=fsync))
+    log = WriteAheadLog(folder, identity=b"bench", options=LogOptions(max_bytes=1 << 40, fsync=fsync))
     payload = memoryview(bytearray(os.urandom(1 << 20) * (TOTAL_BYTES >> 20)))
     seconds = []
     for _ in range(rounds + 1):
         began = SYSTEM_CLOCK.monotonic()
         log.sync(log.append(b"", [payload]))
         seconds.append((SYSTEM_CLOCK.monotonic() - began) * 1e9 / TOTAL_BYTES)
-        log.forget(log.rotate())
+        log.truncate_before(log.rotate())
     log.close()
     shutil.rmtree(folder, ignore_errors=True)
     return seconds[1:]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.server.coordinator.store_repair import CounterRepair, StoreRepair, repair_store
-from hetpipe.server.shard.job_state import StateRepair, repair_state
+from hetpipe.server.shard.job_storage import StateRepair, repair_state
 from hetpipe.storage.redis_access import access_of
 
 

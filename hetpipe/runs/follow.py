@@ -379,5 +379,6 @@ def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
     if ended.state is JobState.FAILED:
         sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
         return Ending(state=ended.state, error=ended.error, sentences=sentences, conditions=ended.conditions)
-    sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end",)
+    why = f": {ended.sentence}" if ended.sentence else ""
+    sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end{why}",)
     return Ending(state=ended.state, sentences=sentences, result=ended.result, conditions=ended.conditions)

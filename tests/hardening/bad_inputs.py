@@ -17,7 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from hetpipe.server.shard.checksum import checksum
+from hetpipe.checksum import checksum
 from hetpipe.wire.channel import MAX_MESSAGE_BYTES
 from tests.fuzz.mutations import legal_values
 

@@ -29,7 +29,7 @@ from hetpipe.server.shard.decision_events import (
     RunKept,
     Staged,
 )
-from hetpipe.server.shard.journal import Address, ClockState, Journal, OldDecisions
+from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
@@ -47,7 +47,7 @@ class ClockShard:
         config: ShardConfig,
         history: HistoryWriter,
         journal: Journal | None = None,
-        old: OldDecisions | None = None,
+        old: RecoveredDecisions | None = None,
         *,
         newest_checkpoint: Callable[[], Clock] | None = None,
     ) -> None:

@@ -26,9 +26,8 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.log import bind_context
 from hetpipe.server.shard.buffer_exchange import BufferExchange
 from hetpipe.server.shard.clock_shard import ClockShard
-from hetpipe.server.shard.job_state import JobState
+from hetpipe.server.shard.job_storage import AckLevel, JobStorage
 from hetpipe.server.shard.shard import Shard
-from hetpipe.server.shard.write_ahead_log import Level
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.ids import Clock as ClockValue
 from hetpipe.values.ids import Incarnation, ShardIndex, VirtualWorkerIndex
@@ -64,7 +63,7 @@ class JobShard:
         self,
         config: ShardConfig,
         history: HistoryWriter,
-        state: JobState | None = None,
+        state: JobStorage | None = None,
         conditions: Conditions | None = None,
     ) -> None:
         """Hold nothing yet, or what an earlier process held.
@@ -89,7 +88,7 @@ class JobShard:
         self._buffers: BufferExchange | None = None
         self._keeper: CheckpointKeeper | None = None
         if config.shard == 0:
-            journal, decisions = (None, None) if state is None else (state.journal, state.old_decisions)
+            journal, decisions = (None, None) if state is None else (state.journal, state.recovered_decisions)
             keeper = CheckpointKeeper(
                 job_id=config.job_id,
                 run_dir=Path(config.run_dir),
@@ -107,10 +106,10 @@ class JobShard:
             )
             self._buffers = BufferExchange(self._clock_shard.attendance, None if state is None else state.buffers)
             self._keeper = keeper
-        if state is not None and state.old_pushes is not None:
-            self.shard.recall(state.old_pushes)
+        if state is not None and state.recovered_pushes is not None:
+            self.shard.recall(state.recovered_pushes)
         #: Whether this process has yet to do again what an earlier one did.
-        self._is_behind = state is not None and state.old_pushes is not None
+        self._is_behind = state is not None and state.recovered_pushes is not None
         #: Whether this process has yet to see what the barrier before its time asked for.
         self._is_checkpoint_open = False
         #: The record that this process has carried out last; None before the first.
@@ -282,7 +281,7 @@ class JobShard:
     @property
     def _is_applied(self) -> bool:
         """Whether what is staged now would be lost with this process."""
-        return self._state is None or self._state.level is Level.APPLIED
+        return self._state is None or self._state.level is AckLevel.APPLIED
 
     def _carry_out(self, record: Record) -> None:
         self.shard.follow(record)

@@ -33,7 +33,7 @@ from hetpipe.server.runtime import (
 )
 from hetpipe.server.shard.disk_watch import DiskWatch
 from hetpipe.server.shard.followers import MAX_FOLLOWERS
-from hetpipe.server.shard.job_state import StateOptions
+from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.readings import readings
 from hetpipe.server.shard.run_history import HistoryFactory, file_history
 from hetpipe.server.shard.server import ShardServer, machine_memory_bytes

@@ -29,7 +29,15 @@ from hetpipe.server.shard.config_check import check_config, check_life, check_ru
 from hetpipe.server.shard.followers import Followers
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions, claim, disclaim, forget_job, kept_fences, old_jobs
+from hetpipe.server.shard.job_storage import (
+    JobStorage,
+    StateOptions,
+    claim,
+    disclaim,
+    forget_job,
+    kept_fences,
+    old_jobs,
+)
 from hetpipe.server.shard.run_history import HistoryFactory
 from hetpipe.values.addresses import split_address
 from hetpipe.values.conditions import Condition
@@ -400,7 +408,7 @@ class ShardServer:
         history = self._history(config)
         conditions = Conditions(self._clock)
         conditions.on_change(self._tell_condition)
-        state = None if self._state is None else JobState(config, self._state, history, conditions)
+        state = None if self._state is None else JobStorage(config, self._state, history, conditions)
         return JobShard(config, history, state, conditions)
 
     def _tell_condition(self) -> None:

@@ -11,7 +11,7 @@ from hetpipe.decide.sync.records import BarrierRecord, Record, TermRecord
 from hetpipe.errors import StateLost
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, Term
 from hetpipe.wire.calls import AcknowledgeRequest, FollowLogRequest, LogRecords
 from tests.polling import wait_until
@@ -54,7 +54,7 @@ def test_a_record_that_is_another_than_it_was(tmp_path: Path, second: list[Recor
     config = shard_config(slices_of((4,)), shard=1, num_shards=2, clock_shard_address="localhost:1")
     clock = Connections([[FIRST, barrier(1, 3)], second])
     history = MemoryHistory()
-    shard = JobShard(config, history, JobState(config, StateOptions(root=tmp_path), history))
+    shard = JobShard(config, history, JobStorage(config, StateOptions(root=tmp_path), history))
     lost: list[StateLost] = []
     shard.start(clock, on_lost=lost.append)
     wait_until(lambda: bool(lost) or shard.shard.num_records == 3, timeout_seconds=10.0, what="second batch")

@@ -18,7 +18,7 @@ from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.requests import PushHeader
 from hetpipe.weights.flat import FlatBuffer
@@ -61,7 +61,7 @@ class Servers:
         self.shards = []
         for config in self.configs:
             history = MemoryHistory()
-            self.shards.append(JobShard(config, history, JobState(config, StateOptions(), history)))
+            self.shards.append(JobShard(config, history, JobStorage(config, StateOptions(), history)))
         for shard in self.shards:
             shard.start(None if shard is self.shards[0] else clock_calls(self.shards[0]))
         self.clock = clock_calls(self.shards[0])

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from hetpipe.cli.app import app
 from hetpipe.errors import StaleTerm
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.server.shard import job_state
-from hetpipe.server.shard.job_state import StateOptions, claim, disclaim, kept_fences
+from hetpipe.server.shard import job_storage
+from hetpipe.server.shard.job_storage import StateOptions, claim, disclaim, kept_fences
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.counters import FENCES, TERMS
 from hetpipe.values.ids import Incarnation, JobId, Term, VirtualWorkerIndex
@@ -124,7 +124,7 @@ def test_a_disk_that_fails_keeps_nobody_from_leading(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(job_state, "write_durably", full)
+    monkeypatch.setattr(job_storage, "write_durably", full)
     fences = kept_fences(tmp_path)
     with capture_logs() as logs:
         fences.check(7)

@@ -18,7 +18,7 @@ from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import PullHeader
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
@@ -55,7 +55,7 @@ class Server:
 
     def start(self) -> None:
         self.history = MemoryHistory()
-        self.shard = JobShard(self.config, self.history, JobState(self.config, StateOptions(), self.history))
+        self.shard = JobShard(self.config, self.history, JobStorage(self.config, StateOptions(), self.history))
         self.shard.start(None)
         self.clock = clock_calls(self.shard)
 

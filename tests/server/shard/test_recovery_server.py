@@ -16,7 +16,7 @@ import torch
 
 from hetpipe.errors import Busy, ClockNotPublished, StaleTerm, StateLost, Unavailable, UnknownJob, UserError
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.server.shard.job_state import StateOptions, claim, disclaim
+from hetpipe.server.shard.job_storage import StateOptions, claim, disclaim
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, Term, Wave
 from hetpipe.values.requests import PullHeader

@@ -15,7 +15,7 @@ from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.config_check import check_config
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.run_document import LifeSeen, RunDocument
@@ -85,10 +85,10 @@ class TestKeeping:
         monkeypatch.setattr(os, "fsync", lambda _: None)
 
     @staticmethod
-    def boot(config: ShardConfig, folder: Path) -> tuple[JobState, ClockShard]:
+    def boot(config: ShardConfig, folder: Path) -> tuple[JobStorage, ClockShard]:
         """A clock shard that goes on with what is in `folder`."""
-        state = JobState(config, StateOptions(root=folder), MemoryHistory())
-        return state, ClockShard(config, state.history, state.journal, state.old_decisions)
+        state = JobStorage(config, StateOptions(root=folder), MemoryHistory())
+        return state, ClockShard(config, state.history, state.journal, state.recovered_decisions)
 
     def test_the_newest_one_outlives_the_process(self, tmp_path: Path) -> None:
         _, clock = self.boot(CONFIG, tmp_path)
@@ -100,9 +100,9 @@ class TestKeeping:
         state, clock = self.boot(CONFIG, tmp_path)
         clock.keep_run(LATER)
         assert state.journal is not None
-        size = state.journal._kept.log.num_bytes
+        size = state.journal._storage.log.num_bytes
         clock.keep_run(LATER)
-        assert state.journal._kept.log.num_bytes == size
+        assert state.journal._storage.log.num_bytes == size
 
     def test_it_outlives_the_log_of_events_too(self, tmp_path: Path) -> None:
         state, clock = self.boot(CONFIG, tmp_path)
@@ -113,9 +113,9 @@ class TestKeeping:
         state.wait_idle()
 
         again, _ = self.boot(CONFIG, tmp_path)
-        assert again.old_decisions is not None
-        assert again.old_decisions.state is not None
-        assert (again.old_decisions.state.run, again.old_decisions.events) == (LATER, ())
+        assert again.recovered_decisions is not None
+        assert again.recovered_decisions.state is not None
+        assert (again.recovered_decisions.state.run, again.recovered_decisions.events) == (LATER, ())
 
 
 class TestRefusals:

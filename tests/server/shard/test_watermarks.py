@@ -14,7 +14,7 @@ from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.clock_shard import ClockShard
-from hetpipe.server.shard.job_state import StateOptions
+from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Watermarks
@@ -42,7 +42,7 @@ from tests.server.shard.builders import (
     shard_config,
     slices_of,
 )
-from tests.server.shard.test_write_ahead_log import FakeDisk
+from tests.storage.wal.disks import LimitedDisk
 
 SLICES = slices_of([4])
 HEADERS = headers_of(SLICES)
@@ -101,7 +101,7 @@ class TestClocks:
 class Process:
     """A shard with a disk, behind a real server; `push` says how far virtual worker 0 is there."""
 
-    def __init__(self, root: Path | None, disk: FakeDisk) -> None:
+    def __init__(self, root: Path | None, disk: LimitedDisk) -> None:
         state = None if root is None else StateOptions(root=root, disk=disk)
         self.handler = ShardServer(lambda _config: MemoryHistory(), state=state)
         self.handler.recover()
@@ -139,12 +139,12 @@ class Process:
 
 
 @pytest.fixture
-def disk() -> FakeDisk:
-    return FakeDisk()
+def disk() -> LimitedDisk:
+    return LimitedDisk()
 
 
 @pytest.fixture
-def process(tmp_path: Path, disk: FakeDisk) -> Iterator[Process]:
+def process(tmp_path: Path, disk: LimitedDisk) -> Iterator[Process]:
     with closing(Process(tmp_path / "state", disk)) as value:
         value.begin(tmp_path)
         yield value
@@ -162,7 +162,7 @@ class TestReplies:
         process.commit(0)
         assert process.push(0) == (True, marks(3, 1, 3)), "of a resend, too"
 
-    def test_while_the_disk_fails_nothing_is_durable(self, process: Process, disk: FakeDisk) -> None:
+    def test_while_the_disk_fails_nothing_is_durable(self, process: Process, disk: LimitedDisk) -> None:
         process.push(0)
         disk.room = 0
         assert process.push(1) == (False, marks(2, 0, 0))
@@ -170,7 +170,7 @@ class TestReplies:
         told = process.handler.clocks(JOB)
         assert (told.local, told.staged, told.durable, told.applied) == ({0: 1}, {0: 1}, {0: 0}, (0,))
 
-    def test_without_a_disk_nothing_ever_is(self, tmp_path: Path, disk: FakeDisk) -> None:
+    def test_without_a_disk_nothing_ever_is(self, tmp_path: Path, disk: LimitedDisk) -> None:
         with closing(Process(None, disk)) as process:
             process.begin(tmp_path)
             assert process.push(0) == (False, marks(1, 0, 0))

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,13 +34,19 @@ from hetpipe.conditions import Conditions
 from hetpipe.durable import make_dir, write_durably
 from hetpipe.errors import DurabilityLost, HistoryIncomplete, ProtocolViolation, StateLost, UserError
 from hetpipe.observe.history import HistoryWriter, Value
-from hetpipe.server.shard.frames import DISK, Disk
-from hetpipe.server.shard.journal import Journal, OldDecisions, old_decisions
-from hetpipe.server.shard.kept import Found, Keeping, Kept, read_kept
-from hetpipe.server.shard.kept_buffers import KeptBuffers
-from hetpipe.server.shard.push_log import OldPushes, PushLimits, PushLog, old_pushes, push_limits
-from hetpipe.server.shard.snapshots import read_snapshot, write_snapshot
-from hetpipe.server.shard.write_ahead_log import Level
+from hetpipe.server.shard.buffer_files import BufferFiles
+from hetpipe.server.shard.journal import Journal, RecoveredDecisions, recovered_decisions
+from hetpipe.server.shard.push_log import PushLimits, PushLog, RecoveredPushes, push_limits, recovered_pushes
+from hetpipe.storage.wal import (
+    SYSTEM_DISK,
+    DiskIO,
+    RecoveredLog,
+    SnapshottedLog,
+    StorageOptions,
+    read_snapshot,
+    recover,
+    write_snapshot,
+)
 from hetpipe.values import wire
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.counters import FENCES, TERMS
@@ -49,6 +56,15 @@ from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.shard_config import ShardConfig, shard_name
 from hetpipe.weights.flat import aligned
 from hetpipe.wire.fencing import FenceGuard
+
+
+class AckLevel(StrEnum):
+    """What a shard's answer "it is staged" promises (`reliability.md` P2)."""
+
+    DURABLE = "durable"
+    """It outlives the process; with `fsync` the machine."""
+    APPLIED = "applied"
+    """It is in memory only, because the disk failed."""
 
 
 class ReplayFilter(HistoryWriter):
@@ -115,7 +131,7 @@ class StateOptions:
     """A folder for this process alone; None: `state/shard-I` in the folder of each run."""
     fsync: bool = False
     """Whether what was acknowledged outlives the machine, too."""
-    disk: Disk = DISK
+    disk: DiskIO = SYSTEM_DISK
     limits: PushLimits | None = None
     """When logs of pushes are shortened; None: by the size of the shard."""
     clock: Clock = SYSTEM_CLOCK
@@ -341,7 +357,7 @@ def _unusable_job(folder: Path) -> UnusableJob:
     return UnusableJob(JobId(_job(folder)), _term(folder), run_dir)
 
 
-class JobState:
+class JobStorage:
     """What is kept of one job. Its parts are for the job's `Shard` and `ClockShard`."""
 
     def __init__(
@@ -373,7 +389,7 @@ class JobState:
         #: Whether the folder says truly if what is in it is whole.
         self._is_told = True
         identity = identity_of(config)
-        keeping = Keeping(
+        storage = StorageOptions(
             identity=identity,
             fsync=options.fsync,
             disk=options.disk,
@@ -382,24 +398,26 @@ class JobState:
         )
         pushes, decisions = self._find(identity)
         #: What an earlier process kept; None: there was none.
-        self.old_pushes: OldPushes | None = None if pushes is None else _in_terms(old_pushes, pushes)
-        self.old_decisions: OldDecisions | None = None if decisions is None else _in_terms(old_decisions, decisions)
+        self.recovered_pushes: RecoveredPushes | None = None if pushes is None else _in_terms(recovered_pushes, pushes)
+        self.recovered_decisions: RecoveredDecisions | None = (
+            None if decisions is None else _in_terms(recovered_decisions, decisions)
+        )
         self._replay_filter = self._filter_replay(history)
         self.pushes = PushLog(
-            Kept(self._folder / _PUSHES, keeping, found=pushes),
+            SnapshottedLog(self._folder / _PUSHES, storage, recovered=pushes),
             _limits(config, options.limits),
             num_members=len(config.membership.members),
             start=config.progress.clock,
             history_position=history.position,
-            is_whole=lambda: self.level is Level.DURABLE,
+            is_complete=lambda: self.level is AckLevel.DURABLE,
         )
-        if self.old_pushes is not None and pushes is not None:
-            self.pushes.recall(self.old_pushes, pushes)
+        if self.recovered_pushes is not None and pushes is not None:
+            self.pushes.recall(self.recovered_pushes, pushes)
         self.journal: Journal | None = None
-        self.buffers: KeptBuffers | None = None
+        self.buffers: BufferFiles | None = None
         if config.shard == 0:
-            self.buffers = KeptBuffers(self._folder / _BUFFERS)
-            self.journal = Journal(Kept(self._folder / _DECISIONS, keeping, found=decisions))
+            self.buffers = BufferFiles(self._folder / _BUFFERS)
+            self.journal = Journal(SnapshottedLog(self._folder / _DECISIONS, storage, recovered=decisions))
         self.history: HistoryWriter = history if self._replay_filter is None else self._replay_filter
         with self._lock:
             if pushes is None:
@@ -410,9 +428,9 @@ class JobState:
             self._delete_other_terms(options.root_of(config))
 
     @property
-    def level(self) -> Level:
+    def level(self) -> AckLevel:
         """What is promised of what is acknowledged now."""
-        return Level.DURABLE if self._is_told and not self._failing else Level.APPLIED
+        return AckLevel.DURABLE if self._is_told and not self._failing else AckLevel.APPLIED
 
     def caught_up(self) -> None:
         """Everything that an earlier process did is done again."""
@@ -445,7 +463,7 @@ class JobState:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _find(self, identity: str) -> tuple[Found | None, Found | None]:
+    def _find(self, identity: str) -> tuple[RecoveredLog | None, RecoveredLog | None]:
         """What is in the logs of pushes and of decisions."""
         if not (self._folder / _JOB).exists() and not (self._folder / _LOST).exists():
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -454,12 +472,12 @@ class JobState:
             raise StateLost(
                 f"{self._folder} is the state of another model or partition, though of the same job and term"
             )
-        pushes = read_kept(self._folder / _PUSHES, identity=identity)
-        decisions = read_kept(self._folder / _DECISIONS, identity=identity) if self._config.shard == 0 else None
+        pushes = recover(self._folder / _PUSHES, identity=identity)
+        decisions = recover(self._folder / _DECISIONS, identity=identity) if self._config.shard == 0 else None
         return pushes, decisions
 
     def _filter_replay(self, history: HistoryWriter) -> ReplayFilter | None:
-        places = [old.history for old in (self.old_pushes, self.old_decisions) if old is not None]
+        places = [old.history for old in (self.recovered_pushes, self.recovered_decisions) if old is not None]
         return ReplayFilter(history, min(places)) if places else None
 
     def _on_alarm(self, folder: Path, alarm: DurabilityLost | None) -> None:
@@ -494,8 +512,8 @@ class JobState:
     def _tell_level(self, why: str) -> None:
         """Let the coordinator know what is promised: `why` says what is wrong, if anything is."""
         who = shard_name(self._config.shard)
-        if self.level is Level.APPLIED:
-            sentence = f"{who} cannot keep what is staged (level {Level.APPLIED}): {why}"
+        if self.level is AckLevel.APPLIED:
+            sentence = f"{who} cannot keep what is staged (level {AckLevel.APPLIED}): {why}"
             self._conditions.raise_(ConditionKind.DURABILITY_LOST, who, sentence)
         else:
             self._conditions.clear(ConditionKind.DURABILITY_LOST, who, f"{who} keeps what is staged again")
@@ -512,7 +530,7 @@ def _limits(config: ShardConfig, given: PushLimits | None) -> Callable[[int], Pu
     return lambda count: given or push_limits(num_bytes, num_members=count, staleness=config.sync.staleness)
 
 
-def _in_terms(read: Callable[[Found], T], found: Found) -> T:
+def _in_terms(read: Callable[[RecoveredLog], T], found: RecoveredLog) -> T:
     try:
         return read(found)
     except ProtocolViolation as error:

@@ -15,16 +15,15 @@ from hetpipe.decide.sync.shard_state import ClosedState
 from hetpipe.errors import Busy, StateLost
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard import journal
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import AckLevel, JobStorage, StateOptions
 from hetpipe.server.shard.push_log import LoggedPush, PushLimits, push_limits
 from hetpipe.server.shard.shard import shard_layout
-from hetpipe.server.shard.snapshots import write_snapshot
-from hetpipe.server.shard.write_ahead_log import Level
+from hetpipe.storage.wal import write_snapshot
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.weights.flat import BufferPool
 from tests.server.shard.builders import requester, shard_config, slices_of
 from tests.server.shard.crashes import EAGER, LAZY, AtOnce, Cluster, ones, train, waves
-from tests.server.shard.test_write_ahead_log import FakeDisk
+from tests.storage.wal.disks import LimitedDisk
 from tests.support.fake_clock import FakeClock
 
 
@@ -87,14 +86,14 @@ class TestWhatIsKept:
         Cluster(tmp_path, num_shards=1).begin().processes[0].state.wait_idle()
         later = Cluster(tmp_path, num_shards=1, term=2)
 
-        assert later.processes[0].state.old_pushes is None
+        assert later.processes[0].state.recovered_pushes is None
         assert [path.name for path in (tmp_path / "shard-0").iterdir()] == ["job@2"]
 
     def test_what_was_never_finished_is_no_state(self, tmp_path: Path) -> None:
         cluster = Cluster(tmp_path, num_shards=1).begin()
         (tmp_path / "shard-0" / "job@1" / "job").unlink()
 
-        assert cluster.boot(0).state.old_pushes is None
+        assert cluster.boot(0).state.recovered_pushes is None
 
 
 #: A shard of 70 KB.
@@ -117,7 +116,7 @@ class TestHowMuchIsKept:
             for index, logs in enumerate((folder / "pushes", folder / "decisions")):
                 most[index] = max(most[index], sum(path.stat().st_size for path in logs.glob("*.log")))
         cluster.crash(0)
-        old = cluster.processes[0].state.old_pushes
+        old = cluster.processes[0].state.recovered_pushes
 
         assert most[0] < 1_000_000
         assert most[1] < 600_000
@@ -142,7 +141,7 @@ class TestHowMuchIsKept:
             time.advance(2.0)
             write_snapshot(*arguments, **options)
 
-        monkeypatch.setattr("hetpipe.server.shard.kept.write_snapshot", slow_write)
+        monkeypatch.setattr("hetpipe.storage.wal.snapshotted_log.write_snapshot", slow_write)
         cluster = Cluster(tmp_path, num_shards=1, limits=None, sizes=(_SMALL,), clock=time).begin()
         for _ in range(200):
             _wave(cluster)
@@ -154,7 +153,7 @@ class TestHowMuchIsKept:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The disk never seems quick enough; then the limits hold that were there before."""
-        monkeypatch.setattr("hetpipe.server.shard.kept.Kept.is_cheap", False)
+        monkeypatch.setattr("hetpipe.storage.wal.SnapshottedLog.is_cheap", False)
         monkeypatch.setattr(threading, "Thread", AtOnce)
         limits = PushLimits(worth_bytes=10 * 4 * _SMALL, cheap_bytes=0, barrier_bytes=0, max_bytes=1 << 30)
         cluster = Cluster(tmp_path, num_shards=1, limits=limits, sizes=(_SMALL,)).begin()
@@ -187,7 +186,7 @@ class TestSums:
 
         update = [torch.arange(size, dtype=torch.float32) for size in (5, 300_001)]
         with monkeypatch.context() as patch:
-            patch.setattr("hetpipe.server.shard.frames.checksums", lambda payload: refuse(payload) if payload else ())
+            patch.setattr("hetpipe.storage.wal.record.checksums", lambda payload: refuse(payload) if payload else ())
             cluster.push(requester(), 0, update, 0)
         cluster.crash(0)
         cluster.push(requester(1), 0, update, 0)
@@ -203,7 +202,7 @@ class TestFailingDisk:
         cluster.disks[1].room = 1000
         train(cluster, {})
 
-        assert cluster.levels == [Level.DURABLE, Level.APPLIED]
+        assert cluster.levels == [AckLevel.DURABLE, AckLevel.APPLIED]
         cluster.processes[1].state.wait_idle()
         with pytest.raises(StateLost, match="lacks what was pushed while its disk failed"):
             cluster.boot(1)
@@ -213,13 +212,13 @@ class TestFailingDisk:
         cluster.begin()
         cluster.disks[0].room = 0
         waves(cluster, 2)
-        assert cluster.levels == [Level.APPLIED]
+        assert cluster.levels == [AckLevel.APPLIED]
         cluster.disks[0].room = None
         for _ in range(2):
             cluster.clock.request_barrier("checkpoint")
             waves(cluster, 4)
         cluster.processes[0].state.wait_idle()
-        assert cluster.levels == [Level.DURABLE]
+        assert cluster.levels == [AckLevel.DURABLE]
         before = cluster.pull(cluster.next_wave, 0)
         cluster.crash(0)
 
@@ -229,8 +228,8 @@ class TestFailingDisk:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(threading, "Thread", AtOnce)
-        config, disk = shard_config(slices_of((4,))), FakeDisk()
-        state = JobState(config, StateOptions(root=tmp_path, disk=disk, limits=EAGER), MemoryHistory())
+        config, disk = shard_config(slices_of((4,))), LimitedDisk()
+        state = JobStorage(config, StateOptions(root=tmp_path, disk=disk, limits=EAGER), MemoryHistory())
         weights = BufferPool(shard_layout(config), torch.device("cpu")).take()
         levels = []
         disk.room = 0
@@ -243,7 +242,7 @@ class TestFailingDisk:
             state.pushes.consider_snapshot(Clock(clock), lambda: oldest, lambda _: None, at_barrier=True)  # noqa: B023
             levels.append(state.level)
 
-        assert levels == [Level.APPLIED] * 3 + [Level.DURABLE] * 3, "wave 2 is missing, and part of clock 3"
+        assert levels == [AckLevel.APPLIED] * 3 + [AckLevel.DURABLE] * 3, "wave 2 is missing, and part of clock 3"
 
     def test_a_job_that_could_not_be_written_down_is_not_promised_to_be_found_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,28 +254,28 @@ class TestFailingDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr("hetpipe.server.shard.job_state.write_snapshot", full)
-            state = JobState(config, options, MemoryHistory())
+            patch.setattr("hetpipe.server.shard.job_storage.write_snapshot", full)
+            state = JobStorage(config, options, MemoryHistory())
             state.try_again()
         levels = [state.level]
         state.try_again()
         levels.append(state.level)
         state.close()
 
-        assert levels == [Level.APPLIED, Level.DURABLE]
-        assert JobState(config, options, MemoryHistory()).old_pushes is not None
+        assert levels == [AckLevel.APPLIED, AckLevel.DURABLE]
+        assert JobStorage(config, options, MemoryHistory()).recovered_pushes is not None
 
     def test_a_disk_that_fails_again_before_it_is_durable_is_not_taken_for_whole(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """With `fsync`: what was written in between could not be forced to disk, and has a gap behind it."""
         monkeypatch.setattr(threading, "Thread", AtOnce)
-        config, disk = shard_config(slices_of((4,))), FakeDisk()
+        config, disk = shard_config(slices_of((4,))), LimitedDisk()
         options = StateOptions(root=tmp_path, disk=disk, limits=EAGER, fsync=True)
-        state = JobState(config, options, MemoryHistory())
+        state = JobStorage(config, options, MemoryHistory())
         weights = BufferPool(shard_layout(config), torch.device("cpu")).take()
 
-        def step(clock: int, *, syncs: bool) -> Level:
+        def step(clock: int, *, syncs: bool) -> AckLevel:
             state.pushes.completed(Clock(clock))
             disk.syncs = syncs
             push = LoggedPush(VirtualWorkerIndex(0), Incarnation(0), StageIndex(0), Wave(clock), clock, (0,))
@@ -287,10 +286,10 @@ class TestFailingDisk:
             return state.level
 
         levels = [step(clock, syncs=clock not in {0, 1}) for clock in range(4)]
-        assert levels == [Level.APPLIED, Level.APPLIED, Level.DURABLE, Level.DURABLE]
+        assert levels == [AckLevel.APPLIED, AckLevel.APPLIED, AckLevel.DURABLE, AckLevel.DURABLE]
         state.close()
 
-        assert JobState(config, options, MemoryHistory()).old_pushes is not None
+        assert JobStorage(config, options, MemoryHistory()).recovered_pushes is not None
 
     def test_a_disk_that_lets_nothing_go_does_not_keep_the_next_term_from_beginning(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +304,7 @@ class TestFailingDisk:
             patch.setattr(Path, "unlink", fail)
             later = Cluster(tmp_path, num_shards=1, term=2)
 
-        assert later.processes[0].state.old_pushes is None
+        assert later.processes[0].state.recovered_pushes is None
 
     def test_while_it_fails_nothing_is_remembered_for_ever(self, tmp_path: Path) -> None:
         cluster = Cluster(tmp_path, num_shards=1)
@@ -314,7 +313,7 @@ class TestFailingDisk:
         waves(cluster, 20)
         pushes = cluster.processes[0].state.pushes
 
-        assert cluster.levels == [Level.APPLIED]
+        assert cluster.levels == [AckLevel.APPLIED]
         assert (len(pushes._waves), len(pushes._completed_at)) <= (2, 2)
 
 

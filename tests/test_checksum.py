@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetpipe.server.shard.checksum import BLOCK_BYTES, Bytes, checksum, checksums, num_checksums
+from hetpipe.checksum import BLOCK_BYTES, Bytes, checksum, checksums, num_checksums
 from tests.server.shard.builders import plain_checksum
 
 ROW = 257 * 8

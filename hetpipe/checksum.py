@@ -1,4 +1,4 @@
-"""The checksum of bulk bytes, on the wire and on a shard's disk: XXH3 with 64 bits, seeded with the place of the bytes.
+"""The checksum of bulk bytes, on the wire and on disk: XXH3 with 64 bits, seeded with the place of the bytes.
 
 But for a coincidence of its 64 bits it finds every change of the bytes, bytes that are cut off or added, and bytes that
 come at another place. Against intent it protects no more than a CRC.
@@ -9,7 +9,6 @@ it was before) 12, `zlib.crc32` 7, SHA-256 2.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 
 import xxhash
@@ -44,11 +43,6 @@ def checksums(payload: Sequence[Bytes]) -> tuple[bytes, ...]:
 def num_checksums(num_bytes: int) -> int:
     """How many `checksums` gives for so many bytes."""
     return -(-num_bytes // BLOCK_BYTES)
-
-
-def address_of(data: bytes) -> int:
-    """Where the bytes lie in memory."""
-    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 
 def _blocks(payload: Sequence[Bytes]) -> Iterator[Bytes]:

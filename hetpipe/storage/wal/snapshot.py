@@ -1,4 +1,4 @@
-"""A state at one moment as a file: one frame, there whole or not at all, also across a power cut."""
+"""A snapshot file: one record, there whole or not at all, also across a power cut."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetpipe.checksum import Bytes
 from hetpipe.durable import replacing
 from hetpipe.errors import StateLost
 from hetpipe.failpoints import reach
-from hetpipe.server.shard.checksum import Bytes
-from hetpipe.server.shard.frames import DISK, Disk, Frame, NewFrame, read_frame, write_frame
+from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, NewRecord, Record, read_record, write_record
 
 
-class _Halfway(Disk):
-    """Takes the first half of what it is given, and says so at a failpoint."""
+class _HalfwayDisk(DiskIO):
+    """Takes the first half of what it is given, and reaches a failpoint in between."""
 
-    def __init__(self, disk: Disk, points: str) -> None:
+    def __init__(self, disk: DiskIO, points: str) -> None:
         self._disk = disk
         self._points = points
         self._is_first = True
@@ -37,16 +37,16 @@ def write_snapshot(
     header: bytes,
     payload: Sequence[Bytes] = (),
     *,
-    disk: Disk = DISK,
+    disk: DiskIO = SYSTEM_DISK,
     points: str = "snapshot",
 ) -> None:
-    """Replace `path` by a snapshot. What stood there before stands until this one is durable.
+    """Replace `path` by a snapshot, durably whatever the fsync policy. The file before it stands until this one is.
 
     Args:
         path: the file.
         number: of the snapshot, for the reader.
-        header: what it is of.
-        payload: its bytes, in pieces.
+        header: its small part.
+        payload: its large part, in pieces.
         disk: what writes.
         points: first part of the names of failpoints to reach; empty: none.
 
@@ -58,13 +58,13 @@ def write_snapshot(
         try:
             if points:
                 reach(f"{points}.temp_open")
-            write_frame(descriptor, NewFrame(number, 0, header, payload), disk=_Halfway(disk, points))
+            write_record(descriptor, NewRecord(number, 0, header, payload), disk=_HalfwayDisk(disk, points))
         finally:
             os.close(descriptor)
 
 
-def read_snapshot(path: Path) -> Frame:
-    """The snapshot in `path`; its payload has been checked, too.
+def read_snapshot(path: Path) -> Record:
+    """The snapshot in `path`, whose payload has been checked, too.
 
     Raises:
         StateLost: there is none, it cannot be read, or it is not as it was written.
@@ -72,12 +72,12 @@ def read_snapshot(path: Path) -> Frame:
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            frame = read_frame(descriptor, path, 0)
+            record = read_record(descriptor, path, 0)
             size = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
     except OSError as error:
         raise StateLost(f"{path} cannot be read: {error.strerror}") from error
-    if frame is None or frame.end != size:
+    if record is None or record.end != size:
         raise StateLost(f"{path} is no whole snapshot: it was torn or damaged ({size} bytes)")
-    return frame
+    return record

@@ -1,8 +1,9 @@
-"""Records in files that prove themselves whole: what a shard keeps on its disk is made of them.
+"""The record: the unit of a write-ahead log and of a snapshot on disk, which proves itself whole.
 
-A *frame* is a head, checksums, a header (small, of whoever writes it) and a payload (large, raw). The checksums are
-those of the payload (`server.shard.checksum`), the same as on the wire. The head holds the lengths, two numbers and the
-CRC-32 of all that lies before the payload. A frame that was cut off, or has a zeroed sector or a flipped bit, is none.
+A record is a head, checksums, a header (small, the writer's own) and a payload (large, raw bytes). The checksums are
+those of the payload (`hetpipe.checksum`), the same as on the wire. The head holds the lengths, two log sequence numbers
+and the CRC-32 of all that lies before the payload. A record that was cut off, or has a zeroed sector or a flipped bit,
+is none. `docs/semantics/storage.md` has the byte layout.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from hetpipe.checksum import BLOCK_BYTES, SUM_BYTES, Bytes, checksum, checksums, num_checksums
 from hetpipe.errors import StateLost
-from hetpipe.server.shard.checksum import BLOCK_BYTES, SUM_BYTES, Bytes, checksum, checksums, num_checksums
 
 #: The last character is the version of the format; what another version wrote is refused.
-_MAGIC = b"hpF3"
-#: Magic, bytes of the header, bytes of the payload, sequence number, settled.
+MAGIC = b"hpF3"
+#: Magic, bytes of the header, bytes of the payload, LSN, durable below.
 _HEAD = struct.Struct("<4sIQQQ")
 #: CRC of head, checksums and header.
 _CRC = struct.Struct("<I")
@@ -33,24 +34,24 @@ _STEP_BYTES = 1 << 20
 _MAX_BUFFERS = 1_024
 
 
-class Disk:
-    """The calls by which a disk says that it cannot; tests inject others."""
+class DiskIO:
+    """The two system calls by which a disk says that it cannot; tests inject others."""
 
     def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
         """Append the buffers, in one call; the number of bytes that were taken."""
         return os.writev(descriptor, buffers)
 
     def sync(self, descriptor: int) -> None:
-        """Return when everything written to a file or a folder is on the disk."""
+        """Return when everything written to a file is on the disk."""
         os.fsync(descriptor)
 
 
-DISK = Disk()
+SYSTEM_DISK = DiskIO()
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a payload lies."""
+    """Where the payload of a record lies."""
 
     path: Path
     offset: int
@@ -101,12 +102,13 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """A whole frame of a file."""
+class Record:
+    """A whole record of a file."""
 
-    sequence: int
-    settled: int
-    """Frames with lower numbers were durable, as far as was promised, when this one was written."""
+    lsn: int
+    """Log sequence number; of a snapshot, its number."""
+    durable_below: int
+    """Records with lower LSNs were durable, as far as was promised, when this one was written."""
     header: bytes
     payload: Extent
 
@@ -117,34 +119,34 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class NewFrame:
-    """What is to be written; the fields are those of `Frame`."""
+class NewRecord:
+    """A record that is to be written; the fields are those of `Record`."""
 
-    sequence: int
-    settled: int
+    lsn: int
+    durable_below: int
     header: bytes
     payload: Sequence[Bytes] = ()
     sums: Sequence[bytes] | None = None
     """Checksums of the payload where they are known; None: to be computed."""
 
 
-def write_frame(descriptor: int, frame: NewFrame, *, disk: Disk) -> int:
-    """Append a frame; its size.
+def write_record(descriptor: int, record: NewRecord, *, disk: DiskIO = SYSTEM_DISK) -> int:
+    """Append a record; its size.
 
     Args:
         descriptor: a file to which nothing else is written meanwhile.
-        frame: the frame.
+        record: the record.
         disk: what writes.
 
     Raises:
         OSError: it could not be written whole; part of it may have been.
     """
-    pieces = [memoryview(piece).cast("B") for piece in frame.payload if memoryview(piece).nbytes]
+    pieces = [memoryview(piece).cast("B") for piece in record.payload if memoryview(piece).nbytes]
     num_bytes = sum(piece.nbytes for piece in pieces)
-    sums = checksums(pieces) if frame.sums is None else frame.sums
+    sums = checksums(pieces) if record.sums is None else record.sums
     assert len(sums) == num_checksums(num_bytes), "the checksums are those of the payload"
-    head = _HEAD.pack(_MAGIC, len(frame.header), num_bytes, frame.sequence, frame.settled)
-    small = b"".join([*sums, frame.header])
+    head = _HEAD.pack(MAGIC, len(record.header), num_bytes, record.lsn, record.durable_below)
+    small = b"".join([*sums, record.header])
     left: list[memoryview] = [memoryview(head + _CRC.pack(zlib.crc32(small, zlib.crc32(head))) + small), *pieces]
     total = sum(piece.nbytes for piece in left)
     while left:
@@ -158,67 +160,67 @@ def write_frame(descriptor: int, frame: NewFrame, *, disk: Disk) -> int:
     return total
 
 
-def read_frame(descriptor: int, path: Path, offset: int) -> Frame | None:
-    """The frame at `offset` of a file, if there is a whole one.
+def read_record(descriptor: int, path: Path, offset: int) -> Record | None:
+    """The record at `offset` of a file, if there is a whole one.
 
     Raises:
-        StateLost: the file begins with a frame of another version of hetpipe.
+        StateLost: the file begins with a record of another version of the format.
         OSError: the file cannot be read.
     """
     if offset == 0:
-        _check_version(os.pread(descriptor, len(_MAGIC), 0), path)
-    frame = _read_head(descriptor, path, offset, os.fstat(descriptor).st_size)
-    if frame is None:
+        _check_version(os.pread(descriptor, len(MAGIC), 0), path)
+    record = _read_head(descriptor, path, offset, os.fstat(descriptor).st_size)
+    if record is None:
         return None
     try:
-        for _ in frame.payload.read_blocks(descriptor):
+        for _ in record.payload.read_blocks(descriptor):
             pass
     except StateLost:
         return None
-    return frame
+    return record
 
 
-def is_missed(descriptor: int, path: Path, offset: int, sequence: int) -> bool:
-    """Whether a frame at `offset` or later knows the frame `sequence`, which is not whole, as durable.
+def is_known_durable(descriptor: int, path: Path, offset: int, lsn: int) -> bool:
+    """Whether a record at `offset` or later says that record `lsn`, which is not whole, was durable.
 
     Raises:
         OSError: the file cannot be read.
     """
     size = os.fstat(descriptor).st_size
     for first in range(offset, size, _STEP_BYTES):
-        block = os.pread(descriptor, _STEP_BYTES + len(_MAGIC) - 1, first)
-        place = block.find(_MAGIC)
+        block = os.pread(descriptor, _STEP_BYTES + len(MAGIC) - 1, first)
+        place = block.find(MAGIC)
         while place >= 0:
-            frame = _read_head(descriptor, path, first + place, size)
-            if frame is not None and frame.settled > sequence:
+            record = _read_head(descriptor, path, first + place, size)
+            if record is not None and record.durable_below > lsn:
                 return True
-            place = block.find(_MAGIC, place + 1)
+            place = block.find(MAGIC, place + 1)
     return False
 
 
-def _read_head(descriptor: int, path: Path, offset: int, size: int) -> Frame | None:
-    """The frame at `offset`, without a look at its payload."""
+def _read_head(descriptor: int, path: Path, offset: int, size: int) -> Record | None:
+    """The record at `offset`, without a look at its payload."""
     fixed = os.pread(descriptor, _FIXED_BYTES, offset)
     if len(fixed) < _FIXED_BYTES:
         return None
-    magic, header_bytes, payload_bytes, sequence, settled = _HEAD.unpack_from(fixed)
+    magic, header_bytes, payload_bytes, lsn, durable_below = _HEAD.unpack_from(fixed)
     sums_bytes = SUM_BYTES * num_checksums(payload_bytes)
     start = offset + _FIXED_BYTES
     payload = start + sums_bytes + header_bytes
-    if magic != _MAGIC or payload + payload_bytes > size:
+    if magic != MAGIC or payload + payload_bytes > size:
         return None
     small = os.pread(descriptor, sums_bytes + header_bytes, start)
     (crc,) = _CRC.unpack_from(fixed, _HEAD.size)
     if len(small) != sums_bytes + header_bytes or zlib.crc32(small, zlib.crc32(fixed[: _HEAD.size])) != crc:
         return None
     sums = tuple(small[first : first + SUM_BYTES] for first in range(0, sums_bytes, SUM_BYTES))
-    return Frame(sequence, settled, small[sums_bytes:], Extent(path, payload, payload_bytes, sums))
+    return Record(lsn, durable_below, small[sums_bytes:], Extent(path, payload, payload_bytes, sums))
 
 
 def _check_version(magic: bytes, path: Path) -> None:
-    if magic != _MAGIC and magic[:-1] == _MAGIC[:-1]:
+    if magic != MAGIC and magic[:-1] == MAGIC[:-1]:
         raise StateLost(
-            f"{path} begins with {magic!r}, not with {_MAGIC!r}: another version of hetpipe wrote it; "
+            f"{path} begins with {magic!r}, not with {MAGIC!r}: another version of hetpipe wrote it; "
             "end the job with that version, or start it anew from a checkpoint"
         )
 

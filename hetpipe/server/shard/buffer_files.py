@@ -15,8 +15,7 @@ from pathlib import Path
 import structlog
 
 from hetpipe.errors import ProtocolViolation, StateLost
-from hetpipe.server.shard.frames import DISK, NewFrame, write_frame
-from hetpipe.server.shard.snapshots import read_snapshot
+from hetpipe.storage.wal import NewRecord, read_snapshot, write_record
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock
 from hetpipe.values.requests import BuffersHeader
@@ -34,7 +33,7 @@ class Sender:
     """The sender became a member at this barrier."""
 
 
-class KeptBuffers:
+class BufferFiles:
     """The files, one for each time that a stage sent buffers. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,12 +45,12 @@ class KeptBuffers:
         requester = sender.header.requester
         name = f"{_prefix(sender.header.clock)}vw-{requester.vw}-stage-{requester.stage}"
         temporary = self._folder / f"{name}.tmp"
-        frame = NewFrame(sender.header.clock, 0, wire.to_json(Sender, sender).encode(), [buffer.memory()])
+        record = NewRecord(sender.header.clock, 0, wire.to_json(Sender, sender).encode(), [buffer.memory()])
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
-                write_frame(descriptor, frame, disk=DISK)
+                write_record(descriptor, record)
             finally:
                 os.close(descriptor)
             temporary.replace(self._folder / name)
@@ -62,10 +61,10 @@ class KeptBuffers:
         """What is there, in the order of the barriers; `room` makes what it is read into."""
         for path in sorted(self._folder.glob("clock-*")):
             try:
-                frame = read_snapshot(path)
-                sender: Sender = wire.from_json(Sender, frame.header)
+                record = read_snapshot(path)
+                sender: Sender = wire.from_json(Sender, record.header)
                 buffer = room(sender.header)
-                frame.payload.read_into(buffer.memory())
+                record.payload.read_into(buffer.memory())
             except (StateLost, ProtocolViolation) as error:
                 log.warning("buffers_not_read", reason=str(error))
             else:
