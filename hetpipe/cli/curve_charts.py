@@ -1,40 +1,24 @@
 """Curves over seeds as charts of a page: a line for the mean, a band from the least to the most.
 
-Decided here: what is in a chart, and that a scale is logarithmic. uPlot draws it, in the page, with `pages/curves.js`;
+Decided here: what is in a chart, and that a scale is logarithmic. uPlot draws it, in the page, with `curves.js`;
 both are written into the page, which loads nothing. Pure, but for reading those files of the package.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from typing import Any
 
+from markupsafe import Markup
+
 from hetpipe.cli.compare_statistics import CurvePoint
+from hetpipe.report.page import resource, shipped
 from hetpipe.report.quantities import significant
 
 #: A logarithmic scale where the values of a positive quantity span so much.
 _LOG_FROM = 8.0
-
-_CHART_CSS = """
-.plot{overflow-x:auto;container-type:inline-size}
-.plot .u-legend{width:100%;margin:6px 0 0;font-size:13px}
-.plot .u-legend :is(th,td){padding:2px 0 2px 12px;border:0;text-align:right}
-.plot .u-legend th:first-child{padding-left:0;text-align:left}
-.plot .u-legend thead th{font-weight:500;cursor:default}
-.plot .u-series th{color:var(--ink)}
-.plot .edge{display:none}
-.plot .u-marker{border-radius:3px;width:12px;height:12px}
-.plot .u-select{background:var(--ink);opacity:.1}
-@container (max-width:440px){
-  .plot .u-legend :is(th,td){padding-left:6px;font-size:12px}
-  .plot .u-legend :is(th,td):nth-child(2){display:none}
-}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +48,38 @@ def measured(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
     return tuple(one for one in points if all(map(math.isfinite, (one.x, one.mean, one.least, one.most))))
 
 
-def chart_style() -> str:
-    """For the page's style sheet. It uses the variables `--ink`, `--faint` and `--rule`."""
-    return _vendored("uPlot.min.css") + _CHART_CSS
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart as `templates/curves.html.j2` shows it."""
+
+    title: str
+    ends: str
+    """In words, where each line ends."""
+    data: Mapping[str, Any]
+    """See `chart_data`; empty where there are no lines."""
 
 
-def chart_scripts() -> tuple[str, ...]:
-    """For the end of the page, in this order: uPlot with its licence, and what draws every figure of `chart_figure`."""
-    own = files("hetpipe.cli") / "pages" / "curves.js"
-    return f"/*\n{_vendored('LICENSE')}\n*/\n{_vendored('uPlot.iife.min.js')}", own.read_text(encoding="utf-8")
+def chart_styles() -> tuple[Markup, ...]:
+    """For the page's style sheet. They use the variables `--ink`, `--faint` and `--rule`."""
+    return shipped("vendor/uplot/uPlot.min.css"), resource("curves.css")
 
 
-def _vendored(name: str) -> str:
-    return (files("hetpipe") / "vendor" / "uplot" / name).read_text(encoding="utf-8")
+def chart_scripts() -> tuple[Markup, ...]:
+    """For the end of the page, in this order: uPlot with its licence, and what draws every figure of the page."""
+    licence, uplot = shipped("vendor/uplot/LICENSE"), shipped("vendor/uplot/uPlot.iife.min.js")
+    return Markup("/*\n") + licence + Markup("\n*/\n") + uplot, resource("curves.js")
 
 
-def chart_figure(chart: Chart) -> str:
-    """The chart as a `<figure>`; it says in words where each line ends. Without lines it says that there are none."""
-    caption = f"<figcaption>{escape(chart.title)}</figcaption>"
+def figure_of(chart: Chart) -> Figure:
+    """The chart, ready for the page."""
     if not chart.lines:
-        return f'<figure class="card">{caption}<p class="faint">Nothing was measured.</p></figure>'
+        return Figure(chart.title, "", {})
     ends = ", ".join(f"{line.name} ends at {significant_value(line.points[-1].mean)}" for line in chart.lines)
-    # Inside of a script no reference such as &lt; is read: names could end it, unless they have no "<".
-    data = json.dumps(chart_data(chart), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return (
-        f'<figure class="card curves" aria-label="{escape(chart.title)}: {escape(ends)}">{caption}'
-        f'<script type="application/json">{data}</script><div class="plot"></div></figure>'
-    )
+    return Figure(chart.title, ends, chart_data(chart))
 
 
 def chart_data(chart: Chart) -> dict[str, Any]:
-    """What `pages/curves.js` draws.
+    """What `curves.js` draws.
 
     `x` and `y` are the labels of the axes, `log` says whether that of y is logarithmic. Of each of `lines`: `name`,
     `colour`, and columns of the same length, `x` and `mean`, and `least` and `most` where runs differ.

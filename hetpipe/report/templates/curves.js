@@ -1,4 +1,4 @@
-// Draws the figures of the class "curves" with uPlot. Each holds its data as JSON; hetpipe/cli/curve_charts.py says
+// Draws the figures of the class "curves" with uPlot. Each holds its data as JSON; hetpipe/compare/charts.py says
 // what is in it. Of a line with a band uPlot gets three series: the mean, and the edges of the band, which are not seen.
 "use strict";
 
