@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hetpipe import __version__
-from hetpipe.cli import looking, running
+from hetpipe.cli import looking
 from hetpipe.cli.app_compare import compare
 from hetpipe.cli.app_deploy import down, logs, ps, up
 from hetpipe.cli.app_observe import top
@@ -21,8 +21,9 @@ from hetpipe.cli.app_secure import certificates, health
 from hetpipe.cli.app_serve import UNPARSED, services
 from hetpipe.cli.app_stop import stop
 from hetpipe.cli.app_workers import workers
-from hetpipe.cli.demo import INTRODUCTION, find_demo
 from hetpipe.cli.execution import Json, Set, TlsFolder, execute
+from hetpipe.cli.run import running
+from hetpipe.cli.start.demo import INTRODUCTION, find_demo
 from hetpipe.observe.log import configure_logging
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS

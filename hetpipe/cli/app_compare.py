@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli import compare_command
-from hetpipe.cli.compare_trials import TrialSettings
 from hetpipe.cli.execution import Json, Set, execute
+from hetpipe.cli.study import compare as compare_command
+from hetpipe.compare.trials import TrialSettings
 
 
 def compare(  # noqa: PLR0913 - one for each option

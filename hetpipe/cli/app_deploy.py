@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli.deployment_request import DeploymentOptions
+from hetpipe.cli.deploy.deployment import DeploymentOptions
 from hetpipe.cli.execution import Json, Set, execute
 from hetpipe.deploy.labels import DEFAULT_PROJECT
 from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Store
@@ -101,8 +101,8 @@ def up(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Train a job in containers on this machine. Each virtual worker gets one that sees its own GPUs and no others."""
     # The docker SDK takes a while to import, here and below.
-    from hetpipe.cli.up_command import UpOptions
-    from hetpipe.cli.up_command import up as command
+    from hetpipe.cli.deploy.up import UpOptions
+    from hetpipe.cli.deploy.up import up as command
 
     options = DeploymentOptions(
         job=job,
@@ -130,7 +130,7 @@ def down(ctx: typer.Context, *, project: Project = DEFAULT_PROJECT, as_json: Jso
     """End what `hetpipe up` has left running. Containers, network and certificates go; runs stay."""
 
     def command(output: Output, shell: Shell) -> ExitStatus:
-        from hetpipe.cli import containers_command
+        from hetpipe.cli.deploy import containers as containers_command
 
         return containers_command.down(project, output, shell)
 
@@ -141,7 +141,7 @@ def ps(ctx: typer.Context, *, project: Project = DEFAULT_PROJECT, as_json: Json 
     """Show the containers of `hetpipe up`. Their state, their health, their GPUs."""
 
     def command(output: Output, shell: Shell) -> ExitStatus:
-        from hetpipe.cli import containers_command
+        from hetpipe.cli.deploy import containers as containers_command
 
         return containers_command.ps(project, output, shell)
 
@@ -163,7 +163,7 @@ def logs(
     """Show what the containers of `hetpipe up` have written."""
 
     def command(output: Output, shell: Shell) -> ExitStatus:
-        from hetpipe.cli import containers_command
+        from hetpipe.cli.deploy import containers as containers_command
 
         options = containers_command.LogOptions(project=project, wanted=tuple(wanted or ()), follow=follow, tail=tail)
         return containers_command.logs(options, output, shell)

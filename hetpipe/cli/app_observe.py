@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli import looking
-from hetpipe.cli import top as top_module
 from hetpipe.cli.execution import Json, TlsFolder, execute
+from hetpipe.cli.look import top as top_module
 from hetpipe.runs.run_folder import RUNS
 
 

@@ -8,18 +8,16 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli import (
-    cluster_command,
-    cluster_from_k8s,
-    plan_command,
-    profile_command,
-    profile_links_command,
-    simulate_command,
-)
 from hetpipe.cli.execution import Json, Set, TlsFolder, execute
-from hetpipe.cli.link_profiling import LinkWish
-from hetpipe.cli.plan_request import PlanRequest
-from hetpipe.cli.profiling import ProfileWish
+from hetpipe.cli.plan import plan as plan_command
+from hetpipe.cli.plan import profile as profile_command
+from hetpipe.cli.plan import profile_links as profile_links_command
+from hetpipe.cli.plan import simulate as simulate_command
+from hetpipe.cli.plan.cluster import from_k8s as cluster_from_k8s
+from hetpipe.cli.plan.cluster import show as cluster_command
+from hetpipe.cli.plan.link_profiling import LinkWish
+from hetpipe.cli.plan.profiling import ProfileWish
+from hetpipe.cli.plan.request import PlanRequest
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli import app_deploy as deploy
-from hetpipe.cli import render_deploy, render_redis_acl, render_schedule
-from hetpipe.cli.deployment_request import DeploymentOptions
+from hetpipe.cli.deploy.deployment import DeploymentOptions
+from hetpipe.cli.deploy.render import k8s as render_deploy
+from hetpipe.cli.deploy.render import redis_acl as render_redis_acl
+from hetpipe.cli.deploy.render import schedule as render_schedule
 from hetpipe.cli.execution import Json, Set, execute
 from hetpipe.deploy.labels import DEFAULT_PROJECT
 from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Store

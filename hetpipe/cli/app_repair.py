@@ -50,7 +50,7 @@ def store(
     """Repair the coordinator's store. Its counters and indexes; no coordinator may lead meanwhile."""
 
     def command(output: Output, _shell: Shell) -> ExitStatus:
-        from hetpipe.cli import repair_command
+        from hetpipe.cli.operate.repair import store as repair_command
 
         options = repair_command.StoreOptions(
             url=url, password_file=password_file, ca=ca, tls=tls, fence=fence, term=term
@@ -73,7 +73,7 @@ def state(
     """Repair the state of parameter servers. Forgets numbers that no coordinator could lead by."""
 
     def command(output: Output, _shell: Shell) -> ExitStatus:
-        from hetpipe.cli import repair_command
+        from hetpipe.cli.operate.repair import store as repair_command
 
         return repair_command.state(folders, output, forget_fence=forget_fence)
 

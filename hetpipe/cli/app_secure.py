@@ -28,7 +28,7 @@ def init(ctx: typer.Context, folder: Authority, *, as_json: Json = False) -> Non
 
     def command(output: Output, _shell: Shell) -> ExitStatus:
         _check_installed()
-        from hetpipe.cli import certs_command
+        from hetpipe.cli.operate.certs import issue as certs_command
 
         return certs_command.init(folder, output)
 
@@ -54,7 +54,7 @@ def issue(
 
     def command(output: Output, _shell: Shell) -> ExitStatus:
         _check_installed()
-        from hetpipe.cli import certs_command
+        from hetpipe.cli.operate.certs import issue as certs_command
 
         return certs_command.issue(folder, role, list(names or ()), days, output)
 
@@ -63,7 +63,7 @@ def issue(
 
 def health(arguments: Annotated[list[str] | None, typer.Argument(metavar="HOST:PORT [OPTION]...")] = None) -> None:
     """Ask a service whether it serves. Exits with 0 only if it does; for probes and scripts."""
-    from hetpipe.cli import health_command
+    from hetpipe.cli.operate import health as health_command
 
     raise typer.Exit(health_command.main(arguments or []))
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli import stop_command
 from hetpipe.cli.app_workers import Asked, JobOf, RunsDir
-from hetpipe.cli.asking import WhichJob
 from hetpipe.cli.execution import Json, TlsFolder, execute
+from hetpipe.cli.run import stop as stop_command
+from hetpipe.cli.run.asking import WhichJob
 from hetpipe.runs.run_folder import RUNS
 from hetpipe.values.events import StopMode
 

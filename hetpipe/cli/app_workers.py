@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli import workers_command
-from hetpipe.cli.asking import WhichJob
 from hetpipe.cli.execution import Json, TlsFolder, execute
+from hetpipe.cli.run.asking import WhichJob
+from hetpipe.cli.run.workers import list as workers_command
 from hetpipe.runs.run_folder import RUNS
 
 workers = typer.Typer(

@@ -10,9 +10,9 @@ from pathlib import Path
 import hetpipe
 from hetpipe.check import check_run
 from hetpipe.checkpoint.export import export_weights
-from hetpipe.cli import clocks as clocks_module
-from hetpipe.cli import doctor as doctor_module
-from hetpipe.cli.scaffold import write_templates
+from hetpipe.cli.look import clocks as clocks_module
+from hetpipe.cli.start import doctor as doctor_module
+from hetpipe.cli.start.init import write_templates
 from hetpipe.errors import UserError
 from hetpipe.report.text import count, shown_path
 from hetpipe.runs.judge import histories_of

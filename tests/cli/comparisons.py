@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
-from hetpipe.cli.compare_trials import Trial, TrialSettings, trials_of
+from hetpipe.compare.record import Point, TrialRecord, TrialState
+from hetpipe.compare.trials import Trial, TrialSettings, trials_of
 from hetpipe.runs.result import TrainResult
 from hetpipe.values.policies import WeightPolicy
 from tests.cli.fakes import RESULT

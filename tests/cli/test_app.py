@@ -15,8 +15,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from hetpipe import bundled
-from hetpipe.cli import demo, running
 from hetpipe.cli.app import app, run
+from hetpipe.cli.run import running
+from hetpipe.cli.start import demo
 from hetpipe.errors import JobError, PeerUnreachable
 from hetpipe.job.file import load_job
 from hetpipe.runs.run_folder import RunFolder

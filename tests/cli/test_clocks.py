@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hetpipe.cli.clocks import Clocks, snapshot_text
+from hetpipe.cli.look.clocks import Clocks, snapshot_text
 from tests.cli.fakes import snapshot
 
 

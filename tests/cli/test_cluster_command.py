@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.cli import app_planning
 from hetpipe.cli.app import app
-from hetpipe.cli.cluster_command import cluster_of
+from hetpipe.cli.plan.cluster.show import cluster_of
 from hetpipe.values.catalogue import CATALOGUE
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.document import document_of, parse_document

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.compare_command import CompareOptions, compare
-from hetpipe.cli.compare_record import TrialRecord, TrialState
-from hetpipe.cli.compare_trials import Trial, TrialSettings
+from hetpipe.cli.study.compare import CompareOptions, compare
+from hetpipe.compare.record import TrialRecord, TrialState
+from hetpipe.compare.trials import Trial, TrialSettings
 from hetpipe.errors import CallableError, JobError, UserError
 from hetpipe.report.view import View
 from hetpipe.runs.outcome import ExitStatus, Output

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.compare_page import page_of
-from hetpipe.cli.compare_record import Point, TrialRecord
-from hetpipe.cli.compare_statistics import Axis, common_curve
-from hetpipe.cli.compare_view import summaries_of, view_of
+from hetpipe.compare.page import page_of
+from hetpipe.compare.record import Point, TrialRecord
+from hetpipe.compare.statistics import Axis, common_curve
+from hetpipe.compare.view import summaries_of, view_of
 from tests.cli.comparisons import curve, diverged, record, result, trials
 from tests.report.test_plan_page import Page
 

@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-from hetpipe.cli.compare_progress import (
+from hetpipe.compare.progress import (
     CompareLines,
     CompareLive,
     CompareProgress,
@@ -14,7 +14,7 @@ from hetpipe.cli.compare_progress import (
     record_text,
     remaining_seconds,
 )
-from hetpipe.cli.compare_record import TrialState
+from hetpipe.compare.record import TrialState
 from hetpipe.values.events import JobEnded, JobState, StateChanged, Waiting, WorkerLost
 from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from tests.cli.comparisons import diverged, record, trials

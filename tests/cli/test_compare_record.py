@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.cli.compare_record import ComparisonFolder
+from hetpipe.compare.record import ComparisonFolder
 from hetpipe.errors import UserError
 from tests.cli.comparisons import diverged, record, trials
 from tests.support.fake_clock import FakeClock

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from hetpipe.cli.compare_record import Point
-from hetpipe.cli.compare_statistics import (
+from hetpipe.compare.record import Point
+from hetpipe.compare.statistics import (
     MOST_POINTS,
     CurvePoint,
     Spread,

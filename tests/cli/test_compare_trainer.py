@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.compare_record import TrialRecord, TrialState
-from hetpipe.cli.compare_trainer import Recorder, record_of, train_trial
-from hetpipe.cli.compare_trials import Trial
+from hetpipe.compare.record import TrialRecord, TrialState
+from hetpipe.compare.trainer import Recorder, record_of, train_trial
+from hetpipe.compare.trials import Trial
 from hetpipe.errors import CallableError
 from hetpipe.observe.history import History
 from hetpipe.observe.metrics import Metrics, WaveMetrics, metrics_path

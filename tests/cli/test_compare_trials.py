@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.cli.compare_trials import TrialSettings, policies_of, trials_of
+from hetpipe.compare.trials import TrialSettings, policies_of, trials_of
 from hetpipe.errors import JobError, UserError
 from tests.cli.comparisons import trials, write_job
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.compare_record import Point, TrialRecord, TrialState
-from hetpipe.cli.compare_view import ComparisonView, summaries_of, view_of
+from hetpipe.compare.record import Point, TrialRecord, TrialState
+from hetpipe.compare.view import ComparisonView, summaries_of, view_of
 from tests.cli.comparisons import diverged, record, result, trials
 
 #: Of two policies: one that is better, and one that is faster.

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.compare_statistics import CurvePoint
-from hetpipe.cli.curve_charts import (
+from hetpipe.compare.charts import (
     Chart,
     Line,
     chart_data,
@@ -23,6 +22,7 @@ from hetpipe.cli.curve_charts import (
     measured,
     short_number,
 )
+from hetpipe.compare.statistics import CurvePoint
 from hetpipe.report.page import render
 from tests.report.test_plan_page import Page
 

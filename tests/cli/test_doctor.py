@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.cli import doctor
-from hetpipe.cli.doctor import Check, Health
+from hetpipe.cli.start import doctor
+from hetpipe.cli.start.doctor import Check, Health
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from hetpipe.cli import plan_command
 from hetpipe.cli.app import app
-from hetpipe.cli.profiling import Profiled, ProfileWish
+from hetpipe.cli.plan import plan as plan_command
+from hetpipe.cli.plan.profiling import Profiled, ProfileWish
 from hetpipe.job.file import Job
 from hetpipe.runs.shell import Shell
 from hetpipe.values.document import document_of, read_document, to_plain, write_document

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.plan_request import PlanRequest, check_request, wishes_of, workers_of
+from hetpipe.cli.plan.request import PlanRequest, check_request, wishes_of, workers_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job, load_job

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from hetpipe.cli import profiling
 from hetpipe.cli.app import app
-from hetpipe.cli.profile_command import lines
-from hetpipe.cli.profile_view import ProfileBar, ProfileLines
-from hetpipe.cli.profiling import ProfileWish, profile_job
+from hetpipe.cli.plan import profiling
+from hetpipe.cli.plan.profile import lines
+from hetpipe.cli.plan.profile_view import ProfileBar, ProfileLines
+from hetpipe.cli.plan.profiling import ProfileWish, profile_job
 from hetpipe.decide.planner.assembly import profile_of
 from hetpipe.errors import CallableError, JobError, JobFailed
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from hetpipe.cli import link_profiling
 from hetpipe.cli.app import app
-from hetpipe.cli.link_profiling import LinkWish, ProfiledLinks, cached_links, profile_links
-from hetpipe.cli.profile_links_command import links_sentences
+from hetpipe.cli.plan import link_profiling
+from hetpipe.cli.plan.link_profiling import LinkWish, ProfiledLinks, cached_links, profile_links
+from hetpipe.cli.plan.profile_links import links_sentences
 from hetpipe.decide.lifecycle.known_cluster import known_links, stated_links
 from hetpipe.decide.planner.assembly import profile_of
 from hetpipe.decide.planner.costs import Costs
@@ -140,7 +140,7 @@ def test_a_plan_uses_the_links_that_were_measured(monkeypatch: pytest.MonkeyPatc
         planned_with.append(cluster.links.intra_node)
         return real_costs_of(document, profile, cluster)
 
-    monkeypatch.setattr("hetpipe.cli.plan_command.costs_of", costs_of)
+    monkeypatch.setattr("hetpipe.cli.plan.plan.costs_of", costs_of)
     result = plan()
     assert result.exit_code == 0, result.output
     assert "links: measured within here, 2 h 03 min ago" in result.stdout

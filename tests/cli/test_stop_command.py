@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from hetpipe.cli import stop_command
 from hetpipe.cli.app import app
+from hetpipe.cli.run import stop as stop_command
 from hetpipe.errors import HetpipeError, PeerUnreachable, UnknownJob
 from hetpipe.values.events import JobState, JobStatus, StopMode
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
+from hetpipe.cli.look.top import REFRESH_SECONDS, Picture, top
 from hetpipe.cli.looking import Which
-from hetpipe.cli.top import REFRESH_SECONDS, Picture, top
 from hetpipe.errors import PeerUnreachable
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RunFolder, RunRecord

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from hetpipe.cli import deployment_request
 from hetpipe.cli.app import app
-from hetpipe.cli.deployment_request import modules_of
-from hetpipe.cli.profiling import Profiled
+from hetpipe.cli.deploy import deployment as deployment_request
+from hetpipe.cli.deploy.deployment import modules_of
+from hetpipe.cli.plan.profiling import Profiled
 from hetpipe.errors import UserError
 from hetpipe.job.file import load_job
 from hetpipe.rpc.tls import Tls

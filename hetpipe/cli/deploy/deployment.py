@@ -1,0 +1,216 @@
+"""From the options of `hetpipe up` and `hetpipe render compose` to the description of what runs in which container."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetpipe import __version__
+from hetpipe.cli.plan.profile import view_for
+from hetpipe.cli.plan.profiling import ProfileWish, profile_job
+from hetpipe.decide.lifecycle.known_cluster import cluster_of
+from hetpipe.decide.lifecycle.planning import options_of
+from hetpipe.deploy.box import box_devices
+from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan
+from hetpipe.deploy.labels import DEFAULT_PROJECT, check_project
+from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Deployment, Folders, Store, Wishes, deployment_of
+from hetpipe.errors import UserError
+from hetpipe.job.file import Job
+from hetpipe.report.text import count
+from hetpipe.runs.outcome import Output
+from hetpipe.runs.requests import new_run
+from hetpipe.runs.run_folder import RUNS
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import RunRequest, choose_devices
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.server.agent.environment import check_wish, checked_allowed
+from hetpipe.values.document import read_document
+from hetpipe.values.ids import AgentId
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.run import AgentDevice, AgentInfo
+
+#: Who containers run as where root starts them: the image's own user.
+IMAGE_USER = "10001:10001"
+
+_REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentOptions:
+    """The options that describe a deployment; None: not given."""
+
+    job: Path | None = None
+    settings: tuple[str, ...] = ()
+    project: str = DEFAULT_PROJECT
+    image: str | None = None
+    cpu_devices: int | None = None
+    shards: int | None = None
+    plan: Path | None = None
+    store: Store = Store.MEMORY
+    store_image: str = REDIS_IMAGE
+    port: int = GRPC_PORT
+    insecure: bool = False
+    data: tuple[Path, ...] = ()
+    modules: tuple[str, ...] = ()
+    allowed_environment: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    resume: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What was asked for."""
+
+    wishes: Wishes
+    deployment: Deployment
+    request: RunRequest | None
+    """What to train, as planned; None: only the services are asked for."""
+
+    @property
+    def summary(self) -> str:
+        """What will be started, as a sentence for people."""
+        shards = count(self.wishes.num_shards, "parameter server")
+        agents = ", ".join(f"{group.node} with {_devices_text(group)}" for group in self.wishes.agents)
+        return f"1 coordinator, {shards}, {count(len(self.wishes.agents), 'agent')}: {agents}"
+
+
+def describe(options: DeploymentOptions, output: Output, shell: Shell) -> Described:
+    """What to run, and what to train on it; a job that leaves its cut open is planned for the devices of this machine.
+
+    Raises:
+        UserError: options, the job or the plan cannot be used, or devices are missing.
+    """
+    check_project(options.project)
+    allowed_environment = checked_allowed(options.allowed_environment)
+    request = _request(options, shell)
+    job = None if request is None else request.job
+    if job is not None:
+        check_wish(job.environment, allowed_environment)
+    num_cpu_devices = options.cpu_devices
+    if num_cpu_devices is None and job is not None:
+        num_cpu_devices, _ = choose_devices(job)
+    found = discover_devices(socket.gethostname(), num_cpu_devices=num_cpu_devices)
+    plan = None if job is None else _plan(options, job, found, output, shell)
+    if job is not None and request is not None and plan is not None:
+        job = job_of_plan(job, plan)
+        request = replace(request, job=job)
+    wishes = Wishes(
+        project=options.project,
+        image=options.image or default_image(found),
+        user=container_user(),
+        agents=groups_of(job, box_devices(found), plan),
+        num_shards=_num_shards(options, job),
+        folders=_folders(options, request, shell),
+        modules=options.modules or (("*",) if job is None else tuple(modules_of(job))),
+        allowed_environment=allowed_environment,
+        tls=not options.insecure,
+        store=options.store,
+        store_image=options.store_image,
+        port=options.port,
+    )
+    return Described(wishes, deployment_of(wishes), request)
+
+
+def default_image(devices: Sequence[AgentDevice]) -> str:
+    """The image for these devices, by the name that the documentation gives it."""
+    on_gpus = any(device.torch_device.startswith("cuda") for device in devices)
+    return f"hetpipe:{__version__}-{'cuda' if on_gpus else 'cpu'}"
+
+
+def container_user() -> str:
+    """Who containers run as: whoever calls, so that runs belong to them, but never root."""
+    return f"{os.getuid()}:{os.getgid()}" if os.getuid() else IMAGE_USER
+
+
+def modules_of(job: Job) -> Iterator[str]:
+    """The modules that the job names callables of."""
+
+    def references(value: object) -> Iterator[str]:
+        if isinstance(value, Mapping):
+            for entry in value.values():
+                yield from references(entry)
+        elif isinstance(value, list | tuple):
+            for entry in value:
+                yield from references(entry)
+        elif isinstance(value, str) and (found := _REFERENCE.fullmatch(value)):
+            yield found[1]
+
+    yield from dict.fromkeys(references(job.model_dump(exclude={"cluster", "name"})))
+
+
+def state_folder(environment: Mapping[str, str], project: str) -> Path:
+    """Where the secrets of a project are."""
+    base = environment.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "hetpipe" / project
+
+
+def _request(options: DeploymentOptions, shell: Shell) -> RunRequest | None:
+    if options.job is None and options.resume is None:
+        for name in ("plan", "settings", "run_dir"):
+            if getattr(options, name):
+                option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} is about a job, and none is named; name its file, or leave {option} out")
+        return None
+    coordinator = f"127.0.0.1:{options.port}"
+    return new_run(options.job, options.settings, resume=options.resume, coordinator=coordinator, shell=shell)
+
+
+def _plan(
+    options: DeploymentOptions, job: Job, devices: Sequence[AgentDevice], output: Output, shell: Shell
+) -> PlanDocument | None:
+    if options.plan is not None:
+        return read_document(PlanDocument, options.plan)
+    if not needs_a_plan(job):
+        return None
+    output.say("the job leaves open who computes what: it is planned for this machine first, like `hetpipe plan` does")
+    # the searches take a while to import
+    from hetpipe.decide.planner.choose import choose_plan
+    from hetpipe.decide.simulator.prediction import predicted
+
+    node = AgentId(socket.gethostname())
+    cluster = cluster_of([AgentInfo(node, host="", pid=0, devices=tuple(devices))])
+    profile, reserve_bytes = job.cluster.profile, 0
+    if profile is None:
+        with view_for(output, shell) as view:
+            types = tuple(dict.fromkeys(cluster.devices.values()))
+            profiled = profile_job(job, ProfileWish(types=types), shell, view.show)
+        profile, reserve_bytes = profiled.profile, profiled.reserve_bytes
+    return choose_plan(profile, cluster, options_of(job, reserve_bytes=reserve_bytes), predict=predicted)
+
+
+def _num_shards(options: DeploymentOptions, job: Job | None) -> int:
+    if job is None:
+        return options.shards or 1
+    if options.shards is not None:
+        raise UserError(
+            "the job says in parameter_servers.count how many shards there are; leave --shards out, or say "
+            f"--set parameter_servers.count={options.shards}"
+        )
+    return job.parameter_servers.count
+
+
+def _folders(options: DeploymentOptions, request: RunRequest | None, shell: Shell) -> Folders:
+    """A run's folder of its own is shown alone; else all runs are, so that more jobs can be handed in later."""
+    runs = shell.current / RUNS if options.run_dir is None else options.run_dir.absolute()
+    for path in options.data:
+        if not path.is_dir():
+            raise UserError(f"--data {path}: there is no such folder")
+    more = [path.resolve() for path in options.data]
+    restore = None if request is None else request.restore
+    if restore is not None and not any(restore.is_relative_to(shown) for shown in (shell.current, runs)):
+        more.append(restore)
+    return Folders(
+        code=str(shell.current),
+        runs=str(runs),
+        state=str(state_folder(shell.environment, options.project)),
+        more=tuple(map(str, more)),
+    )
+
+
+def _devices_text(group: AgentGroup) -> str:
+    gpus = sum(bool(device.gpu) for device in group.devices)
+    return count(gpus, "GPU") if gpus else count(len(group.devices), "CPU device")

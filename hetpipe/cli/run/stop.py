@@ -1,0 +1,71 @@
+"""Stop a run, also one that nobody follows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from hetpipe.checkpoint.manifest import has_checkpoint
+from hetpipe.cli.run.asking import WhichJob, asked, is_over
+from hetpipe.errors import UserError
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import resume_command
+from hetpipe.values.events import JobState, JobStatus, StopMode
+
+#: What people are told while they wait.
+_AWAITED = {
+    StopMode.CHECKPOINT: "waiting for the next barrier and its checkpoint",
+    StopMode.NOW: "waiting for its processes to end",
+}
+
+
+def stop(
+    which: WhichJob, mode: StopMode, output: Output, shell: Shell, *, wait: bool, timeout_seconds: float
+) -> ExitStatus:
+    """Ask a job to stop, and wait until it has if that is wanted. One that has ended stays as it is."""
+    with asked(which, shell) as there:
+        status = there.client.status(there.job_id)
+        if status.job_id is None:
+            raise UserError("the coordinator has no job yet: there is nothing to stop")
+        if not is_over(status):
+            there.client.stop_job(status.job_id, mode=mode)
+            status = there.client.status(status.job_id)
+        if wait and not is_over(status):
+            output.note(_AWAITED[mode])
+            late = partial(_late, timeout_seconds=timeout_seconds)
+            again = partial(there.client.stop_job, status.job_id, mode=mode)
+            status = there.wait(status, is_over, late, output.note, shell, timeout_seconds=timeout_seconds, again=again)
+    way_on = _way_on(status, there.cluster, shell)
+    output.answer(
+        {
+            "job_id": status.job_id,
+            "state": None if status.state is None else status.state.value,
+            "run_dir": status.run_dir,
+            "resume": way_on or None,
+        },
+        _sentence(status) + (f"; resume with: {way_on}" if way_on else ""),
+    )
+    return ExitStatus.FAILED if status.state is JobState.FAILED else ExitStatus.OK
+
+
+def _late(status: JobStatus, timeout_seconds: float) -> str:
+    return (
+        f"{_sentence(status)}, and has not stopped within {timeout_seconds:.0f} s; `hetpipe clocks` shows who does not "
+        "move, and `hetpipe stop --now` stops it without a checkpoint"
+    )
+
+
+def _sentence(status: JobStatus) -> str:
+    name = f"{status.name} (job {status.job_id})"
+    if status.state is None or not is_over(status):
+        awaited = f": {status.failure}" if status.failure else ""
+        return f"{name} is {'going' if status.state is None else status.state.value}{awaited}"
+    return f"{name} has {status.state.value}" + (f": {status.failure}" if status.failure else "")
+
+
+def _way_on(status: JobStatus, cluster: str | None, shell: Shell) -> str:
+    """How to go on with a job that was stopped, where its folder can be read from here; empty if it cannot."""
+    run_dir = Path(status.run_dir)
+    stopped = status.state in {JobState.STOPPED, JobState.FAILED}
+    return resume_command(run_dir, shell.current, cluster) if stopped and has_checkpoint(run_dir) else ""
