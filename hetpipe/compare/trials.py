@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from hetpipe.errors import JobError, UserError
 from hetpipe.job.file import Job, load_job
@@ -17,18 +18,24 @@ from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
 from hetpipe.values.suggest import did_you_mean
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSettings:
-    """The options that say what is trained, as they were typed."""
+class TrialSettings(Protocol):
+    """Options that say what is trained, as they were typed."""
 
-    weights: str
-    """Names of policies with commas between them."""
-    seeds: int
-    """How many, counted up from the job's own."""
-    settings: Sequence[str] = ()
-    """`path=value` texts, for every policy."""
-    own_settings: Sequence[str] = ()
-    """`POLICY:path=value` texts, for one policy each."""
+    @property
+    def weights(self) -> str:
+        """Names of policies with commas between them."""
+
+    @property
+    def seeds(self) -> int:
+        """How many, counted up from the job's own."""
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """`path=value` texts, for every policy."""
+
+    @property
+    def own_settings(self) -> Sequence[str]:
+        """`POLICY:path=value` texts, for one policy each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from hetpipe import bundled
 from hetpipe.cli.app import app, run
-from hetpipe.cli.run import running
+from hetpipe.cli.run import train
 from hetpipe.cli.start import demo
 from hetpipe.errors import JobError, PeerUnreachable
 from hetpipe.job.file import load_job
@@ -407,13 +407,44 @@ def test_mistakes_of_a_job_come_line_by_line(
     def refuse(*_: object, **__: object) -> None:
         raise JobError(["a: first", "b: second"])
 
-    monkeypatch.setattr(running, "train", refuse)
+    monkeypatch.setattr(train, "new_run", refuse)
     assert run(["train", "job.yaml"]) == 2
     assert capsys.readouterr().err == "error: a: first\nerror: b: second\n"
 
 
-def test_the_command_line_starts_without_torch_and_cryptography() -> None:
-    code = "import sys, hetpipe.cli.app; sys.exit(not {'torch', 'cryptography'}.isdisjoint(sys.modules))"
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["cluster", "--help"], ["nosuch"]])
+def test_what_shows_no_command_imports_none(arguments: list[str]) -> None:
+    """And so neither torch nor gRPC, nor what a run needs."""
+    heavy = {
+        "torch",
+        "grpc",
+        "google.protobuf",
+        "pydantic",
+        "redis",
+        "docker",
+        "rich",
+        "yaml",
+        "cryptography",
+        "jinja2",
+    }
+    code = (
+        "import sys\n"
+        "from hetpipe.cli.app import run\n"
+        f"run({arguments})\n"
+        f"print(sorted({heavy} & set(sys.modules)), len([m for m in sys.modules if m.startswith('hetpipe.runs.')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 1", "of a run only how commands end"
+
+
+def test_no_command_needs_torch_or_cryptography_to_say_what_it_does() -> None:
+    """What the help of every command imports, on top of one another."""
+    code = (
+        "import sys\n"
+        "from tests.cli.regenerate_golden import help_of, kept\n"
+        "assert all(map(help_of, kept()))\n"
+        "sys.exit(not {'torch', 'cryptography', 'docker', 'jinja2'}.isdisjoint(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -8,9 +8,13 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hetpipe import __version__
-from hetpipe.cli.plan.profile import view_for
+from hetpipe.cli.options import Settings
+from hetpipe.cli.plan.profile_view import view_for
 from hetpipe.cli.plan.profiling import ProfileWish, profile_job
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import options_of
@@ -39,26 +43,64 @@ IMAGE_USER = "10001:10001"
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
 
+JobOrNothing = Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; without one only services start.")]
+Project = Annotated[str, typer.Option(metavar="NAME", help="Name of the whole; begins container names.")]
+Image = Annotated[
+    str | None, typer.Option(metavar="IMAGE", help="Image of hetpipe.  [default: hetpipe:VERSION-cpu, or -cuda]")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS between the containers.")]
+AllowedEnvironment = Annotated[
+    tuple[str, ...],
+    typer.Option(
+        "--allow-environment",
+        metavar="NAME",
+        help="Environment variables, or patterns of them, that agents pass on to jobs. Repeatable.  [default: none]",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentOptions:
-    """The options that describe a deployment; None: not given."""
+    """The options that describe a deployment, of `hetpipe up` and of `hetpipe render compose`."""
 
-    job: Path | None = None
-    settings: tuple[str, ...] = ()
-    project: str = DEFAULT_PROJECT
-    image: str | None = None
-    cpu_devices: int | None = None
-    shards: int | None = None
-    plan: Path | None = None
-    store: Store = Store.MEMORY
-    store_image: str = REDIS_IMAGE
-    port: int = GRPC_PORT
-    insecure: bool = False
-    data: tuple[Path, ...] = ()
-    modules: tuple[str, ...] = ()
-    allowed_environment: tuple[str, ...] = ()
-    run_dir: Path | None = None
-    resume: Path | None = None
+    job: JobOrNothing = None
+    settings: Settings = ()
+    project: Project = DEFAULT_PROJECT
+    image: Image = None
+    cpu_devices: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Use N CPU devices.  [default: the GPUs, else as needed]"),
+    ] = None
+    shards: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Parameter servers.  [default: the job's, else 1]")
+    ] = None
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="P.json", help="Follow this plan of `hetpipe plan`, for a job that leaves its cut open."),
+    ] = None
+    store: Annotated[Store, typer.Option(help="Where the coordinator keeps jobs.")] = Store.MEMORY
+    store_image: Annotated[
+        str,
+        typer.Option(
+            metavar="IMAGE", help="Image of Redis, for --store redis.", show_default=REDIS_IMAGE.partition("@")[0]
+        ),
+    ] = REDIS_IMAGE
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, metavar="N", help="Port of 127.0.0.1 for the coordinator.")
+    ] = GRPC_PORT
+    insecure: Insecure = False
+    data: Annotated[
+        tuple[Path, ...], typer.Option(metavar="DIR", help="Let user code read this folder, too. Repeatable.")
+    ] = ()
+    modules: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--allow-modules",
+            metavar="PATTERN",
+            help="Modules that stages may import user code from. Repeatable.  [default: those that the job names]",
+        ),
+    ] = ()
+    allowed_environment: AllowedEnvironment = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +120,24 @@ class Described:
         return f"1 coordinator, {shards}, {count(len(self.wishes.agents), 'agent')}: {agents}"
 
 
-def describe(options: DeploymentOptions, output: Output, shell: Shell) -> Described:
+def describe(
+    options: DeploymentOptions, output: Output, shell: Shell, *, run_dir: Path | None = None, resume: Path | None = None
+) -> Described:
     """What to run, and what to train on it; a job that leaves its cut open is planned for the devices of this machine.
+
+    Args:
+        options: what was asked for.
+        output: hears of the planning.
+        shell: the world around.
+        run_dir: folder for the run; None: one of `runs`.
+        resume: the run to go on from, if any.
 
     Raises:
         UserError: options, the job or the plan cannot be used, or devices are missing.
     """
     check_project(options.project)
     allowed_environment = checked_allowed(options.allowed_environment)
-    request = _request(options, shell)
+    request = _request(options, shell, run_dir, resume)
     job = None if request is None else request.job
     if job is not None:
         check_wish(job.environment, allowed_environment)
@@ -104,7 +155,7 @@ def describe(options: DeploymentOptions, output: Output, shell: Shell) -> Descri
         user=container_user(),
         agents=groups_of(job, box_devices(found), plan),
         num_shards=_num_shards(options, job),
-        folders=_folders(options, request, shell),
+        folders=_folders(options, request, run_dir, shell),
         modules=options.modules or (("*",) if job is None else tuple(modules_of(job))),
         allowed_environment=allowed_environment,
         tls=not options.insecure,
@@ -148,15 +199,14 @@ def state_folder(environment: Mapping[str, str], project: str) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "hetpipe" / project
 
 
-def _request(options: DeploymentOptions, shell: Shell) -> RunRequest | None:
-    if options.job is None and options.resume is None:
-        for name in ("plan", "settings", "run_dir"):
-            if getattr(options, name):
-                option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+def _request(options: DeploymentOptions, shell: Shell, run_dir: Path | None, resume: Path | None) -> RunRequest | None:
+    if options.job is None and resume is None:
+        for option, value in (("--plan", options.plan), ("--set", options.settings), ("--run-dir", run_dir)):
+            if value:
                 raise UserError(f"{option} is about a job, and none is named; name its file, or leave {option} out")
         return None
     coordinator = f"127.0.0.1:{options.port}"
-    return new_run(options.job, options.settings, resume=options.resume, coordinator=coordinator, shell=shell)
+    return new_run(options.job, options.settings, resume=resume, coordinator=coordinator, shell=shell)
 
 
 def _plan(
@@ -193,9 +243,9 @@ def _num_shards(options: DeploymentOptions, job: Job | None) -> int:
     return job.parameter_servers.count
 
 
-def _folders(options: DeploymentOptions, request: RunRequest | None, shell: Shell) -> Folders:
+def _folders(options: DeploymentOptions, request: RunRequest | None, run_dir: Path | None, shell: Shell) -> Folders:
     """A run's folder of its own is shown alone; else all runs are, so that more jobs can be handed in later."""
-    runs = shell.current / RUNS if options.run_dir is None else options.run_dir.absolute()
+    runs = shell.current / RUNS if run_dir is None else run_dir.absolute()
     for path in options.data:
         if not path.is_dir():
             raise UserError(f"--data {path}: there is no such folder")

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hetpipe.cli.deploy.deployment import DeploymentOptions, Described, describe
-from hetpipe.cli.run import running
+from hetpipe.cli.options import Json, NewRunDir
+from hetpipe.cli.run.following import follow, hand_in
 from hetpipe.deploy.container_logs import save_logs
 from hetpipe.deploy.engine import Engine, answering
+from hetpipe.deploy.labels import DEFAULT_PROJECT
 from hetpipe.deploy.secrets import give, operator_folder, remove_secrets, write_secrets
 from hetpipe.report.text import shown_path
 from hetpipe.runs.interrupts import Interrupts
@@ -24,14 +29,18 @@ from hetpipe.runs.shell import Shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    """The options of `hetpipe up`."""
+class Options(DeploymentOptions):
+    """Train a job in containers on this machine. Each virtual worker gets one that sees its own GPUs and no others."""
 
-    deployment: DeploymentOptions
-    detach: bool = False
+    run_dir: NewRunDir = None
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Go on from the newest checkpoint of that run.")
+    ] = None
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the containers; do not follow the job.")] = False
+    as_json: Json = False
 
 
-def up(options: UpOptions, output: Output, shell: Shell) -> ExitStatus:
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Start the containers and, unless they are to stay, train the job and remove them.
 
     Raises:
@@ -42,7 +51,7 @@ def up(options: UpOptions, output: Output, shell: Shell) -> ExitStatus:
     client = shell.open_docker(shell.environment)
     try:
         engine = Engine(client, clock=shell.clock, say=output.say, environment=shell.environment)
-        described = describe(options.deployment, output, shell)
+        described = describe(options, output, shell, run_dir=options.run_dir, resume=options.resume)
         engine.check(described.deployment)
         with answering(), Interrupts() as interrupts:
             return _Up(options, described, engine, interrupts).run(output, shell)
@@ -53,7 +62,7 @@ def up(options: UpOptions, output: Output, shell: Shell) -> ExitStatus:
 class _Up:
     """One call of the command, from here on with containers."""
 
-    def __init__(self, options: UpOptions, described: Described, engine: Engine, interrupts: Interrupts) -> None:
+    def __init__(self, options: Options, described: Described, engine: Engine, interrupts: Interrupts) -> None:
         self._options = options
         self._described = described
         self._engine = engine
@@ -68,13 +77,13 @@ class _Up:
             Path(self._wishes.folders.runs).mkdir(exist_ok=True)
             with self._containers(output, logs=None, stay=True):
                 return self._leave(output, shell)
-        folder = RunFolder.create(self._options.deployment.run_dir, name=request.job.name, clock=shell.clock)
+        folder = RunFolder.create(self._options.run_dir, name=request.job.name, clock=shell.clock)
         give(folder.path, self._wishes.user)
         with self._containers(output, logs=folder.logs, stay=self._options.detach):
             if self._options.detach:
-                running.hand_in(request, folder, output, shell)
+                hand_in(request, folder, output, shell)
                 return self._leave(output, shell)
-            return running.run(request, folder, output, shell)
+            return follow(request, folder, output, shell)
 
     @contextmanager
     def _containers(self, output: Output, *, logs: Path | None, stay: bool) -> Iterator[None]:
@@ -109,7 +118,7 @@ class _Up:
         """Say how to go on."""
         address = f"127.0.0.1:{self._wishes.port}"
         tls = "" if shell.tls is None else f" --tls {shown_path(shell.tls, shell.current)}"
-        project = "" if self._wishes.project == DeploymentOptions().project else f" --project {self._wishes.project}"
+        project = "" if self._wishes.project == DEFAULT_PROJECT else f" --project {self._wishes.project}"
         states = self._engine.states(self._wishes.project)
         output.answer(
             {

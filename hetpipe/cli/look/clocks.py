@@ -1,20 +1,56 @@
-"""The clocks of a run: now, or every time one of them moves."""
+"""`hetpipe clocks`: the clocks of a run, now, or every time one of them moves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.text import columns, count, pairs
 from hetpipe.runs.mending import Mending
-from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS, RunFolder, find_run
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import clocks_of, pointing_at_status
 from hetpipe.values.ids import JobId
 from hetpipe.values.run import ClockSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Show the clocks of a run. They count the waves that each virtual worker, and that all of them have committed."""
+
+    run_dir: RunDir = None
+    watch: Annotated[bool, typer.Option("--watch", help="Show every change, one line each, to the end.")] = False
+    coordinator: NewestJobOf = None
+    runs_dir: RunsDir = RUNS
+    tls: TlsFolder = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Tell the clocks of a run; with --watch after every change, to its end."""
+    if options.watch:
+        for found in _watched(options, output, shell):
+            output.answer(found.to_json(), found.line())
+        return ExitStatus.OK
+    if options.coordinator is not None and options.run_dir is None:
+        found = clocks_of_coordinator(options.coordinator, shell)
+    else:
+        found = clocks_of_run(find_run(options.run_dir, runs_dir=options.runs_dir), shell)
+    output.answer(found.to_json(), *found.lines())
+    return ExitStatus.OK
+
+
+def _watched(options: Options, output: Output, shell: Shell) -> Iterator[Clocks]:
+    if options.coordinator is not None and options.run_dir is None:
+        return watch_coordinator(options.coordinator, shell, Mending(shell.clock, say=output.note))
+    return watch_run(find_run(options.run_dir, runs_dir=options.runs_dir), shell, output.note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+import typer
 
 from hetpipe.cli.look.clocks import snapshot_text
-from hetpipe.cli.looking import Which
+from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.progress import STATE_TEXTS, cells, headings, no_utilisation_text, totals_text
 from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import columns, shown_path
 from hetpipe.runs.mending import Contact, Mending
 from hetpipe.runs.outcome import ExitStatus, Output
-from hetpipe.runs.run_folder import RunFolder, RunRecord, find_run
+from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
 from hetpipe.runs.shell import CoordinatorPort, Shell
 from hetpipe.runs.status import NO_JOB, pointing_at_status, status_of_job, worker_json
 from hetpipe.values.events import JobStatus, ProgressTable
@@ -130,19 +132,31 @@ class _Pages(Screen):
         """Nothing is held back."""
 
 
-def top(which: Which, output: Output, shell: Shell, *, once: bool) -> ExitStatus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Watch a run and its cluster, every second. Clocks, speed, loss, waiting, memory; members and their leases."""
+
+    run_dir: RunDir = None
+    coordinator: NewestJobOf = None
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False
+    runs_dir: RunsDir = RUNS
+    tls: TlsFolder = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Show a job and its cluster until the job has ended, or Ctrl-C; the newest job of a coordinator goes on."""
-    if which.coordinator is not None and which.run_dir is None:
-        shown = _screen(output, shell, once=once)
+    if options.coordinator is not None and options.run_dir is None:
+        shown = _screen(output, shell, once=options.once)
         mending = Mending(shell.clock, say=shown.say)
-        _watch(which.coordinator, None, shown, shell, is_over=lambda _: once, mending=mending)
+        _watch(options.coordinator, None, shown, shell, is_over=lambda _: options.once, mending=mending)
         return ExitStatus.OK
-    folder = find_run(which.run_dir, runs_dir=which.runs_dir)
+    folder = find_run(options.run_dir, runs_dir=options.runs_dir)
     record = _running(folder, shell)
-    shown, there = _screen(output, shell, once=once), shell.alone() if record.local else shell
+    shown, there = _screen(output, shell, once=options.once), shell.alone() if record.local else shell
 
     def is_over(picture: Picture) -> bool:
-        return once or picture.has_ended
+        return options.once or picture.has_ended
 
     # A local coordinator ends with its run.
     mending = Mending(there.clock, say=shown.say, is_over=lambda: folder.read_result() is not None)

@@ -1,15 +1,14 @@
-"""The command `hetpipe profile --links`: how fast the links of this machine are, as a cluster file for plans."""
+"""`hetpipe profile --links`: how fast the links of this machine are, as a cluster file for plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hetpipe.cli.plan.link_profiling import LinkWish, ProfiledLinks, profile_links
-from hetpipe.cli.plan.profile import view_for
+from hetpipe.cli.plan.profile_view import view_for
 from hetpipe.client import new_request_id
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, LinkOrigin, cluster_of, known_links, together
 from hetpipe.errors import DeadlineExceeded, UserError
@@ -26,59 +25,6 @@ from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.members import MemberRole
 from hetpipe.values.run import AgentInfo
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileLinksOptions:
-    """The options of the command."""
-
-    out: Path | None = None
-    """Where to write the cluster file."""
-    wish: LinkWish
-
-
-def check_alone(others: Sequence[str]) -> None:
-    """Refuse what says how to measure a model.
-
-    Raises:
-        UserError: naming `others`, which were given beside --links.
-    """
-    if others:
-        raise UserError(f"--links measures no model; leave out {', '.join(others)}, or --links")
-
-
-def profile_links_of(options: ProfileLinksOptions, output: Output, shell: Shell) -> ExitStatus:
-    """Measure, and tell what was found.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    wish = options.wish
-    with view_for(output, shell, unit="parts", beginning="starting processes") as view:
-        profiled = profile_links(wish, shell, view.show)
-    known = known_links([wish.node], profiled.measured, now=shell.clock.wall())
-    agent = AgentInfo(AgentId(wish.node), host="", pid=0, devices=tuple(wish.devices))
-    cluster = cluster_of([agent], known.links)
-    if options.out is not None:
-        _write(_file_text(cluster, known), options.out)
-    output.say(*lines(profiled.measured), "", *_remarks(profiled, options, shell))
-    if output.machine is not None:
-        measured = wire.plain(MeasuredLinks, profiled.measured)
-        output.answer({"cluster": to_plain(cluster), "measured": measured, "cached": profiled.cached})
-    return ExitStatus.OK
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterLinksOptions:
-    """The options of the command with --coordinator."""
-
-    coordinator: str
-    """`HOST:PORT`."""
-    out: Path | None = None
-    """Where to write the cluster file."""
-    fresh: bool = False
-    """Measure also what is known."""
-
-
 #: Seconds between two looks at how far the agents are.
 _LOOK_SECONDS = 0.5
 
@@ -86,29 +32,64 @@ _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 120.0
 
 
-def profile_cluster_links(options: ClusterLinksOptions, output: Output, shell: Shell) -> ExitStatus:
+def profile_links_of(wish: LinkWish, output: Output, shell: Shell, *, out: Path | None) -> ExitStatus:
+    """Measure the links of this machine, and tell what was found.
+
+    Args:
+        wish: how.
+        output: hears what was found.
+        shell: the world around.
+        out: where to write the cluster file, if anywhere.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    with view_for(output, shell, unit="parts", beginning="starting processes") as view:
+        profiled = profile_links(wish, shell, view.show)
+    known = known_links([wish.node], profiled.measured, now=shell.clock.wall())
+    agent = AgentInfo(AgentId(wish.node), host="", pid=0, devices=tuple(wish.devices))
+    cluster = cluster_of([agent], known.links)
+    if out is not None:
+        _write(_file_text(cluster, known), out)
+    output.say(*lines(profiled.measured), "", *_remarks(profiled, out, shell))
+    if output.machine is not None:
+        measured = wire.plain(MeasuredLinks, profiled.measured)
+        output.answer({"cluster": to_plain(cluster), "measured": measured, "cached": profiled.cached})
+    return ExitStatus.OK
+
+
+def profile_cluster_links(
+    coordinator: str, output: Output, shell: Shell, *, out: Path | None, fresh: bool
+) -> ExitStatus:
     """Have the agents of a coordinator measure the links between their nodes, and tell what is known of all links.
+
+    Args:
+        coordinator: `HOST:PORT`.
+        output: hears what was found.
+        shell: the world around.
+        out: where to write the cluster file, if anywhere.
+        fresh: measure also what is known.
 
     Raises:
         UserError: no agent is registered, or the file cannot be written.
         DeadlineExceeded: the coordinator tells for too long of no progress.
         ResourceExhausted: links are measured for somebody else.
     """
-    with closing(shell.connect(options.coordinator)) as client:
+    with closing(shell.connect(coordinator)) as client:
         with view_for(output, shell, unit="links", beginning="waiting for agents") as view:
-            remark = _survey(client, options, shell, view.show)
+            remark = _survey(client, coordinator, shell, view.show, fresh=fresh)
         agents = [member.info.agent_info for member in client.members() if member.info.role is MemberRole.AGENT]
     if not agents:
-        raise UserError(f"no agent is registered with the coordinator at {options.coordinator}; start agents first")
+        raise UserError(f"no agent is registered with the coordinator at {coordinator}; start agents first")
     now = shell.clock.wall()
     measured = still_valid(together(agent.links for agent in agents), now=now)
     known = known_links([agent.agent for agent in agents], measured, now=now)
     cluster = cluster_of(agents, known.links)
-    if options.out is not None:
-        _write(_cluster_text(cluster, known), options.out)
+    if out is not None:
+        _write(_cluster_text(cluster, known), out)
     newest = {frozenset(link.between): link for link in sorted(measured.links, key=lambda link: link.measured_at)}
     shown = MeasuredLinks(links=tuple(newest.values()), copies=measured.copies)
-    written = [] if options.out is None else [f"written to {shown_path(options.out.absolute(), shell.current)}"]
+    written = [] if out is None else [f"written to {shown_path(out.absolute(), shell.current)}"]
     output.say(*lines(shown), "", *filter(None, [remark]), *links_sentences(known, now), *written)
     if output.machine is not None:
         plain = wire.plain(MeasuredLinks, shown)
@@ -117,19 +98,23 @@ def profile_cluster_links(options: ClusterLinksOptions, output: Output, shell: S
 
 
 def _survey(
-    client: CoordinatorPort, options: ClusterLinksOptions, shell: Shell, on_step: Callable[[ProfileStep], None]
+    client: CoordinatorPort,
+    coordinator: str,
+    shell: Shell,
+    on_step: Callable[[ProfileStep], None],
+    *,
+    fresh: bool,
 ) -> str:
     """Wait until the links are measured; which were not, and why."""
     request_id, until, before = new_request_id(), 0.0, -1
-    while not (progress := client.measure_links(request_id, fresh=options.fresh)).is_over:
+    while not (progress := client.measure_links(request_id, fresh=fresh)).is_over:
         now = shell.clock.monotonic()
         if progress.done > before:
             before, until = progress.done, now + _PATIENCE_SECONDS
-            on_step(ProfileStep(options.coordinator, progress.awaited, progress.done, progress.total))
+            on_step(ProfileStep(coordinator, progress.awaited, progress.done, progress.total))
         if now >= until:
             raise DeadlineExceeded(
-                f"the coordinator at {options.coordinator} has waited over {_PATIENCE_SECONDS:.0f} s for "
-                f"{progress.awaited}"
+                f"the coordinator at {coordinator} has waited over {_PATIENCE_SECONDS:.0f} s for {progress.awaited}"
             )
         shell.clock.sleep(_LOOK_SECONDS)
     return progress.remark
@@ -181,7 +166,7 @@ def _figures(speed: TransferSpeed) -> Iterable[str]:
     )
 
 
-def _remarks(profiled: ProfiledLinks, options: ProfileLinksOptions, shell: Shell) -> list[str]:
+def _remarks(profiled: ProfiledLinks, out: Path | None, shell: Shell) -> list[str]:
     found = ["of both directions the slower one; latency is half a round trip of small messages"]
     if any(copy.method == "memcpy" for copy in profiled.measured.copies):
         found.append(
@@ -190,10 +175,10 @@ def _remarks(profiled: ProfiledLinks, options: ProfileLinksOptions, shell: Shell
     if profiled.cached:
         age = duration(shell.clock.wall() - profiled.measured.links[0].measured_at)
         found.append(f"measured {age} ago; measure again with --fresh")
-    if options.out is None:
+    if out is None:
         found.append("`hetpipe plan JOB` on this machine plans with it; --out cluster.yaml writes a cluster file")
     else:
-        found.append(f"written to {shown_path(options.out.absolute(), shell.current)}")
+        found.append(f"written to {shown_path(out.absolute(), shell.current)}")
     return found
 
 

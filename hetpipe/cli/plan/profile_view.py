@@ -7,6 +7,8 @@ from typing import Protocol, Self, TextIO
 
 from hetpipe.clock import Clock
 from hetpipe.report.text import pairs
+from hetpipe.runs.outcome import Output
+from hetpipe.runs.shell import Shell
 from hetpipe.values.measurement import ProfileStep
 
 #: Seconds between two lines.
@@ -87,3 +89,19 @@ class ProfileBar:
         """See `ProfileView`."""
         doing = f"measuring {step.layer} on {step.device_type}"
         self._progress.update(self._task, description=doing, completed=step.done, total=step.total)
+
+
+def view_for(
+    output: Output, shell: Shell, *, unit: str = "layers", beginning: str = "importing the model"
+) -> ProfileView:
+    """Shows a measurement: a bar on a terminal, else lines.
+
+    Args:
+        output: where.
+        shell: the world around.
+        unit: what is measured one after the other.
+        beginning: what is done before the first of them.
+    """
+    if shell.is_screen(output.people):
+        return ProfileBar(output.people, beginning)
+    return ProfileLines(output.people, shell.clock, unit)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from hetpipe.cli.options import Json
 from hetpipe.cli.plan.simulated_trace import write_trace
 from hetpipe.decide.planner.simulation_length import steady_waves
 from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
@@ -34,24 +37,38 @@ _BAR = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
-    """The options of the command."""
+class Options:
+    """Run a plan in simulated time. Tells how fast it will be and who waits for whom; nothing is trained."""
 
-    plan: Path
-    profile: Path
-    cluster: Path
-    staleness: str | None = None
-    """Text of `--D`; None: the plan's own."""
-    minibatches: int | None = None
-    jitter_cv: float = 0.0
-    seed: int = 0
-    stragglers: tuple[str, ...] = ()
-    """`DEVICE=FACTOR` texts."""
-    contention: bool = True
-    trace: Path | None = None
+    plan: Annotated[Path, typer.Option(metavar="PLAN.json", help="Plan file.")]
+    profile: Annotated[Path, typer.Option(metavar="P.json", help="Profile of the model.")]
+    cluster: Annotated[Path, typer.Option(metavar="C.yaml", help="Cluster file.")]
+    staleness: Annotated[
+        str | None, typer.Option("--D", metavar="N", help="Staleness bound, or inf.  [default: the plan's]")
+    ] = None
+    minibatches: Annotated[
+        int | None, typer.Option(metavar="N", help="Minibatches of each virtual worker.  [default: 64 waves or more]")
+    ] = None
+    jitter_cv: Annotated[
+        float, typer.Option("--jitter", metavar="CV", help="Vary computing times: standard deviation over mean.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the variation.")] = 0
+    stragglers: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--straggler", metavar="DEVICE=FACTOR", help="Let a device take so many times longer. Repeatable."
+        ),
+    ] = ()
+    no_contention: Annotated[
+        bool, typer.Option("--no-contention", help="Let every transfer take the time it takes alone.")
+    ] = False
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None
+    as_json: Json = False
 
 
-def run(options: SimulateOptions, output: Output, shell: Shell) -> ExitStatus:
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Simulate, and tell.
 
     Raises:
@@ -79,7 +96,7 @@ def run(options: SimulateOptions, output: Output, shell: Shell) -> ExitStatus:
     return ExitStatus.OK
 
 
-def simulation_options(options: SimulateOptions, document: PlanDocument) -> SimulationOptions:
+def simulation_options(options: Options, document: PlanDocument) -> SimulationOptions:
     """How the command's options say the plan is run.
 
     Raises:
@@ -97,7 +114,7 @@ def simulation_options(options: SimulateOptions, document: PlanDocument) -> Simu
         seed=options.seed,
         stragglers=dict(map(straggler_of, options.stragglers)),
         staggered=True,
-        contention=options.contention,
+        contention=not options.no_contention,
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from hetpipe.errors import DeadlineExceeded, Unavailable, UnknownJob, UserError
 from hetpipe.runs.mending import Contact, Mending
-from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
+from hetpipe.runs.run_folder import RunFolder, RunRecord, find_run
 from hetpipe.runs.shell import CoordinatorPort, Shell
 from hetpipe.runs.status import pointing_at_status
 from hetpipe.values.events import JobState, JobStatus
@@ -19,15 +20,24 @@ from hetpipe.values.ids import JobId
 _LOOK_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhichJob:
-    """Which job is meant: that of the run in a folder, one of a coordinator, or that of the newest run."""
+class WhichJob(Protocol):
+    """Options that say which job is meant: that of the run in a folder, one of a coordinator, or the newest run's."""
 
-    run_dir: Path | None = None
-    coordinator: str | None = None
-    job: str | None = None
-    """Of the coordinator; None: its newest."""
-    runs_dir: Path = RUNS
+    @property
+    def run_dir(self) -> Path | None:
+        """None: that of the newest run."""
+
+    @property
+    def coordinator(self) -> str | None:
+        """`HOST:PORT`."""
+
+    @property
+    def job(self) -> str | None:
+        """Of the coordinator; None: its newest."""
+
+    @property
+    def runs_dir(self) -> Path:
+        """Where to look for the newest run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,20 @@
-"""Stop a run, also one that nobody follows."""
+"""`hetpipe stop`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hetpipe.checkpoint.manifest import has_checkpoint
-from hetpipe.cli.run.asking import WhichJob, asked, is_over
+from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDir, RunsDir, TlsFolder
+from hetpipe.cli.run.asking import asked, is_over
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import resume_command
 from hetpipe.values.events import JobState, JobStatus, StopMode
@@ -20,22 +26,36 @@ _AWAITED = {
 }
 
 
-def stop(
-    which: WhichJob, mode: StopMode, output: Output, shell: Shell, *, wait: bool, timeout_seconds: float
-) -> ExitStatus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Stop a run, also one that nobody follows. At the next barrier, with a checkpoint to resume it from."""
+
+    run_dir: RunDir = None
+    now: Annotated[bool, typer.Option("--now", help="At once, without a checkpoint.")] = False
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it has stopped.")] = True
+    timeout: Annotated[float, typer.Option(metavar="S", min=0, help="Longest wait, in seconds.")] = 600
+    coordinator: Coordinator = None
+    job: JobOfCoordinator = None
+    runs_dir: RunsDir = RUNS
+    tls: TlsFolder = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Ask a job to stop, and wait until it has if that is wanted. One that has ended stays as it is."""
-    with asked(which, shell) as there:
+    mode = StopMode.NOW if options.now else StopMode.CHECKPOINT
+    with asked(options, shell) as there:
         status = there.client.status(there.job_id)
         if status.job_id is None:
             raise UserError("the coordinator has no job yet: there is nothing to stop")
         if not is_over(status):
             there.client.stop_job(status.job_id, mode=mode)
             status = there.client.status(status.job_id)
-        if wait and not is_over(status):
+        if options.wait and not is_over(status):
             output.note(_AWAITED[mode])
-            late = partial(_late, timeout_seconds=timeout_seconds)
+            late = partial(_late, timeout_seconds=options.timeout)
             again = partial(there.client.stop_job, status.job_id, mode=mode)
-            status = there.wait(status, is_over, late, output.note, shell, timeout_seconds=timeout_seconds, again=again)
+            status = there.wait(status, is_over, late, output.note, shell, timeout_seconds=options.timeout, again=again)
     way_on = _way_on(status, there.cluster, shell)
     output.answer(
         {

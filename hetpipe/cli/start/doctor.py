@@ -17,7 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hetpipe.cli.options import Json
 from hetpipe.report.text import columns, count
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
 #: Oldest versions that work; the same as in the package's own requirements.
@@ -29,6 +32,20 @@ _PROCESS_BYTES = 350 * 1024 * 1024
 _FEWEST_PROCESSES = 4
 
 _GLOO_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Check whether this machine has what a run needs. Says what to do if not."""
+
+    as_json: Json = False
+
+
+def run(_: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Check this machine."""
+    checks = examine(shell.current)
+    output.answer(to_json(checks), *lines(checks))
+    return ExitStatus.FAILED if has_failed(checks) else ExitStatus.OK
 
 
 class Health(StrEnum):

@@ -1,4 +1,4 @@
-"""The command `hetpipe compare`: one job under several weight policies, trained one after the other, and the figures.
+"""`hetpipe compare`: one job under several weight policies, trained one after the other, and the figures.
 
 A run that diverges or fails is a row of the comparison, not its end. Ctrl-C ends the comparison and keeps what has
 finished; the same command with `--run-dir` goes on from there.
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
+import typer
+
+from hetpipe.cli.options import JobFile, Json, Settings
 from hetpipe.compare.progress import CompareLines, CompareLive, CompareProgress
 from hetpipe.compare.record import ComparisonFolder, TrialRecord, TrialState
 from hetpipe.compare.trainer import train_trial
-from hetpipe.compare.trials import Trial, TrialSettings, trials_of
+from hetpipe.compare.trials import Trial, trials_of
 from hetpipe.compare.view import comparison_json, summaries_of, view_of
 from hetpipe.errors import UserError
 from hetpipe.report.text import shown_path
@@ -24,14 +27,27 @@ from hetpipe.runs.shell import Shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
-    """The options of the command."""
+class Options:
+    """Train a job under several weight policies. Tells how well each trains, how fast, and in how much memory."""
 
-    job: Path
-    settings: TrialSettings
-    run_dir: Path | None = None
-    """None: a new folder in `runs/`."""
-    html: Path | None = None
+    job: JobFile
+    weights: Annotated[str, typer.Option(metavar="POLICY,…", help="Weight policies to train it under.")] = (
+        "wave,stash,double_buffer,flush,predict"
+    )
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds to train each with, from the job's own on.")] = 3
+    settings: Settings = ()
+    own_settings: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--set-for", metavar="POLICY:PATH=VALUE", help="Change a key of the job under one policy only. Repeatable."
+        ),
+    ] = ()
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the comparison; runs in it are used again.  [default: a new one]"),
+    ] = None
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as a page, with curves.")] = None
+    as_json: Json = False
 
 
 class Trainer(Protocol):
@@ -42,13 +58,13 @@ class Trainer(Protocol):
         ...
 
 
-def compare(options: CompareOptions, output: Output, shell: Shell, train: Trainer = train_trial) -> ExitStatus:
+def run(options: Options, output: Output, shell: Shell, train: Trainer = train_trial) -> ExitStatus:
     """Train what is not trained yet, and tell.
 
     Raises:
         UserError: options or the job cannot be used, under any of the policies; or a file cannot be written.
     """
-    trials = trials_of(options.job, options.settings)
+    trials = trials_of(options.job, options)
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise UserError(f"--html {options.html}: there is no such folder; make it first, or name another")
     name = trials[0].job.name
@@ -89,7 +105,7 @@ def _tell(
     trials: Sequence[Trial],
     records: Sequence[TrialRecord],
     folder: ComparisonFolder,
-    options: CompareOptions,
+    options: Options,
     output: Output,
     shell: Shell,
 ) -> None:

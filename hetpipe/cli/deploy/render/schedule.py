@@ -6,8 +6,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from hetpipe.cli.options import Json
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.schedule.timeline import Box, Pipeline, StageTimeline, Timeline, play
 from hetpipe.errors import UserError
@@ -41,24 +44,30 @@ _DIRECTIONS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenderOptions:
-    """The options of the command."""
+class Options:
+    """Draw the timeline of a weight policy. Which stage computes which minibatch when, and on which weights."""
 
-    stages: int
-    minibatches: int
-    weights: str
-    schedule: str
-    """`auto`: the policy's own."""
-    minibatches_per_wave: int | None = None
-    """None: as many as a job has by default, or more where the policy needs them."""
-    accumulate: int | None = None
-    """None: 1."""
-    backward_time: int = 2
-    """Units of time; a forward takes one."""
-    svg: Path | None = None
+    stages: Annotated[int, typer.Option(metavar="K", help="Stages of the pipeline.")] = 4
+    minibatches: Annotated[int, typer.Option(metavar="N", help="Minibatches until it drains.")] = 8
+    weights: Annotated[str, typer.Option(metavar="POLICY", help="Weight policy.")] = "wave"
+    schedule: Annotated[str, typer.Option(metavar="NAME", help="auto, 1f1b, fifo or gpipe.")] = "auto"
+    minibatches_per_wave: Annotated[
+        int | None, typer.Option(metavar="N", help="Minibatches per wave.  [default: 4, more if the policy needs them]")
+    ] = None
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Minibatches per update.  [default: 1; a whole wave under flush, double_buffer]"
+        ),
+    ] = None
+    backward_time: Annotated[
+        int, typer.Option(metavar="UNITS", help="How long a backward takes; a forward takes 1.")
+    ] = 2
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture as SVG, too.")] = None
+    as_json: Json = False
 
 
-def run(options: RenderOptions, output: Output, shell: Shell) -> ExitStatus:
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Play the pipeline, and draw it.
 
     Raises:
@@ -75,13 +84,13 @@ def run(options: RenderOptions, output: Output, shell: Shell) -> ExitStatus:
     return ExitStatus.OK
 
 
-def pipeline_of(options: RenderOptions) -> Pipeline:
+def pipeline_of(options: Options) -> Pipeline:
     """What the options ask for, with the defaults filled in.
 
     Raises:
         UserError: an option means nothing, or is too large for a picture.
 
-    >>> asked = RenderOptions(stages=6, minibatches=9, weights="stash", schedule="auto", accumulate=4)
+    >>> asked = Options(stages=6, minibatches=9, weights="stash", schedule="auto", accumulate=4)
     >>> pipeline_of(asked).minibatches_per_wave
     8
     """
@@ -150,7 +159,7 @@ def _schedule(weights: WeightPolicy, text: str) -> Schedule:
         raise UserError(f"--schedule {error}") from error
 
 
-def _check_sizes(options: RenderOptions) -> None:
+def _check_sizes(options: Options) -> None:
     for option, number, most in (
         ("--stages", options.stages, _MOST_STAGES),
         ("--minibatches", options.minibatches, _MOST_MINIBATCHES),

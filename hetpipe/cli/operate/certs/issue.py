@@ -1,12 +1,18 @@
-"""`hetpipe certs`: a private authority, and one certificate per process."""
+"""`hetpipe certs issue`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from hetpipe.certs.folders import init_authority, issue_certificate, read_facts
+import typer
+
+from hetpipe.cli.operate.certs.authority import Authority, check_installed
+from hetpipe.cli.options import Json
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 from hetpipe.values.identity import NamedPeer, Role
 
 #: Roles that an operator makes certificates for.
@@ -16,22 +22,34 @@ ROLES = tuple(role for role in Role if role is not Role.STAGE)
 _EXAMPLES = {Role.PARAMETER_SERVER: "0 1", Role.AGENT: "node-a", Role.REDIS: "redis.example.com"}
 
 
-def init(folder: Path, output: Output) -> ExitStatus:
-    """Make an authority."""
-    init_authority(folder)
-    output.answer(
-        {"folder": str(folder.absolute())},
-        f"made an authority in {folder}; keep ca-key.pem to yourself, as whoever has it can play every process",
-        f"next, for each process: hetpipe certs issue {folder} coordinator",
-    )
-    return ExitStatus.OK
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Make keys and certificates. Each process gets a folder of its own, DIR/ROLE-NAME, for its option --tls."""
+
+    folder: Authority
+    role: Annotated[
+        str, typer.Argument(metavar="ROLE", help="coordinator, parameter-server, agent, operator, monitor or redis.")
+    ]
+    names: Annotated[
+        tuple[str, ...],
+        typer.Argument(metavar="[NAME]...", help="A shard's index, an agent's node, a person's name, a host."),
+    ] = ()
+    days: Annotated[float, typer.Option(metavar="N", min=0.001, max=3650, help="How long they last.")] = 365
+    as_json: Json = False
 
 
-def issue(folder: Path, role: str, names: list[str], days: float, output: Output) -> ExitStatus:
-    """Make certificates for processes of one role; existing ones are replaced."""
+def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
+    """Make certificates for processes of one role; existing ones are replaced.
+
+    Raises:
+        UserError: the folder, the role or a name cannot be used, or the extra is not installed.
+    """
+    check_installed()
+    from hetpipe.certs.folders import issue_certificate, read_facts  # of the extra
+
     issued = []
-    for peer in peers_of(role, names):
-        own = issue_certificate(folder, peer, days=days)
+    for peer in peers_of(options.role, options.names):
+        own = issue_certificate(options.folder, peer, days=options.days)
         _, expires = read_facts(own)
         issued.append({"identity": peer.uri, "folder": str(own.absolute()), "expires": expires})
     lines = [f"{entry['identity']}: {entry['folder']}, until {entry['expires']}" for entry in issued]
@@ -39,7 +57,7 @@ def issue(folder: Path, role: str, names: list[str], days: float, output: Output
     return ExitStatus.OK
 
 
-def peers_of(role: str, names: list[str]) -> list[NamedPeer]:
+def peers_of(role: str, names: Sequence[str]) -> list[NamedPeer]:
     """Whom the words after `certs issue DIR` mean.
 
     Raises:

@@ -1,43 +1,55 @@
-"""`hetpipe repair`: give a store, or the state of a parameter server, numbers that a coordinator can lead under."""
+"""`hetpipe repair store`: a store with numbers that a coordinator can lead under."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from hetpipe.cli.options import Json
+from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 from hetpipe.server.coordinator.store_repair import CounterRepair, StoreRepair, repair_store
-from hetpipe.server.shard.job_state import StateRepair, repair_state
 from hetpipe.storage.redis_access import access_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOptions:
-    """As the coordinator takes them, and the numbers to set."""
+class Options:
+    """Repair the coordinator's store. Its counters and indexes; no coordinator may lead meanwhile."""
 
-    url: str
-    password_file: Path | None
-    ca: Path | None
-    tls: Path | None
-    fence: int | None
-    term: int | None
+    url: Annotated[str, typer.Option("--store", metavar="URL", help="The coordinator's Redis, as it is given it.")]
+    password_file: Annotated[
+        Path | None, typer.Option("--store-password-file", metavar="FILE", help="Its password is the text in FILE.")
+    ] = None
+    ca: Annotated[
+        Path | None, typer.Option("--store-ca", metavar="FILE", help="Authority that signed its certificate.")
+    ] = None
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls", metavar="DIR", envvar=TLS_VARIABLE, help="Certificate to show to Redis: the coordinator's folder."
+        ),
+    ] = None
+    fence: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Set the fence: the next lead is above N.  [default: kept if it can be right]"),
+    ] = None
+    term: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Set the term: the next plan is above N.  [default: kept if it can be right]"),
+    ] = None
+    as_json: Json = False
 
 
-def store(options: StoreOptions, output: Output) -> ExitStatus:
+def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Repair the store of a coordinator."""
     access = access_of(options.url, password_file=options.password_file, ca=options.ca, tls=options.tls)
     found = repair_store(options.url, access, fence=options.fence, term=options.term)
     output.answer(asdict(found), *_lines_of_store(found))
-    return ExitStatus.OK
-
-
-def state(folders: Sequence[Path], output: Output, *, forget_fence: bool) -> ExitStatus:
-    """Repair the folders of parameter servers."""
-    repairs = [(folder, repair_state(folder, forget_fence=forget_fence)) for folder in folders]
-    answer = [{"folder": str(folder), **asdict(found)} for folder, found in repairs]
-    lines = [line for folder, found in repairs for line in _lines_of_state(folder, found)]
-    output.answer({"folders": answer}, *lines)
     return ExitStatus.OK
 
 
@@ -69,11 +81,3 @@ def _lines_of_store(found: StoreRepair) -> Iterator[str]:
 def _line_of_counter(counter: CounterRepair) -> str:
     before = "no number" if counter.before is None else str(counter.before)
     return f"{counter.name}: {before}" + (f", now {counter.after}" if counter.is_changed else "")
-
-
-def _lines_of_state(folder: Path, found: StateRepair) -> Iterator[str]:
-    fence = "is none that a lead can have" if found.fence is None else str(found.fence)
-    yield f"{folder}: fence {fence}" + (", forgotten" if found.is_fence_forgotten else "")
-    for job in found.jobs:
-        resume = f"; resume it from {job.run_dir}" if job.run_dir else ""
-        yield f"{folder}: job {job.job_id} in term {job.term}, which no coordinator accepts, deleted{resume}"

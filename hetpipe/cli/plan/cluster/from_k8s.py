@@ -14,13 +14,16 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import typer
 from pydantic import BaseModel, Field, ValidationError
 
+from hetpipe.cli.options import Json
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.errors import DocumentError, UserError
 from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
 from hetpipe.values.catalogue import CATALOGUE, catalogue_hint, type_of_device_name
 from hetpipe.values.document import to_plain, to_yaml
 from hetpipe.values.ids import AgentId
@@ -92,18 +95,32 @@ class FoundNodes:
     """A sentence for each node that is left out, and for each type that the catalogue lacks."""
 
 
-def from_k8s(source: str, output: Output, *, as_agents: bool) -> ExitStatus:
-    """Write the cluster file of the nodes in `source` (a path, or `-` for standard input).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Make a cluster file of the GPU nodes of a Kubernetes cluster. Reads the labels of GPU feature discovery."""
+
+    source: Annotated[
+        str, typer.Argument(metavar="[FILE|-]", help="What `kubectl get nodes -o json` printed; -: standard input.")
+    ] = "-"
+    as_agents: Annotated[
+        bool, typer.Option("--as-agents", help="Name nodes like the agents of k8s/: by product and number.")
+    ] = False
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
+    """Write the cluster file of the nodes in a file, or on standard input.
 
     Raises:
         UserError: it cannot be read, is no list of nodes, or no node has a GPU.
     """
+    source = options.source
     name = "standard input" if source == "-" else source
     found = nodes_of(_read(source), what=name)
     output.complaints.write("".join(f"{remark}\n" for remark in found.remarks))
     if not found.nodes:
         raise UserError(f"no node in {name} has a GPU that pods can be given, so there is no cluster to write")
-    cluster = cluster_of(named_as_agents(found.nodes) if as_agents else found.nodes)
+    cluster = cluster_of(named_as_agents(found.nodes) if options.as_agents else found.nodes)
     output.answer(to_plain(cluster), *_HEADER, to_yaml(cluster))
     return ExitStatus.OK
 

@@ -1,19 +1,24 @@
-"""`hetpipe cluster`: what a cluster file says, which devices this machine has, what is known of device types."""
+"""`hetpipe cluster show`: what a cluster file says, or which devices this machine has."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import typer
+
+from hetpipe.cli.options import Json
 from hetpipe.decide.lifecycle.known_cluster import BETWEEN_NODES, LATENCY_SECONDS, WITHIN_NODE
 from hetpipe.decide.lifecycle.known_cluster import cluster_of as cluster_of_agents
-from hetpipe.errors import UserError
 from hetpipe.report.text import columns, count
 from hetpipe.runs.outcome import ExitStatus, Output
-from hetpipe.values.catalogue import CATALOGUE, CatalogueEntry, catalogue_hint
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.values.catalogue import CATALOGUE
 from hetpipe.values.cluster import Cluster, Links, LinkSpec, node_of
 from hetpipe.values.document import read_document, to_plain, to_yaml
 from hetpipe.values.ids import AgentId, DeviceId
@@ -29,27 +34,25 @@ _NOT_MEASURED = (
 )
 
 
-def show(file: Path | None, devices: Sequence[AgentDevice], output: Output) -> ExitStatus:
-    """Show the cluster of `file`, or without one `devices`, which are those of this machine."""
-    if file is None:
-        cluster = cluster_of(devices)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Show the nodes, devices and links of a cluster file. Without one, the devices of this machine as such a file."""
+
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Cluster file.  [default: this machine, as a file to save and edit]"),
+    ] = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
+    """Show the cluster of a file, or without one the devices of this machine."""
+    if options.file is None:
+        cluster = cluster_of(discover_devices(socket.gethostname()))
         output.answer(to_plain(cluster), *_NOT_MEASURED, to_yaml(cluster))
     else:
-        cluster = read_document(Cluster, file)
+        cluster = read_document(Cluster, options.file)
         output.answer(to_plain(cluster), *_tables(cluster))
-    return ExitStatus.OK
-
-
-def catalogue(wanted: str, output: Output) -> ExitStatus:
-    """Show the types whose names contain `wanted`, whatever its case and punctuation.
-
-    Raises:
-        UserError: there are none.
-    """
-    entries = [entry for entry in CATALOGUE.values() if _letters(wanted) in _letters(entry.name)]
-    if not entries:
-        raise UserError(f"no type of the catalogue has {wanted!r} in its name; {catalogue_hint(wanted)}")
-    output.answer({"types": [_entry_json(entry) for entry in entries]}, *_catalogue_table(entries))
     return ExitStatus.OK
 
 
@@ -96,41 +99,3 @@ def _links(links: Links) -> Iterator[tuple[str, LinkSpec]]:
 def _link_row(name: str, link: LinkSpec) -> list[str]:
     bandwidth = f"{link.bandwidth_bytes_per_second / 1e9:.4g}"
     return [name, bandwidth, f"{link.efficiency:.3g}", f"{link.latency_seconds * 1e6:.4g}"]
-
-
-def _letters(name: str) -> str:
-    return "".join(character for character in name.casefold() if character.isalnum())
-
-
-def _entry_json(entry: CatalogueEntry) -> dict[str, Any]:
-    values = asdict(entry)
-    del values["reported_as"]
-    return values
-
-
-def _catalogue_table(entries: Sequence[CatalogueEntry]) -> list[str]:
-    sources = {source: number for number, source in enumerate(dict.fromkeys(entry.source for entry in entries), 1)}
-    rows = [["type", "GiB", "fp32", "tf32", "bf16", "fp16", "GB/s", "link", "GB/s each way", "source"]]
-    for entry in entries:
-        peaks = (
-            entry.fp32_flops_per_second,
-            entry.tf32_flops_per_second,
-            entry.bf16_flops_per_second,
-            entry.fp16_flops_per_second,
-        )
-        rows.append(
-            [
-                entry.name,
-                str(entry.memory_bytes // _GIB),
-                *(f"{peak / 1e12:.5g}" if peak is not None else "-" for peak in peaks),
-                f"{entry.memory_bytes_per_second / 1e9:.5g}",
-                entry.link.name,
-                f"{entry.link.bytes_per_second / 1e9:.4g}",
-                str(sources[entry.source]),
-            ]
-        )
-    notes = [
-        "peaks in TFLOP/s, dense, sums in fp32; -: not in hardware, or no faster than fp32",
-        *(f"source {number}: {source}" for source, number in sources.items()),
-    ]
-    return [*columns(rows), "", *notes]
