@@ -175,8 +175,9 @@ class _Listing(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that `args` name, its name, and what is left of them."""
         name, listed, rest = super().resolve_command(ctx, args)
-        is_leaf = listed is not None and not isinstance(listed, TyperGroup)
-        return name, listed.callback() if is_leaf and listed.callback else listed, rest
+        if listed is None or listed.callback is None or isinstance(listed, TyperGroup):
+            return name, listed, rest
+        return name, listed.callback(), rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each family; typer itself has sections only where it draws boxes around them."""

@@ -39,7 +39,7 @@ def render_page(
     styles: Sequence[Markup],
     scripts: Sequence[Markup] = (),
     **values: object,
-) -> Markup:
+) -> str:
     """A whole document: a template that extends `page.html.j2`.
 
     Args:
@@ -53,7 +53,7 @@ def render_page(
     # Else a browser would end the element, or not see its end.
     assert not any("</style" in style.lower() for style in styles)
     assert not any("</script" in script.lower() or "<!--" in script for script in scripts)
-    return render(
+    page = render(
         template,
         title=title,
         subtitle=subtitle,
@@ -62,6 +62,7 @@ def render_page(
         scripts=scripts,
         **values,
     )
+    return str(page)  # nobody puts it into another one
 
 
 @cache

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.schedule.timeline import Box, StageTimeline, Timeline
 from hetpipe.report.page import render, resource
@@ -48,7 +50,7 @@ _SWATCHES = (
 
 def draw_schedule(timeline: Timeline) -> str:
     """The picture: an SVG document, in UTF-8 when written."""
-    return _Drawing(timeline).drawn()
+    return str(_Drawing(timeline).drawn())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class _Drawing:
         ]
         self._height = self._bottom + _LEGEND_HEIGHT * (1 + len(self._texts)) + _MARGIN
 
-    def drawn(self) -> str:
+    def drawn(self) -> Markup:
         """The document."""
         pipeline, stages = self._timeline.pipeline, self._timeline.stages
         title = title_of(pipeline)

@@ -96,7 +96,8 @@ def test_a_command_is_a_frozen_dataclass_and_a_function_in_the_file_that_its_nam
     module = module_of(command)
     options: Any = module.Options
     assert dataclasses.is_dataclass(options)
-    assert options.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        object.__new__(module.Options).anything = 1
     first, *_ = inspect.signature(module.run).parameters
     assert get_type_hints(module.run)[first] is options
     assert get_type_hints(module.run)["return"] is ExitStatus

@@ -41,7 +41,7 @@ def chart(*lines: Line, title: str = "A <title>", y_label: str = "loss") -> Char
 
 
 def chart_figure(chart: Chart) -> str:
-    return render("curves.html.j2", chart=figure_of(chart))
+    return str(render("curves.html.j2", chart=figure_of(chart)))
 
 
 def data_in(figure: str) -> Any:

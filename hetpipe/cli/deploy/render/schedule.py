@@ -15,7 +15,6 @@ from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.schedule.timeline import Box, Pipeline, StageTimeline, Timeline, play
 from hetpipe.errors import UserError
 from hetpipe.report.schedule_picture import picture_lines
-from hetpipe.report.schedule_svg import draw_schedule
 from hetpipe.report.text import shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
@@ -180,6 +179,8 @@ def _least_whole(weights: WeightPolicy, num_stages: int, accumulate: int) -> int
 
 
 def _write_svg(timeline: Timeline, path: Path) -> None:
+    from hetpipe.report.schedule_svg import draw_schedule  # jinja2 takes a while to import
+
     try:
         path.write_text(draw_schedule(timeline), encoding="utf-8")
     except OSError as error:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetpipe.cli.options import Json
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
-from hetpipe.server.shard.job_state import StateRepair, repair_state
+
+if TYPE_CHECKING:
+    from hetpipe.server.shard.job_state import StateRepair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Options:
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Repair the folders of parameter servers."""
+    from hetpipe.server.shard.job_state import repair_state  # torch takes a while to import
+
     repairs = [(folder, repair_state(folder, forget_fence=options.forget_fence)) for folder in options.folders]
     answer = [{"folder": str(folder), **asdict(found)} for folder, found in repairs]
     lines = [line for folder, found in repairs for line in _lines_of_state(folder, found)]

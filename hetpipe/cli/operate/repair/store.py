@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,10 @@ from hetpipe.cli.options import Json
 from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
-from hetpipe.server.coordinator.store_repair import CounterRepair, StoreRepair, repair_store
 from hetpipe.storage.redis_access import access_of
+
+if TYPE_CHECKING:
+    from hetpipe.server.coordinator.store_repair import CounterRepair, StoreRepair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class Options:
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Repair the store of a coordinator."""
+    from hetpipe.server.coordinator.store_repair import repair_store  # redis takes a while to import
+
     access = access_of(options.url, password_file=options.password_file, ca=options.ca, tls=options.tls)
     found = repair_store(options.url, access, fence=options.fence, term=options.term)
     output.answer(asdict(found), *_lines_of_store(found))
