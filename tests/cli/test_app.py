@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -426,6 +427,17 @@ def test_what_shows_no_command_imports_none(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 1", "of a run only how commands end"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("hetpipe cl", ["clocks", "cluster"]), ("hetpipe cluster f", ["from-k8s"]), ("hetpipe train --res", ["--resume"])],
+)
+def test_the_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
+    asked = {"_HETPIPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    command = [sys.executable, "-c", "from hetpipe.cli.main import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
+    assert done.stdout.split() == completed, done.stderr
 
 
 def test_no_command_needs_torch_or_cryptography_to_say_what_it_does() -> None:
