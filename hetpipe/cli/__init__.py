@@ -1,6 +1,7 @@
-"""The command line, and the shell around a run that `hetpipe.train` shares with it.
+"""The command line: what users type, read, and see.
 
-How to think about it: `app` says which commands there are and what they take; each command is a function of a module
-beside it. `training` carries a run from its job to its result: `supervisor` starts the services of a local run,
-`follow` listens until the run has ended, a `View` shows what happens. Only `app` and its helpers need typer.
+How to think about it: `app` has the table of all commands, by families as a user meets them. A command is one module,
+at the place that its name says: `Options`, what it is asked, and `run`, what it does. `command` makes typer's view of
+it, `options` are types of options that several commands share. The services behind `hetpipe serve`, and `hetpipe
+health`, have parsers of their own, which `main` calls without typer.
 """

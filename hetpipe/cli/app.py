@@ -1,46 +1,249 @@
-"""The command line as typer sees it: commands, arguments, help. What they do is in the modules beside it."""
+"""The program as a user finds it: which commands there are, in which families, and where each one is.
+
+The name of a command leads to its file: `hetpipe cluster show`, of the family `plan`, is `cli/plan/cluster/show.py`.
+Commands are listed by this table alone, and imported when they are called: `--help`, `--version` and the completion of
+their names import nothing of what they need.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import getdoc
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hetpipe import __version__
-from hetpipe.cli import looking, running
-from hetpipe.cli.app_compare import compare
-from hetpipe.cli.app_deploy import down, logs, ps, up
-from hetpipe.cli.app_observe import top
-from hetpipe.cli.app_planning import clusters, plan, profile, simulate
-from hetpipe.cli.app_render import renders
-from hetpipe.cli.app_repair import repairs
-from hetpipe.cli.app_secure import certificates, health
-from hetpipe.cli.app_serve import UNPARSED, services
-from hetpipe.cli.app_stop import stop
-from hetpipe.cli.app_workers import workers
-from hetpipe.cli.demo import INTRODUCTION, find_demo
-from hetpipe.cli.execution import Json, Set, TlsFolder, execute
-from hetpipe.observe.log import configure_logging
+from hetpipe.cli.command import callback_of
 from hetpipe.runs.outcome import ExitStatus, Output
-from hetpipe.runs.run_folder import RUNS
-from hetpipe.runs.shell import Shell
+from hetpipe.server import SERVICES
 
-app = typer.Typer(
-    name="hetpipe",
-    epilog="Begin with: hetpipe doctor, hetpipe demo, hetpipe init.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, or a group of them."""
+
+    name: str
+    summary: str
+    """The first sentence of its help; of a group, all of it."""
+    members: tuple[Command, ...] = ()
+    """Of a group."""
+    program: str = ""
+    """Of a command with a parser of its own: the module whose `main` takes everything behind the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Commands that the help shows together."""
+
+    folder: str
+    """In `hetpipe/cli`."""
+    title: str
+    commands: tuple[Command, ...]
+
+
+FAMILIES = (
+    Family(
+        "start",
+        "Start here",
+        (
+            Command("doctor", "Check whether this machine has what a run needs."),
+            Command("demo", "Train a classifier of real handwritten digits."),
+            Command("init", "Write a job file and a model to start from."),
+            Command("version", "Show the versions of hetpipe, Python, torch and gRPC."),
+        ),
+    ),
+    Family(
+        "plan",
+        "Plan before training",
+        (
+            Command("profile", "Measure what every layer of a job's model costs."),
+            Command("plan", "Plan before training."),
+            Command("simulate", "Run a plan in simulated time."),
+            Command(
+                "cluster",
+                "Show a cluster, the devices of this machine, and what is known of device types.",
+                (
+                    Command("show", "Show the nodes, devices and links of a cluster file."),
+                    Command("catalogue", "Show what is known of device types."),
+                    Command("from-k8s", "Make a cluster file of the GPU nodes of a Kubernetes cluster."),
+                ),
+            ),
+        ),
+    ),
+    Family(
+        "run",
+        "Run a job",
+        (
+            Command("train", "Train a job and follow it to its end."),
+            Command("submit", "Train a job on a running cluster and follow it to its end."),
+            Command("stop", "Stop a run, also one that nobody follows."),
+            Command(
+                "workers",
+                "Virtual workers of a run. Show them, have one leave, have one join.",
+                (
+                    Command("list", "Show the virtual workers of a run."),
+                    Command("drain", "Have virtual workers leave a run."),
+                    Command("add", "Have virtual workers join a run."),
+                ),
+            ),
+            Command("export", "Write the weights of a run into one file."),
+        ),
+    ),
+    Family(
+        "look",
+        "Look at a run",
+        (
+            Command("status", "Show how a run is doing."),
+            Command("clocks", "Show the clocks of a run."),
+            Command("top", "Watch a run and its cluster, every second."),
+            Command("check", "Judge a run by its history."),
+        ),
+    ),
+    Family(
+        "deploy",
+        "Deploy in containers",
+        (
+            Command("up", "Train a job in containers on this machine."),
+            Command("down", "End what `hetpipe up` has left running."),
+            Command("ps", "Show the containers of `hetpipe up`."),
+            Command("logs", "Show what the containers of `hetpipe up` have written."),
+            Command(
+                "render",
+                "Draw or write down what hetpipe does, without doing it.",
+                (
+                    Command("schedule", "Draw the timeline of a weight policy."),
+                    Command(
+                        "redis-acl",
+                        "Write an ACL file for Redis: the coordinator's user with what it needs, and nobody else.",
+                    ),
+                    Command("compose", "Write what `hetpipe up` does as a Compose file."),
+                    Command("manifests", "Write the Compose file and the Kubernetes manifests that come with hetpipe."),
+                    Command("k8s", "Write a job as a Kustomize overlay."),
+                ),
+            ),
+        ),
+    ),
+    Family(
+        "operate",
+        "Operate a cluster",
+        (
+            Command(
+                "serve",
+                "Run one service of a cluster: what image, Compose file, manifests and `hetpipe train` start.",
+                (
+                    Command("coordinator", "Run the coordinator.", program=SERVICES["coordinator"]),
+                    Command(
+                        "parameter-server", "Run one parameter-server shard.", program=SERVICES["parameter-server"]
+                    ),
+                    Command("agent", "Run the agent of a node.", program=SERVICES["agent"]),
+                ),
+            ),
+            Command("health", "Ask a service whether it serves.", program="hetpipe.cli.operate.health"),
+            Command(
+                "certs",
+                "Certificates for a cluster that others can reach: a private authority, one certificate per process.",
+                (
+                    Command("init", "Make a private authority."),
+                    Command("issue", "Make keys and certificates."),
+                ),
+            ),
+            Command(
+                "repair",
+                "Repair what processes keep between restarts, while they do not run.",
+                (
+                    Command("store", "Repair the coordinator's store."),
+                    Command("state", "Repair the state of parameter servers."),
+                ),
+            ),
+        ),
+    ),
+    Family("study", "Study", (Command("compare", "Train a job under several weight policies."),)),
 )
+
+
+class _Listing(TyperGroup):
+    """Lists commands by their rows, and imports the one that is called.
+
+    The callback of a listed command makes the command itself, which takes its place where a command line is read.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` name, its name, and what is left of them."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        if listed is None or listed.callback is None or isinstance(listed, TyperGroup):
+            return name, listed, rest
+        return name, listed.callback(), rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each family; typer itself has sections only where it draws boxes around them."""
+        shown = {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
+        width = max(map(len, shown))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in shown.items():
+            summary = command.get_short_help_str(formatter.width - 6 - width)
+            sections.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append(
+                (name.ljust(width), summary)
+            )
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _loaded(row: Command, module: str) -> Any:
+    """The command itself, as click has it."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    if row.program:
+        _add_program(single, row)
+    else:
+        command = import_module(module)
+        single.command(row.name, help=getdoc(command.Options))(callback_of(command))
+    return typer.main.get_command(single)
+
+
+def _add_program(single: typer.Typer, row: Command) -> None:
+    """Everything behind the name is left to the parser of the program, `--help` too."""
+    unparsed = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+    @single.command(row.name, help=row.summary, context_settings=unparsed, add_help_option=False)
+    def run(options: Annotated[list[str] | None, typer.Argument(metavar="[OPTION]...")] = None) -> None:
+        raise typer.Exit(import_module(row.program).main(options or []))
+
+
+def _list(row: Command, parent: typer.Typer, package: str, panel: str | None = None) -> None:
+    """List `row` in `parent`; its file is in `package`."""
+    module = f"{package}.{row.name.replace('-', '_')}"
+    if row.members:
+        group = typer.Typer(cls=_Listing, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+        for member in row.members:
+            _list(member, group, module)
+        parent.add_typer(group, name=row.name, help=row.summary, rich_help_panel=panel)
+    else:
+
+        def load() -> Any:
+            return _loaded(row, module)
+
+        parent.command(row.name, help=row.summary, rich_help_panel=panel)(load)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
     if asked:
         typer.echo(f"hetpipe {__version__}")
         raise typer.Exit
+
+
+app = typer.Typer(
+    cls=_Listing,
+    name="hetpipe",
+    epilog="Begin with: hetpipe doctor, hetpipe demo, hetpipe init.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
 
 @app.callback()
@@ -54,187 +257,9 @@ def program(
     """Train one PyTorch model on the unequal devices you already have."""
 
 
-NewRunDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder for the run, new or empty.  [default: runs/NAME-TIME]")
-]
-RunDirOfJob = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder for the run, new or empty; or that of a job handed in before, which is followed again.  "
-        "[default: runs/NAME-TIME]",
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN_DIR", help="Go on from the newest checkpoint of that run, in a new folder."),
-]
-JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not needed with --resume.")]
-SubmittedFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="JOB", help="Job file; not needed with --resume, nor to follow the job of --run-dir again."),
-]
-RunDir = Annotated[Path | None, typer.Argument(metavar="RUN_DIR", help="Folder of the run.  [default: the newest run]")]
-RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Where to look for the newest run.")]
-Asked = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Ask this coordinator for its newest job instead.")
-]
-
-
-@app.command()
-def train(
-    ctx: typer.Context,
-    job: JobFile = None,
-    *,
-    settings: Set = None,
-    run_dir: NewRunDir = None,
-    resume: Resume = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Train on a running cluster instead of starting one on this machine."),
-    ] = None,
-    tls: TlsFolder = None,
-    as_json: Json = False,
-) -> None:
-    """Train a job and follow it to its end. Ctrl-C stops it at a checkpoint, a second one at once."""
-    options = running.RunOptions(
-        job=job, settings=tuple(settings or ()), run_dir=run_dir, resume=resume, coordinator=coordinator
-    )
-    execute(ctx, lambda output, shell: running.train(options, output, shell), as_json=as_json, tls=tls)
-
-
-@app.command()
-def submit(  # noqa: PLR0913 - one for each option
-    ctx: typer.Context,
-    job: SubmittedFile = None,
-    *,
-    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Coordinator of the running cluster.")],
-    settings: Set = None,
-    run_dir: RunDirOfJob = None,
-    resume: Resume = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Only hand the job in; do not follow it.")] = False,
-    tls: TlsFolder = None,
-    as_json: Json = False,
-) -> None:
-    """Train a job on a running cluster and follow it to its end. Ctrl-C stops it at a checkpoint; SIGTERM detaches."""
-    options = running.RunOptions(
-        job=job,
-        settings=tuple(settings or ()),
-        run_dir=run_dir,
-        resume=resume,
-        coordinator=coordinator,
-        again=True,
-    )
-    command = running.submit_only if detach else running.train
-    execute(ctx, lambda output, shell: command(options, output, shell), as_json=as_json, tls=tls)
-
-
-@app.command()
-def status(
-    ctx: typer.Context,
-    run_dir: RunDir = None,
-    *,
-    coordinator: Asked = None,
-    runs_dir: RunsDir = RUNS,
-    tls: TlsFolder = None,
-    as_json: Json = False,
-) -> None:
-    """Show how a run is doing. Its state, its processes, its clocks."""
-    which = looking.Which(run_dir=run_dir, coordinator=coordinator, runs_dir=runs_dir)
-    execute(ctx, lambda output, shell: looking.status(which, output, shell), as_json=as_json, tls=tls)
-
-
-@app.command()
-def clocks(
-    ctx: typer.Context,
-    run_dir: RunDir = None,
-    *,
-    watch: Annotated[bool, typer.Option("--watch", help="Show every change, one line each, to the end.")] = False,
-    coordinator: Asked = None,
-    runs_dir: RunsDir = RUNS,
-    tls: TlsFolder = None,
-    as_json: Json = False,
-) -> None:
-    """Show the clocks of a run. They count the waves that each virtual worker, and that all of them have committed."""
-    which = looking.Which(run_dir=run_dir, coordinator=coordinator, runs_dir=runs_dir)
-    command = looking.watch_clocks if watch else looking.clocks
-    execute(ctx, lambda output, shell: command(which, output, shell), as_json=as_json, tls=tls)
-
-
-@app.command()
-def check(ctx: typer.Context, run_dir: RunDir = None, *, runs_dir: RunsDir = RUNS, as_json: Json = False) -> None:
-    """Judge a run by its history. Staleness in bounds, waves applied once and whole, samples counted once?"""
-    which = looking.Which(run_dir=run_dir, runs_dir=runs_dir)
-    execute(ctx, lambda output, _: looking.check(which, output), as_json=as_json)
-
-
-@app.command()
-def export(
-    ctx: typer.Context,
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="[RUN_DIR] OUT", help="Folder of the run (the newest, if left out), and the file to write."
-        ),
-    ],
-    *,
-    runs_dir: RunsDir = RUNS,
-    as_json: Json = False,
-) -> None:
-    """Write the weights of a run into one file. From its newest checkpoint, by the model's names, as safetensors."""
-    execute(ctx, lambda output, shell: looking.export(paths, runs_dir, output, shell), as_json=as_json)
-
-
-@app.command()
-def doctor(ctx: typer.Context, *, as_json: Json = False) -> None:
-    """Check whether this machine has what a run needs. Says what to do if not."""
-    execute(ctx, looking.doctor, as_json=as_json)
-
-
-@app.command()
-def demo(ctx: typer.Context, *, settings: Set = None, as_json: Json = False) -> None:
-    """Train a classifier of real handwritten digits. On this machine, as an emulated cluster of unequal devices."""
-
-    def command(output: Output, shell: Shell) -> ExitStatus:
-        job, root = find_demo()
-        output.say(*INTRODUCTION, "")
-        options = running.RunOptions(job=job, settings=tuple(settings or ()), import_path=root)
-        ended = running.train(options, output, shell)
-        if ended is ExitStatus.OK:
-            output.say(
-                "", "That was the demo. Now look at it with `hetpipe check` and `hetpipe export digits.safetensors`,"
-            )
-            output.say("or begin with a job of your own: hetpipe init my-job")
-        return ended
-
-    execute(ctx, command, as_json=as_json)
-
-
-@app.command()
-def init(
-    ctx: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write into.")] = Path(),
-) -> None:
-    """Write a job file and a model to start from. Overwrites nothing."""
-    execute(ctx, lambda output, shell: looking.init(folder, output, shell), as_json=False)
-
-
-app.add_typer(certificates, name="certs")
-app.add_typer(clusters, name="cluster")
-app.add_typer(renders, name="render")
-app.add_typer(repairs, name="repair")
-app.add_typer(services, name="serve")
-app.add_typer(workers, name="workers")
-for command_elsewhere in (stop, profile, plan, simulate, compare, top, up, down, ps, logs):
-    app.command()(command_elsewhere)
-app.command(context_settings=UNPARSED, add_help_option=False)(health)
-
-
-@app.command()
-def version(ctx: typer.Context) -> None:
-    """Show the versions of hetpipe, Python, torch and gRPC."""
-    execute(ctx, lambda output, _: looking.version(output), as_json=False)
-
+for _family in FAMILIES:
+    for _row in _family.commands:
+        _list(_row, app, f"hetpipe.cli.{_family.folder}", _family.title)
 
 #: typer's root of wrong options and arguments, which it does not export.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -242,7 +267,6 @@ _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` ask for; the exit status."""
-    configure_logging(None, role="cli", level="error")
     try:
         status = app(args=list(arguments), prog_name="hetpipe", standalone_mode=False)
     except _UsageError as error:

@@ -29,7 +29,7 @@ def _run(arguments: Sequence[str]) -> int:
             return serve(service, options)
         case ["health", *options]:
             # Probes ask for ever: half a second of a processor each time is too much.
-            from hetpipe.cli.health_command import main as health
+            from hetpipe.cli.operate.health import main as health
 
             return health(options)
     from hetpipe.cli.app import run

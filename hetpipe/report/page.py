@@ -1,46 +1,100 @@
-"""A page of HTML that needs nothing else, and says so to the browser: its own scripts, no other resource. Pure."""
+"""Pages and pictures from the templates in `report/templates`, each whole by itself: nothing is loaded from elsewhere.
+
+Templates hold the markup, style sheets the look, and the modules beside this one the values. What a template is given
+is text, and escaped where it stands; only what a template has rendered and what the package ships (`Markup`) counts as
+markup. A name that a template uses and nobody gives is an error. Pure, but for reading the files of the package.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from hashlib import sha256
-from html import escape
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hetpipe.report.quantities import bytes_text, time_text
+from hetpipe.report.text import percent, rate
+
+_PACKAGE, _FOLDER = "hetpipe.report", "templates"
 
 
-def page(
-    title: str, subtitle: str, *, style: str, content: Iterable[str], made_by: str, scripts: Sequence[str] = ()
+def render(template: str, **values: object) -> Markup:
+    """One template, such as `plan.html.j2`, filled in.
+
+    Raises:
+        UndefinedError: of jinja2: it uses a name that is not among `values`.
+    """
+    return Markup(_environment().get_template(template).render(**values))  # noqa: S704 - templates escape by themselves
+
+
+def render_page(
+    template: str,
+    *,
+    title: str,
+    subtitle: str,
+    styles: Sequence[Markup],
+    scripts: Sequence[Markup] = (),
+    **values: object,
 ) -> str:
-    """The whole document.
+    """A whole document: a template that extends `page.html.j2`.
 
     Args:
+        template: its file.
         title: heads the page; any text.
         subtitle: any text.
-        style: the style sheet.
-        content: elements, in order; names in them are escaped already.
-        made_by: the command, for the footer; any text.
+        styles: style sheets, in order.
         scripts: run in order once all elements are there. No other script runs, so none that a name smuggles in.
+        values: for the template.
     """
     # Else a browser would end the element, or not see its end.
+    assert not any("</style" in style.lower() for style in styles)
     assert not any("</script" in script.lower() or "<!--" in script for script in scripts)
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_allowed(scripts)}">',
-            f"<title>{escape(title)}</title><style>{style}</style></head><body><main>",
-            f'<h1>{escape(title)}</h1><p class="subtitle">{escape(subtitle)}</p>',
-            *content,
-            f"<footer>Made by {escape(made_by)}.</footer></main>",
-            *(f"<script>{script}</script>" for script in scripts),
-            "</body></html>\n",
-        ]
+    page = render(
+        template,
+        title=title,
+        subtitle=subtitle,
+        policy=_allowed(scripts),
+        style=Markup().join(styles),
+        scripts=scripts,
+        **values,
     )
+    return str(page)  # nobody puts it into another one
 
 
-def _allowed(scripts: Sequence[str]) -> str:
-    """The policy of the page: styles of its own, and exactly these scripts."""
+@cache
+def resource(name: str) -> Markup:
+    """The text of a style sheet or script in `report/templates`."""
+    return shipped(f"report/{_FOLDER}/{name}")
+
+
+@cache
+def shipped(path: str) -> Markup:
+    """The text of a file of this package, by its path in `hetpipe`; what we ship is markup by itself."""
+    return Markup(files("hetpipe").joinpath(path).read_text(encoding="utf-8"))  # noqa: S704 - nobody else's text
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(_PACKAGE, _FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"bytes": bytes_text, "percent": percent, "rate": rate, "time": time_text}
+    # For data of scripts: as short as JSON can be, in the order in which it was given, and nothing that is no JSON.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment
+
+
+def _allowed(scripts: Sequence[Markup]) -> Markup:
+    """The Content-Security-Policy of a page: styles of its own, and exactly these scripts."""
     sources = [f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts]
     scripted = f"; script-src {' '.join(sources)}" if sources else ""
-    return f"default-src 'none'; style-src 'unsafe-inline'{scripted}"
+    return Markup(f"default-src 'none'; style-src 'unsafe-inline'{scripted}")  # noqa: S704 - digests and nothing else

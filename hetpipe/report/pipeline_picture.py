@@ -1,5 +1,7 @@
 """A pipeline at work, as SVG: one row per stage, time to the right. Pure: activities in, text out.
 
+Decided here: where everything is. `templates/pipeline.svg.j2` draws it in the colours of `templates/pipeline.css`.
+
 In a row, boxes are computations with the number of their minibatch, forward lighter than backward. Lines between rows
 are activations on their way down and gradients on their way up; thin bars under a row are pushes and pulls. What is
 left empty of a row is waiting, marked where it is for weights.
@@ -8,12 +10,14 @@ left empty of a row is waiting, marked where it is for weights.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
 
 from hetpipe.decide.planner.costs import TICKS_PER_MS
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity
+from hetpipe.report.page import render
 from hetpipe.report.quantities import time_text
 
 #: Pixels. A row is its label, its boxes, then its pushes and pulls; the label comes again for those who scroll.
@@ -29,25 +33,6 @@ _MEAN_BOX_WIDTH = 30
 _MOST_WIDTH = 12_000
 _TICK_DISTANCE = 90
 _LETTER_WIDTH = 6.6
-
-#: To be put into the page's style sheet once; dark and light are the page's, by these variables.
-PICTURE_CSS = """
-.pipeline text{font:11px ui-sans-serif,system-ui,sans-serif;fill:var(--ink)}
-.pipeline .faint{fill:var(--faint)}
-.pipeline .label{fill:var(--faint);paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round}
-.pipeline .lane{fill:var(--lane)}
-.pipeline .forward rect{fill:var(--forward);stroke:var(--card);stroke-width:.8}
-.pipeline .backward rect{fill:var(--backward);stroke:var(--card);stroke-width:.8}
-.pipeline .forward text,.pipeline .backward text{fill:var(--on-box);text-anchor:middle}
-.pipeline .activations{stroke:var(--forward)}
-.pipeline .gradients{stroke:var(--backward)}
-.pipeline .move{stroke-width:1.25;opacity:.75}
-.pipeline .push{fill:var(--push)}
-.pipeline .pull{fill:var(--pull)}
-.pipeline .weights-wait{fill:var(--wait)}
-.pipeline .publish{stroke:var(--push);stroke-dasharray:3 3}
-.pipeline .axis{stroke:var(--rule)}
-"""
 
 #: Class and meaning of everything that has a colour.
 LEGEND: tuple[tuple[str, str], ...] = (
@@ -75,7 +60,7 @@ class PictureRow:
 
 def draw_pipeline(
     activities: Sequence[SimulatedActivity], rows: Sequence[PictureRow], *, end_ticks: int, title: str
-) -> str:
+) -> Markup:
     """The picture of `rows` from 0 to `end_ticks`.
 
     Args:
@@ -85,20 +70,69 @@ def draw_pipeline(
         title: its accessible name; any text.
 
     Returns:
-        An `<svg>` element with the class `pipeline`; its colours are those of `PICTURE_CSS`.
+        An `<svg>` element with the class `pipeline`; its colours are those of `pipeline.css`.
     """
-    return "\n".join(_Picture(activities, rows, end_ticks, title).parts())
+    return _Picture(activities, rows, end_ticks).drawn(title)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rect:
+    """`kind` is a class of the style sheet, `what` is said on hovering; either may be empty."""
+
+    kind: str
+    x: float
+    y: int
+    width: float
+    height: int
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    kind: str
+    x1: float
+    y1: int
+    x2: float
+    y2: int
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    kind: str
+    x: float | str
+    y: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A computation."""
+
+    kind: str
+    rect: _Rect
+    number: _Text | None
+    """None where there is no room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is drawn of a stage, from the background to the front."""
+
+    lane: _Rect
+    waits: list[_Rect]
+    strips: list[_Rect]
+    """Pushes and pulls."""
+    moves: list[_Line]
+    boxes: list[_Box]
 
 
 class _Picture:
     """Places everything on the canvas."""
 
-    def __init__(
-        self, activities: Sequence[SimulatedActivity], rows: Sequence[PictureRow], end_ticks: int, title: str
-    ) -> None:
+    def __init__(self, activities: Sequence[SimulatedActivity], rows: Sequence[PictureRow], end_ticks: int) -> None:
         self._rows = rows
         self._end = max(end_ticks, 1)
-        self._title = title
         self._tops: dict[tuple[int, int], int] = {}
         top = _TOP
         for row, before in zip(rows, [None, *rows], strict=False):
@@ -114,18 +148,18 @@ class _Picture:
         self._scale = self._pixels_per_tick()
         self._width = round(2 * _MARGIN + self._end * self._scale)
 
-    def parts(self) -> Iterator[str]:
-        """The elements, from the background to the front."""
-        yield (
-            f'<svg class="pipeline" role="img" aria-label="{escape(self._title)}" width="{self._width}" '
-            f'height="{self._height}" viewBox="0 0 {self._width} {self._height}">'
+    def drawn(self, title: str) -> Markup:
+        """The element."""
+        return render(
+            "pipeline.svg.j2",
+            title=title,
+            width=self._width,
+            height=self._height,
+            lines=[*self._marks(), *self._published()],
+            times=list(self._times()),
+            rows=[self._row(row) for row in self._rows],
+            labels=[label for row in self._rows for label in self._labels(row)],
         )
-        yield from self._axis()
-        for row in self._rows:
-            yield from self._row(row)
-        for row in self._rows:
-            yield from self._labels(row)
-        yield "</svg>"
 
     def _pixels_per_tick(self) -> float:
         """So that an average box has room for its number."""
@@ -141,39 +175,44 @@ class _Picture:
     def _x(self, at_ticks: int) -> float:
         return round(_MARGIN + min(at_ticks, self._end) * self._scale, 1)
 
-    def _axis(self) -> Iterator[str]:
-        step = _round_step(_TICK_DISTANCE / self._scale)
-        for position in range(self._end // step + 1):
-            x = self._x(position * step)
-            yield f'<line class="axis" x1="{x}" x2="{x}" y1="{_TOP - 10}" y2="{self._height}"/>'
-            yield f'<text class="faint" x="{x + 3}" y="{_TOP - 12}">{time_text(position * step / TICKS_PER_MS)}</text>'
+    def _steps(self) -> range:
+        """Where the axis has marks, in ticks."""
+        return range(0, self._end + 1, _round_step(_TICK_DISTANCE / self._scale))
+
+    def _marks(self) -> Iterator[_Line]:
+        for at_ticks in self._steps():
+            x = self._x(at_ticks)
+            yield _Line("axis", x, _TOP - 10, x, self._height)
+
+    def _times(self) -> Iterator[_Text]:
+        for at_ticks in self._steps():
+            yield _Text("faint", self._x(at_ticks) + 3, _TOP - 12, _at(at_ticks))
+
+    def _published(self) -> Iterator[_Line]:
         for publish in self._publishes:
             x = self._x(publish.end_ticks)
-            yield (
-                f'<line class="publish" x1="{x}" x2="{x}" y1="{_TOP - 10}" y2="{self._height}">'
-                f"<title>clock {publish.number} is published, {_at(publish.end_ticks)}</title></line>"
-            )
+            what = f"clock {publish.number} is published, {_at(publish.end_ticks)}"
+            yield _Line("publish", x, _TOP - 10, x, self._height, what)
 
-    def _row(self, row: PictureRow) -> Iterator[str]:
+    def _row(self, row: PictureRow) -> _Row:
         top = self._tops[row.vw, row.stage]
         found = self._by_row[row.vw, row.stage]
-        length = self._x(self._end) - _MARGIN
-        yield f'<rect class="lane" x="{_MARGIN}" y="{top}" width="{length:.1f}" height="{_BOX_HEIGHT}"/>'
-        yield from self._waits(found, top)
-        for one in found:
-            if one.kind in _COMPUTATIONS:
-                yield self._box(one, top)
-            elif one.kind in (ActivityKind.ACTIVATIONS, ActivityKind.GRADIENTS):
-                yield from self._move(one, top)
-            elif one.end_ticks > one.start_ticks:
-                yield self._strip(one, top)
+        moves = (ActivityKind.ACTIVATIONS, ActivityKind.GRADIENTS)
+        strips = (one for one in found if one.kind not in (*_COMPUTATIONS, *moves) and one.end_ticks > one.start_ticks)
+        return _Row(
+            lane=_Rect("lane", _MARGIN, top, self._x(self._end) - _MARGIN, _BOX_HEIGHT),
+            waits=list(self._waits(found, top)),
+            strips=[self._strip(one, top) for one in strips],
+            moves=list(self._moves((one for one in found if one.kind in moves), top)),
+            boxes=[self._box(one, top) for one in found if one.kind in _COMPUTATIONS],
+        )
 
-    def _labels(self, row: PictureRow) -> Iterator[str]:
+    def _labels(self, row: PictureRow) -> Iterator[_Text]:
         y = self._tops[row.vw, row.stage] - 4
         for x in range(_MARGIN, max(self._width - _LABEL_DISTANCE // 2, _MARGIN + 1), _LABEL_DISTANCE):
-            yield f'<text class="label" x="{x}" y="{y}">{escape(row.label)}</text>'
+            yield _Text("label", x, y, row.label)
 
-    def _waits(self, found: Sequence[SimulatedActivity], top: int) -> Iterator[str]:
+    def _waits(self, found: Sequence[SimulatedActivity], top: int) -> Iterator[_Rect]:
         """Gaps that end in the instant in which weights arrive."""
         arrivals = {one.end_ticks for one in found if one.kind is ActivityKind.PULL}
         arrivals |= {one.end_ticks for one in self._publishes}
@@ -184,56 +223,41 @@ class _Picture:
                     yield self._rect("weights-wait", free_since, one.start_ticks, top, _BOX_HEIGHT, "waits for weights")
                 free_since = one.end_ticks
 
-    def _box(self, one: SimulatedActivity, top: int) -> str:
+    def _box(self, one: SimulatedActivity, top: int) -> _Box:
         label = f"{_LETTERS[one.kind]}{one.number}"
         x, end = self._x(one.start_ticks), self._x(one.end_ticks)
-        text = ""
-        for shown in (label, str(one.number)):
-            if end - x >= len(shown) * _LETTER_WIDTH + 2:
-                text = f'<text x="{(x + end) / 2:.1f}" y="{top + 14}">{shown}</text>'
-                break
+        fitting = (shown for shown in (label, str(one.number)) if end - x >= len(shown) * _LETTER_WIDTH + 2)
+        number = next((_Text("", f"{(x + end) / 2:.1f}", top + 14, shown) for shown in fitting), None)
         rect = self._rect("", one.start_ticks, one.end_ticks, top, _BOX_HEIGHT, label)
-        return f'<g class="{_COMPUTATIONS[one.kind]}">{rect}{text}</g>'
+        return _Box(_COMPUTATIONS[one.kind], rect, number)
 
-    def _move(self, one: SimulatedActivity, top: int) -> Iterator[str]:
+    def _moves(self, moves: Iterable[SimulatedActivity], top: int) -> Iterator[_Line]:
         """From the lower edge of the sender to the upper edge of the receiver, or the other way round."""
-        assert one.vw is not None
-        assert one.stage is not None
-        is_forward = one.kind is ActivityKind.ACTIVATIONS
-        other = self._tops.get((one.vw, one.stage + (1 if is_forward else -1)))
-        if other is None:
-            return
-        y1, y2 = (top + _BOX_HEIGHT, other) if is_forward else (top, other + _BOX_HEIGHT)
-        x1, x2 = self._x(one.start_ticks), self._x(one.end_ticks)
-        yield (
-            f'<line class="move {one.kind.value}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}">'
-            f"<title>{one.kind.value} of {one.number}, {_span(one)}</title></line>"
-        )
+        for one in moves:
+            assert one.vw is not None
+            assert one.stage is not None
+            is_forward = one.kind is ActivityKind.ACTIVATIONS
+            other = self._tops.get((one.vw, one.stage + (1 if is_forward else -1)))
+            if other is None:
+                continue
+            y1, y2 = (top + _BOX_HEIGHT, other) if is_forward else (top, other + _BOX_HEIGHT)
+            what = f"{one.kind.value} of {one.number}, {_at(one.start_ticks)} to {_at(one.end_ticks)}"
+            yield _Line(f"move {one.kind.value}", self._x(one.start_ticks), y1, self._x(one.end_ticks), y2, what)
 
-    def _strip(self, one: SimulatedActivity, top: int) -> str:
+    def _strip(self, one: SimulatedActivity, top: int) -> _Rect:
         is_push = one.kind is ActivityKind.PUSH
         y = top + _BOX_HEIGHT + 2 + (0 if is_push else _STRIP_HEIGHT + 1)
         what = f"push of wave {one.number}" if is_push else f"pull of clock {one.number}"
         where = "" if one.shard is None else f", shard {one.shard}"
         return self._rect(one.kind.value, one.start_ticks, one.end_ticks, y, _STRIP_HEIGHT, what + where)
 
-    def _rect(self, kind: str, start: int, end: int, y: int, height: int, what: str) -> str:
+    def _rect(self, kind: str, start: int, end: int, y: int, height: int, what: str) -> _Rect:
         x = self._x(start)
-        width = max(self._x(end) - x, 0.5)
-        described = f"{what}, {_at(start)} to {_at(end)}"
-        name = f'class="{kind}" ' if kind else ""
-        return (
-            f'<rect {name}x="{x}" y="{y}" width="{width:.1f}" height="{height}" rx="1.5">'
-            f"<title>{described}</title></rect>"
-        )
+        return _Rect(kind, x, y, max(self._x(end) - x, 0.5), height, f"{what}, {_at(start)} to {_at(end)}")
 
 
 def _at(at_ticks: int) -> str:
     return time_text(at_ticks / TICKS_PER_MS)
-
-
-def _span(one: SimulatedActivity) -> str:
-    return f"{_at(one.start_ticks)} to {_at(one.end_ticks)}"
 
 
 def _round_step(least_ticks: float) -> int:

@@ -1,25 +1,25 @@
 """A plan as one page of HTML that needs nothing else: bars, a picture of the simulated pipeline, the reasons. Pure.
 
-Names of models, layers, nodes and types are escaped wherever they stand.
+Here are its values; the page is `templates/plan.html.j2`, which escapes names of models, layers, nodes and types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
 
 from hetpipe.decide.simulator.documents import schedule_in, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity
 from hetpipe.decide.simulator.simulate import simulate
-from hetpipe.report.page import page
+from hetpipe.report.page import render_page, resource
 from hetpipe.report.pipeline_picture import LEGEND, PictureRow, draw_pipeline
-from hetpipe.report.plan_page_style import STYLE
 from hetpipe.report.plan_reasons import Reasons
-from hetpipe.report.plan_view import PipelineView, PlanFacts, PlanView, SpeedView, StageView, view_of
+from hetpipe.report.plan_view import PlanFacts, PlanView, SpeedView, StageView, view_of
 from hetpipe.report.quantities import bytes_text, of_bytes_text, time_text
-from hetpipe.report.text import count, percent, rate
+from hetpipe.report.text import count, rate
 
 #: The picture: so many minibatches of each virtual worker, in whole waves, and so many rows.
 _SHOWN_MINIBATCHES = 32
@@ -30,19 +30,62 @@ _MOST_ROWS = 24
 #: Simulated beyond the picture's end, so that nothing in it drains.
 _MORE_WAVES = 2
 
-#: Kind, amount, and what it is called aloud.
-_Parts = Sequence[tuple[str, float, str]]
-
-_TIME_LEGEND = (("forward", "forward"), ("backward", "backward"), ("transfers", "transfers"))
-_MEMORY_LEGEND = (("weights", "weights and optimizer"), ("activations", "activations"), ("lane", "free"))
+#: Classes of the style sheet, and what they mean.
+_BAR_LEGEND = (
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("transfers", "transfers"),
+    ("weights", "weights and optimizer"),
+    ("activations", "activations"),
+    ("lane", "free"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     """The simulated pipeline."""
 
-    svg: str
+    svg: Markup
     caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A coloured part of a bar."""
+
+    kind: str
+    """A class of the style sheet."""
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Parts of a whole."""
+
+    parts: tuple[BarPart, ...]
+    aloud: str
+    """The same as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """A row of the speeds."""
+
+    view: SpeedView
+    figure: str
+    bar: Bar
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A row of a pipeline."""
+
+    index: int
+    view: StageView
+    time: str
+    time_bar: Bar
+    memory: str
+    memory_bar: Bar
 
 
 def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
@@ -53,25 +96,28 @@ def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
         reasons: why it is so, in full.
         picture: the pipeline at work.
     """
-    content = [
-        *_speeds(view.speeds),
-        f'<div class="card bound"><p>{escape(reasons.bound)}</p></div>',
-        *(f'<div class="card remark"><p>{escape(remark)}</p></div>' for remark in view.remarks),
-        "<h2>Who computes what</h2>",
-        *(line for pipeline in view.pipelines for line in _pipeline(pipeline, view)),
-        _legend((*_TIME_LEGEND, *_MEMORY_LEGEND)),
-        *_estimated(view),
-        "<h2>The whole job</h2>",
-        '<dl class="card">',
-        *(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in view.facts),
-        "</dl>",
-        "<h2>The pipeline at work</h2>",
-        f'<figure class="card"><figcaption>{escape(picture.caption)}</figcaption>',
-        f'<div class="scroll" tabindex="0" role="group" aria-label="picture, scrolls sideways">{picture.svg}</div>',
-        f"{_legend(LEGEND)}</figure>",
-        *_why(reasons),
+    pipelines = [
+        {
+            "view": pipeline,
+            "stages": [_stage(index, stage, view.longest_ms) for index, stage in enumerate(pipeline.stages)],
+            "has_utilisation": any(stage.utilisation is not None for stage in pipeline.stages),
+            "others": list(zip(pipeline.workers[1:], pipeline.devices[1:], strict=True)),
+        }
+        for pipeline in view.pipelines
     ]
-    return page(view.title, view.subtitle, style=STYLE, content=content, made_by="hetpipe plan")
+    return render_page(
+        "plan.html.j2",
+        title=view.title,
+        subtitle=view.subtitle,
+        styles=(resource("page.css"), resource("pipeline.css")),
+        view=view,
+        reasons=reasons,
+        picture=picture,
+        speeds=_speeds(view.speeds),
+        pipelines=pipelines,
+        bar_legend=_BAR_LEGEND,
+        picture_legend=LEGEND,
+    )
 
 
 def picture_of(facts: PlanFacts) -> Picture:
@@ -137,43 +183,18 @@ def _wave_end(activities: Iterable[SimulatedActivity], vw: int, minibatch: int) 
     )
 
 
-def _speeds(speeds: Sequence[SpeedView]) -> Iterator[str]:
+def _speeds(speeds: Sequence[SpeedView]) -> list[_Speed]:
     fastest = max(speed.samples_per_second or 0.0 for speed in speeds)
-    yield '<section class="card speeds" aria-label="speed">'
+    rows = []
     for index, speed in enumerate(speeds):
         amount = speed.samples_per_second or 0.0
         figure = "–" if speed.samples_per_second is None else f"{rate(amount)} samples/s"
-        first = " first" if index == 0 else ""
-        yield f'<span class="name">{escape(speed.name)}</span><span class="figure{first}">{figure}</span>'
-        yield _bar(fastest, [("backward" if index == 0 else "reserve", amount, "")], f"{speed.name}: {figure}")
-        yield f'<span class="note">{escape(speed.remark)}</span>'
-    yield "</section>"
+        kind = "backward" if index == 0 else "reserve"
+        rows.append(_Speed(speed, figure, _bar(fastest, [(kind, amount, "")], f"{speed.name}: {figure}")))
+    return rows
 
 
-_UTILISATION_HEADING = '<th scope="col" class="number">MFU</th>'
-
-
-def _pipeline(pipeline: PipelineView, view: PlanView) -> Iterator[str]:
-    each = " each" if len(pipeline.workers) > 1 else ""
-    slowest = ' <span class="tag">the slowest</span>' if pipeline.is_slowest and len(view.pipelines) > 1 else ""
-    yield f"<h3>{escape(pipeline.heading)}: {rate(pipeline.samples_per_second)} samples/s{each}{slowest}</h3>"
-    yield f'<div class="card stages"><table aria-label="{escape(pipeline.heading)}"><thead><tr>'
-    headings = ("#", "device", "layers", "time per minibatch", "memory")
-    yield "".join(f'<th scope="col">{heading}</th>' for heading in headings)
-    yield '<th scope="col" class="number">in flight</th><th scope="col" class="number">receives</th>'
-    has_utilisation = any(stage.utilisation is not None for stage in pipeline.stages)
-    yield f"{_UTILISATION_HEADING if has_utilisation else ''}</tr></thead><tbody>"
-    for index, stage in enumerate(pipeline.stages):
-        yield from _stage(index, stage, view.longest_ms, has_utilisation=has_utilisation)
-    yield "</tbody></table></div>"
-    if len(pipeline.workers) > 1:
-        yield '<details><summary class="faint">devices of the others</summary>'
-        for worker, devices in zip(pipeline.workers[1:], pipeline.devices[1:], strict=True):
-            yield f"<p>virtual worker {worker}: {escape(', '.join(devices))}</p>"
-        yield "</details>"
-
-
-def _stage(index: int, stage: StageView, longest_ms: float, *, has_utilisation: bool) -> Iterator[str]:
+def _stage(index: int, stage: StageView, longest_ms: float) -> _Stage:
     time_parts = [
         ("forward", stage.forward_ms, f"{time_text(stage.forward_ms)} forward"),
         ("backward", stage.backward_ms, f"{time_text(stage.backward_ms)} backward"),
@@ -186,57 +207,17 @@ def _stage(index: int, stage: StageView, longest_ms: float, *, has_utilisation: 
     ]
     time = f"{'~' if stage.is_estimated else ''}{time_text(stage.time_ms)}"
     memory = of_bytes_text(stage.memory_bytes, stage.device_bytes)
-    marks = '<span class="tag longest">longest stage</span>' if stage.is_bottleneck else ""
-    if stage.is_recomputed:
-        marks += ' <span class="tag">recomputes</span>'
-    yield f"<tr><td>{index}</td>"
-    yield f"<td>{escape(stage.device)}<small>{escape(stage.kind)}</small></td>"
-    yield f"<td>{escape(stage.layers)}<small>{escape(stage.names)}</small></td>"
-    yield f'<td class="wide">{_bar(longest_ms, time_parts, f"stage {index}: {time}")}{time} {marks}</td>'
-    yield f'<td class="wide">{_bar(stage.device_bytes, memory_parts, f"stage {index}: {memory}")}{memory}</td>'
-    yield f'<td class="number" data-label="in flight">{stage.in_flight}</td>'
-    yield f'<td class="number" data-label="receives">{time_text(stage.receive_ms)}</td>'
-    if has_utilisation:
-        share = "–" if stage.utilisation is None else percent(stage.utilisation)
-        yield f'<td class="number" data-label="MFU">{share}</td>'
-    yield "</tr>"
-
-
-def _bar(whole: float, parts: _Parts, what: str) -> str:
-    """Parts of a whole; read aloud, and shown on hovering, as text."""
-    aloud = "; ".join([what, *(text for _, amount, text in parts if text and amount)])
-    pieces = "".join(
-        f'<i class="{kind}" style="width:{100 * amount / whole:.2f}%"></i>'
-        for kind, amount, _ in parts
-        if amount and whole
+    return _Stage(
+        index=index,
+        view=stage,
+        time=time,
+        time_bar=_bar(longest_ms, time_parts, f"stage {index}: {time}"),
+        memory=memory,
+        memory_bar=_bar(stage.device_bytes, memory_parts, f"stage {index}: {memory}"),
     )
-    return f'<div class="bar" role="img" aria-label="{escape(aloud)}" title="{escape(aloud)}">{pieces}</div>'
 
 
-def _legend(entries: Iterable[tuple[str, str]]) -> str:
-    items = "".join(f'<li><i class="{kind}"></i>{escape(meaning)}</li>' for kind, meaning in entries)
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _estimated(view: PlanView) -> Iterator[str]:
-    if view.estimated:
-        types = escape(", ".join(view.estimated))
-        yield f'<p class="faint">~ estimated from the catalogue, not measured: {types}</p>'
-
-
-def _why(reasons: Reasons) -> Iterator[str]:
-    yield "<h2>Alternatives</h2>"
-    if reasons.rejected:
-        yield '<div class="card why"><table><thead><tr>'
-        yield '<th scope="col">way</th><th scope="col" class="number">samples/s</th>'
-        yield '<th scope="col">against the plan</th></tr></thead><tbody>'
-        for one in reasons.rejected:
-            figure = "–" if one.samples_per_second is None else rate(one.samples_per_second)
-            yield f'<tr><td>{escape(one.name)}</td><td class="number">{figure}</td>'
-            yield f"<td>{escape(one.reason)}</td></tr>"
-        yield "</tbody></table></div>"
-    else:
-        yield "<p>Nothing else was looked at.</p>"
-    for heading, sentences in (("Why this N", reasons.waves), ("Why these cuts", reasons.cuts)):
-        yield f"<h2>{heading}</h2>"
-        yield from (f"<p>{escape(sentence)}</p>" for sentence in sentences)
+def _bar(whole: float, parts: Sequence[tuple[str, float, str]], what: str) -> Bar:
+    """Of each part its kind, its amount, and what it is called aloud."""
+    shown = [BarPart(kind, 100 * amount / whole) for kind, amount, _ in parts if amount and whole]
+    return Bar(tuple(shown), "; ".join([what, *(text for _, amount, text in parts if text and amount)]))

@@ -1,15 +1,19 @@
 """A played timeline as SVG, in the look of the papers' figures: forwards blue, backwards green, updates checkered.
 
 A file of its own that needs no fonts, scripts or page around it. Its description holds all that it shows, as text.
+Decided here: where everything is. `templates/schedule.svg.j2` draws it in the colours of `templates/schedule.css`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
 
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.schedule.timeline import Box, StageTimeline, Timeline
+from hetpipe.report.page import render, resource
 from hetpipe.report.schedule_view import (
     axis_step,
     figures_of,
@@ -37,26 +41,6 @@ _NUMBER_LETTER, _VERSION_LETTER, _TEXT_LETTER, _TITLE_LETTER = 8.4, 7.0, 6.6, 9.
 
 _HAT = "Ŵ"
 
-_STYLE = """
-.schedule text{font:12px ui-sans-serif,system-ui,-apple-system,"Segoe UI",sans-serif;fill:#3b4350}
-.schedule .title{font-size:17px;font-weight:600;fill:#12161d}
-.schedule .number text,.schedule .version text{text-anchor:middle;fill:#0d1b2a}
-.schedule .number text{font-size:13px;font-weight:600}
-.schedule .version text{font-size:10.5px}
-.schedule .lane{fill:#f1f1ee}
-.schedule .axis{stroke:#dcdcd6}
-.schedule .forward,.schedule .backward,.schedule .update{stroke:#4a5563;stroke-width:.8}
-.schedule .forward{fill:#a5c8f0}
-.schedule .backward{fill:#b3dfb6}
-.schedule .update{fill:url(#schedule-checks);stroke:#14532d;stroke-width:1.5}
-"""
-
-#: The two greens differ little, so that numbers stay readable on them.
-_CHECKS = (
-    '<pattern id="schedule-checks" width="10" height="10" patternUnits="userSpaceOnUse">'
-    '<path fill="#b3dfb6" d="M0 0h10v10h-10z"/><path fill="#97d09d" d="M0 0h5v5h-5zM5 5h5v5h-5z"/></pattern>'
-)
-
 _SWATCHES = (
     ("forward", "forward"),
     ("backward", "backward"),
@@ -66,7 +50,34 @@ _SWATCHES = (
 
 def draw_schedule(timeline: Timeline) -> str:
     """The picture: an SVG document, in UTF-8 when written."""
-    return "\n".join(_Drawing(timeline).parts()) + "\n"
+    return str(_Drawing(timeline).drawn())
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    x: str
+    y: int
+    text: str
+    kind: str = ""
+    """A class of the style sheet, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    kind: str
+    d: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A stage."""
+
+    label: _Text
+    boxes: list[_Path]
+    """Of each kind all in one."""
+    inscriptions: list[tuple[str, list[_Text]]]
+    """What is written into the boxes, by its class."""
+    facts: list[_Text]
 
 
 class _Drawing:
@@ -86,28 +97,29 @@ class _Drawing:
         ]
         self._height = self._bottom + _LEGEND_HEIGHT * (1 + len(self._texts)) + _MARGIN
 
-    def parts(self) -> Iterator[str]:
-        """The elements, from the background to the front."""
-        title, width, height = title_of(self._timeline.pipeline), self._width(), self._height
-        yield '<?xml version="1.0" encoding="UTF-8"?>'
-        yield (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="schedule" role="img" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" aria-labelledby="schedule-title schedule-description">'
+    def drawn(self) -> Markup:
+        """The document."""
+        pipeline, stages = self._timeline.pipeline, self._timeline.stages
+        title = title_of(pipeline)
+        swatches, legend = self._legend()
+        return render(
+            "schedule.svg.j2",
+            title=title,
+            description=self._description(),
+            style=resource("schedule.css"),
+            width=self._width(),
+            height=self._height,
+            head=[_text(_MARGIN, _TITLE_Y, title, "title"), _text(_MARGIN, _SETTING_Y, setting_of(pipeline))],
+            lanes=[self._lane(stage) for stage in stages],
+            axis=_Path("axis", "".join(f"M{self._x(at)} {_AXIS_Y + 4}V{self._bottom}" for at in self._marks())),
+            times=[
+                _text(_MARGIN, _AXIS_Y, "time"),
+                *(_text(self._x(at), _AXIS_Y, str(at)) for at in self._marks()),
+            ],
+            rows=[self._row(stage, facts) for stage, facts in zip(stages, self._facts, strict=True)],
+            swatches=swatches,
+            legend=legend,
         )
-        yield f'<title id="schedule-title">{escape(title)}</title>'
-        yield f'<desc id="schedule-description">{escape(self._description())}</desc>'
-        yield f"<style>{_STYLE}</style>"
-        yield f"<defs>{_CHECKS}</defs>"
-        yield f'<path fill="#fff" d="M0 0h{width}v{height}h-{width}z"/>'
-        yield _text(_MARGIN, _TITLE_Y, title, "title")
-        yield _text(_MARGIN, _SETTING_Y, setting_of(self._timeline.pipeline))
-        for stage in self._timeline.stages:
-            yield self._lane(stage)
-        yield from self._axis()
-        for stage, facts in zip(self._timeline.stages, self._facts, strict=True):
-            yield from self._row(stage, facts)
-        yield from self._legend()
-        yield "</svg>"
 
     def _width(self) -> int:
         """As wide as the widest line: of boxes with what is said beside them, or of text."""
@@ -118,11 +130,11 @@ class _Drawing:
         boxes = self._right + _MARGIN / 2 + facts - _MARGIN
         return round(max(boxes, texts, swatches, title)) + 2 * _MARGIN
 
-    def _description(self) -> str:
-        """All of the picture as sentences."""
+    def _description(self) -> list[str]:
+        """All of the picture as sentences, line by line."""
         rows = [f"Stage {stage.stage}: {_sequence(stage)}." for stage in self._timeline.stages]
         lines = [setting_of(self._timeline.pipeline), *self._texts[1:]]
-        return "\n".join(["Time to the right, one row for each stage.", *(f"{line}." for line in lines), *rows])
+        return ["Time to the right, one row for each stage.", *(f"{line}." for line in lines), *rows]
 
     def _y(self, stage: int) -> int:
         return _TOP + stage * _ROW_HEIGHT
@@ -130,49 +142,47 @@ class _Drawing:
     def _x(self, at: int) -> int:
         return self._left + at * self._unit
 
-    def _lane(self, stage: StageTimeline) -> str:
+    def _lane(self, stage: StageTimeline) -> _Path:
         d = _rectangle(self._left, self._y(stage.stage), self._right - self._left, _BOX_HEIGHT)
-        return f'<path class="lane" d="{d}"/>'
+        return _Path("lane", d)
 
-    def _axis(self) -> Iterator[str]:
-        step = axis_step(-(-_TICK_DISTANCE // self._unit))
-        marks = range(0, self._timeline.end + 1, step)
-        lines = "".join(f"M{self._x(at)} {_AXIS_Y + 4}V{self._bottom}" for at in marks)
-        yield f'<path class="axis" d="{lines}"/>'
-        yield _text(_MARGIN, _AXIS_Y, "time")
-        for at in marks:
-            yield _text(self._x(at), _AXIS_Y, str(at))
+    def _marks(self) -> range:
+        return range(0, self._timeline.end + 1, axis_step(-(-_TICK_DISTANCE // self._unit)))
 
-    def _row(self, stage: StageTimeline, facts: Sequence[str]) -> Iterator[str]:
+    def _row(self, stage: StageTimeline, facts: Sequence[str]) -> _Row:
         y = self._y(stage.stage)
-        yield _text(_MARGIN, y + _NUMBER_Y + 6, f"stage {stage.stage}")
-        for kind in ("forward", "backward", "update"):
-            boxes = [box for box in stage.boxes if _class_of(box) == kind]
-            if boxes:
-                yield f'<path class="{kind}" d="{"".join(self._outline(box, y) for box in boxes)}"/>'
-        yield self._inscribed("number", y + _NUMBER_Y, [(box, str(box.action.p)) for box in stage.boxes])
-        yield self._inscribed(
-            "version", y + _VERSION_Y, [(box, version_of(box, predicted=_HAT)) for box in stage.boxes]
+        by_kind = {
+            kind: [self._outline(box, y) for box in stage.boxes if _class_of(box) == kind]
+            for kind in ("forward", "backward", "update")
+        }
+        numbers = [self._inscribed(box, y + _NUMBER_Y, str(box.action.p)) for box in stage.boxes]
+        versions = [self._inscribed(box, y + _VERSION_Y, version_of(box, predicted=_HAT)) for box in stage.boxes]
+        return _Row(
+            label=_text(_MARGIN, y + _NUMBER_Y + 6, f"stage {stage.stage}"),
+            boxes=[_Path(kind, "".join(outlines)) for kind, outlines in by_kind.items() if outlines],
+            inscriptions=[("number", numbers), ("version", versions)],
+            facts=[
+                _text(self._right + _MARGIN / 2, y + line_y, line)
+                for line, line_y in zip(facts, (_NUMBER_Y, _VERSION_Y), strict=True)
+            ],
         )
-        for line, line_y in zip(facts, (_NUMBER_Y, _VERSION_Y), strict=True):
-            yield _text(self._right + _MARGIN / 2, y + line_y, line)
 
     def _outline(self, box: Box, y: int) -> str:
         return _rectangle(self._x(box.start), y, self._x(box.end) - self._x(box.start), _BOX_HEIGHT)
 
-    def _inscribed(self, kind: str, y: int, texts: Sequence[tuple[Box, str]]) -> str:
-        shown = "".join(_text((self._x(box.start) + self._x(box.end)) / 2, y, text) for box, text in texts)
-        return f'<g class="{kind}">{shown}</g>'
+    def _inscribed(self, box: Box, y: int, text: str) -> _Text:
+        return _text((self._x(box.start) + self._x(box.end)) / 2, y, text)
 
-    def _legend(self) -> Iterator[str]:
+    def _legend(self) -> tuple[list[tuple[_Path, _Text]], list[_Text]]:
+        """The kinds of boxes, side by side, and the lines below them."""
         x, y = float(_MARGIN), self._bottom + _LEGEND_HEIGHT
+        swatches = []
         for kind, meaning in _SWATCHES:
-            yield f'<path class="{kind}" d="{_rectangle(round(x), y - 12, _SWATCH_WIDTH, 16)}"/>'
-            yield _text(round(x) + _SWATCH_WIDTH + 6, y, meaning)
+            swatch = _Path(kind, _rectangle(round(x), y - 12, _SWATCH_WIDTH, 16))
+            swatches.append((swatch, _text(round(x) + _SWATCH_WIDTH + 6, y, meaning)))
             x += 2 * _SWATCH_WIDTH + len(meaning) * _TEXT_LETTER
-        for text in self._texts:
-            y += _LEGEND_HEIGHT
-            yield _text(_MARGIN, y, text)
+        lines = enumerate(self._texts, start=1)
+        return swatches, [_text(_MARGIN, y + number * _LEGEND_HEIGHT, text) for number, text in lines]
 
 
 def _class_of(box: Box) -> str:
@@ -201,6 +211,5 @@ def _rectangle(x: int, y: int, width: int, height: int) -> str:
     return f"M{x} {y}h{width}v{height}h-{width}z"
 
 
-def _text(x: float, y: int, text: str, kind: str = "") -> str:
-    name = f' class="{kind}"' if kind else ""
-    return f'<text{name} x="{x:g}" y="{y}">{escape(text)}</text>'
+def _text(x: float, y: int, text: str, kind: str = "") -> _Text:
+    return _Text(f"{x:g}", y, text, kind)

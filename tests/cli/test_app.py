@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from hetpipe import bundled
-from hetpipe.cli import demo, running
 from hetpipe.cli.app import app, run
+from hetpipe.cli.run import train
+from hetpipe.cli.start import demo
 from hetpipe.errors import JobError, PeerUnreachable
 from hetpipe.job.file import load_job
 from hetpipe.runs.run_folder import RunFolder
@@ -29,6 +31,8 @@ from tests.check.scenario import Scenario, write_run
 from tests.check.simulator import as_lines, simulate
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import RESULT, FakeCoordinator, running_status, shell_with, small_job, snapshot
+
+ROOT = Path(bundled.__file__).parents[1]
 
 CLUSTER = ("--coordinator", "127.0.0.1:7300")
 
@@ -406,14 +410,45 @@ def test_mistakes_of_a_job_come_line_by_line(
     def refuse(*_: object, **__: object) -> None:
         raise JobError(["a: first", "b: second"])
 
-    monkeypatch.setattr(running, "train", refuse)
+    monkeypatch.setattr(train, "new_run", refuse)
     assert run(["train", "job.yaml"]) == 2
     assert capsys.readouterr().err == "error: a: first\nerror: b: second\n"
 
 
-def test_the_command_line_starts_without_torch_and_cryptography() -> None:
-    code = "import sys, hetpipe.cli.app; sys.exit(not {'torch', 'cryptography'}.isdisjoint(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["cluster", "--help"], ["nosuch"]])
+def test_what_shows_no_command_imports_none(arguments: list[str]) -> None:
+    """And so neither torch nor gRPC, nor what a run needs."""
+    heavy = {"torch", "grpc", "google.protobuf", "redis", "docker", "rich", "yaml", "cryptography", "jinja2"}
+    code = (
+        "import sys\n"
+        "from hetpipe.cli.app import run\n"
+        f"run({arguments})\n"
+        f"print(sorted({heavy} & set(sys.modules)), len([m for m in sys.modules if m.startswith('hetpipe.runs.')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 1", "of a run only how commands end"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("hetpipe cl", ["clocks", "cluster"]), ("hetpipe cluster f", ["from-k8s"]), ("hetpipe train --res", ["--resume"])],
+)
+def test_the_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
+    asked = {"_HETPIPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    command = [sys.executable, "-c", "from hetpipe.cli.main import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
+    assert done.stdout.split() == completed, done.stderr
+
+
+def test_no_command_needs_torch_or_cryptography_to_say_what_it_does() -> None:
+    """What the help of every command imports, on top of one another."""
+    code = (
+        "import sys\n"
+        "from tests.cli.regenerate_golden import help_of, kept\n"
+        "assert all(map(help_of, kept()))\n"
+        "sys.exit(not {'torch', 'cryptography', 'jinja2'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
 def test_a_service_starts_without_the_command_line() -> None:

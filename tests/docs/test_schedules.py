@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.cli.render_schedule import to_json
+from hetpipe.cli.deploy.render.schedule import to_json
 from hetpipe.decide.schedule.timeline import play
 from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.docs.pages import code_spans, links, prose, table_after

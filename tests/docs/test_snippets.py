@@ -73,12 +73,11 @@ def test_commands_parse(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch)
 
 def _parse_hetpipe(name: str, arguments: Sequence[str]) -> None:
     """Take options and arguments apart with the real program, which then does nothing; and check what `--set` says."""
-    program: Any = typer.main.get_command(app)
-    command = program.commands[name]
+    command: Any = typer.main.get_command(app)
+    words = [name, *arguments]
     while hasattr(command, "commands"):
-        name, *arguments = arguments
-        command = command.commands[name]
-    with command.make_context(name, list(arguments)) as context:
+        name, command, words = command.resolve_command(typer.Context(command), words)
+    with command.make_context(name, words) as context:
         given = context.params
     settings = given.get("settings") or []
     job = given.get("job")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.check.report import ReportJson
-from hetpipe.cli.compare_record import TrialRecord, TrialState
-from hetpipe.cli.compare_statistics import MOST_POINTS
-from hetpipe.cli.compare_view import PolicySummary, comparison_json
+from hetpipe.compare.record import TrialRecord, TrialState
+from hetpipe.compare.statistics import MOST_POINTS
+from hetpipe.compare.view import PolicySummary, comparison_json
 from hetpipe.decide.elastic import virtual_workers
 from hetpipe.decide.lifecycle import leadership
 from hetpipe.decide.lifecycle.lifecycle import TABLE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.summary import summary_lines
+from hetpipe.cli.run.summary import summary_lines
 from hetpipe.errors import UserError
 from hetpipe.report.conditions import condition_lines
 from hetpipe.runs.follow import CoordinatorLost, Heard

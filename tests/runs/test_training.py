@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.summary import summary_lines
+from hetpipe.cli.run.summary import summary_lines
 from hetpipe.errors import CallableError, HetpipeError, JobFailed, PeerUnreachable
 from hetpipe.job.file import Job, load_job
 from hetpipe.runs.interrupts import Interrupts

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.health_command import Question, ask
+from hetpipe.cli.operate.health import Question, ask
 from hetpipe.errors import PeerUnreachable
 from hetpipe.server import runtime
 from hetpipe.server.agent import main as agent

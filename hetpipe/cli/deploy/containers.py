@@ -1,0 +1,27 @@
+"""The Docker engine that holds the containers of a project, for the commands about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hetpipe.deploy.engine import Engine, answering
+from hetpipe.deploy.labels import check_project
+from hetpipe.runs.outcome import Output
+from hetpipe.runs.shell import Shell
+
+
+@contextmanager
+def engine_of(project: str, output: Output, shell: Shell) -> Iterator[Engine]:
+    """The engine.
+
+    Raises:
+        UserError: the name is no project's, or there is no Docker engine.
+    """
+    check_project(project)
+    client = shell.open_docker(shell.environment)
+    try:
+        with answering():
+            yield Engine(client, clock=shell.clock, say=output.say)
+    finally:
+        client.close()

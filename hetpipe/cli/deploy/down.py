@@ -1,0 +1,37 @@
+"""`hetpipe down`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpipe.cli.deploy.containers import engine_of
+from hetpipe.cli.deploy.deployment import Project, state_folder
+from hetpipe.cli.options import Json
+from hetpipe.deploy.labels import DEFAULT_PROJECT
+from hetpipe.deploy.secrets import remove_secrets
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """End what `hetpipe up` has left running. Containers, network and certificates go; runs stay."""
+
+    project: Project = DEFAULT_PROJECT
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Remove all of a project. Runs stay.
+
+    Raises:
+        UserError: there is no Docker engine.
+        JobFailed: something is left.
+    """
+    project = options.project
+    with engine_of(project, output, shell) as engine:
+        removed = engine.remove(project)
+    remove_secrets(state_folder(shell.environment, project))
+    what = f"removed {', '.join(removed)}" if removed else f"there was nothing of project {project}"
+    output.answer({"project": project, "removed": list(removed)}, what)
+    return ExitStatus.OK

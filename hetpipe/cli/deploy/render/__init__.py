@@ -1,0 +1,1 @@
+"""`hetpipe render`: what hetpipe does, drawn or written down, without doing it."""

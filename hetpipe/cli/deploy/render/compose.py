@@ -1,0 +1,75 @@
+"""`hetpipe render compose`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetpipe.cli.deploy.deployment import DeploymentOptions, describe
+from hetpipe.cli.deploy.render.files import write
+from hetpipe.cli.options import Json
+from hetpipe.deploy.compose import compose_file
+from hetpipe.deploy.kubernetes import yaml_of
+from hetpipe.deploy.secrets import give, operator_folder, write_secrets
+from hetpipe.deploy.topology import submission_of
+from hetpipe.errors import UserError
+from hetpipe.job.file import load_job
+from hetpipe.report.text import shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """Shown before what is in it."""
+
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("compose.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(DeploymentOptions, _File):
+    """Write what `hetpipe up` does as a Compose file. With the certificates it needs, in a folder of your own."""
+
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Write a Compose file, and make the certificates that it shows the containers.
+
+    Raises:
+        UserError: options or the job cannot be used, or the file is there already or cannot be written.
+    """
+    out = options.out
+    if out.exists():
+        raise UserError(f"{out} is there already; remove it, or name another file with --out")
+    described = describe(options, output, shell)
+    wishes, deployment = described.wishes, described.deployment
+    files: dict[Path, str] = {}
+    submission = None
+    if described.request is not None and options.job is not None:
+        job_file = options.job.absolute()
+        if described.request.job != load_job(options.job):
+            job_file = out.absolute().with_suffix(".job.yaml")
+            files[job_file] = yaml_of(described.request.job)
+        if not job_file.is_relative_to(shell.current):
+            raise UserError(f"{job_file} is not below {shell.current}, which containers are shown; keep it there")
+        submission = submission_of(wishes, deployment, str(job_file.relative_to(shell.current)))
+    files[out] = compose_file(deployment, submission)
+    write_secrets(wishes, [c.peer for c in deployment.containers if c.peer is not None])
+    runs = Path(wishes.folders.runs)
+    runs.mkdir(exist_ok=True)
+    give(runs, wishes.user)
+    write(files)
+    shown = shown_path(out.absolute(), shell.current)
+    tls = f" --tls {operator_folder(wishes.folders.state)}" if wishes.tls else ""
+    output.answer(
+        {"files": list(map(str, files)), "services": [container.name for container in deployment.containers]},
+        f"wrote {shown}: {described.summary}",
+        f"start it with: docker compose -f {shown} up --detach",
+        *([f"train the job with: docker compose -f {shown} run --rm {submission.name}"] if submission else []),
+        f"hand other jobs in with: hetpipe submit JOB --coordinator 127.0.0.1:{wishes.port}{tls}",
+    )
+    return ExitStatus.OK

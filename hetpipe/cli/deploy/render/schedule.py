@@ -1,0 +1,187 @@
+"""`hetpipe render schedule`: the timeline of a policy, as the papers draw them, from the runtime's own rules."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hetpipe.cli.options import Json
+from hetpipe.decide.schedule.policy import Kind
+from hetpipe.decide.schedule.timeline import Box, Pipeline, StageTimeline, Timeline, play
+from hetpipe.errors import UserError
+from hetpipe.report.schedule_picture import picture_lines
+from hetpipe.report.text import shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.values.policies import (
+    POLICIES,
+    SCHEDULES,
+    WEIGHT_POLICIES,
+    Schedule,
+    WeightPolicy,
+)
+from hetpipe.values.suggest import did_you_mean
+
+#: Larger pictures are of no use to anyone, and take long to make.
+_MOST_STAGES = 64
+_MOST_MINIBATCHES = 1000
+_MOST_UNITS = 100
+
+#: N as in a job that does not say it, where the policy allows it.
+_MINIBATCHES_PER_WAVE = 4
+
+_WEIGHTS: Mapping[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
+
+_AUTO = "auto"
+
+_DIRECTIONS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Draw the timeline of a weight policy. Which stage computes which minibatch when, and on which weights."""
+
+    stages: Annotated[int, typer.Option(metavar="K", help="Stages of the pipeline.")] = 4
+    minibatches: Annotated[int, typer.Option(metavar="N", help="Minibatches until it drains.")] = 8
+    weights: Annotated[str, typer.Option(metavar="POLICY", help="Weight policy.")] = "wave"
+    schedule: Annotated[str, typer.Option(metavar="NAME", help="auto, 1f1b, fifo or gpipe.")] = "auto"
+    minibatches_per_wave: Annotated[
+        int | None, typer.Option(metavar="N", help="Minibatches per wave.  [default: 4, more if the policy needs them]")
+    ] = None
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Minibatches per update.  [default: 1; a whole wave under flush, double_buffer]"
+        ),
+    ] = None
+    backward_time: Annotated[
+        int, typer.Option(metavar="UNITS", help="How long a backward takes; a forward takes 1.")
+    ] = 2
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture as SVG, too.")] = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Play the pipeline, and draw it.
+
+    Raises:
+        UserError: options that cannot be used, or a file that cannot be written.
+    """
+    timeline = play(pipeline_of(options))
+    if options.svg is not None:
+        _write_svg(timeline, options.svg)
+        output.say(f"the picture is in {shown_path(options.svg.absolute(), shell.current)}")
+    if output.machine is None:
+        output.say(*picture_lines(timeline, shutil.get_terminal_size().columns))
+    else:
+        output.answer(to_json(timeline))
+    return ExitStatus.OK
+
+
+def pipeline_of(options: Options) -> Pipeline:
+    """What the options ask for, with the defaults filled in.
+
+    Raises:
+        UserError: an option means nothing, or is too large for a picture.
+
+    >>> asked = Options(stages=6, minibatches=9, weights="stash", schedule="auto", accumulate=4)
+    >>> pipeline_of(asked).minibatches_per_wave
+    8
+    """
+    if options.weights not in _WEIGHTS:
+        raise UserError(f"--weights knows no {options.weights!r}; {did_you_mean(options.weights, WEIGHT_POLICIES)}")
+    weights = _WEIGHTS[options.weights]
+    schedule = _schedule(weights, options.schedule)
+    _check_sizes(options)
+    if options.accumulate is not None and POLICIES[weights].one_update_per_wave:
+        raise UserError(
+            f"--accumulate is {options.accumulate}, but {weights} makes one update per wave; leave it out, and give "
+            "--minibatches-per-wave instead"
+        )
+    accumulate = 1 if options.accumulate is None else options.accumulate
+    return Pipeline(
+        num_stages=options.stages,
+        num_minibatches=options.minibatches,
+        weights=weights,
+        schedule=schedule,
+        minibatches_per_wave=options.minibatches_per_wave or _least_whole(weights, options.stages, accumulate),
+        accumulate=accumulate,
+        backward_units=options.backward_time,
+    )
+
+
+def to_json(timeline: Timeline) -> dict[str, Any]:
+    """What `--json` prints. Times are in units, the first forward begins at 0."""
+    return {
+        "pipeline": asdict(timeline.pipeline),
+        "minibatches_per_update": timeline.pipeline.minibatches_per_update,
+        "end": timeline.end,
+        "bubble": timeline.bubble,
+        "steady_utilisation": timeline.pipeline.steady_utilisation,
+        "stages": [_stage_json(timeline, stage) for stage in timeline.stages],
+    }
+
+
+def _stage_json(timeline: Timeline, stage: StageTimeline) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "utilisation": stage.busy_units / timeline.end,
+        "most_in_flight": stage.most_in_flight,
+        "weight_buffers": stage.weight_buffers,
+        "boxes": [_box_json(box) for box in stage.boxes],
+        "updates": [asdict(update) for update in stage.updates],
+    }
+
+
+def _box_json(box: Box) -> dict[str, Any]:
+    return {
+        "kind": _DIRECTIONS[box.action.kind],
+        "p": box.action.p,
+        "start": box.start,
+        "end": box.end,
+        "through": box.through,
+        "steps_ahead": box.steps_ahead,
+    }
+
+
+def _schedule(weights: WeightPolicy, text: str) -> Schedule:
+    if text not in (_AUTO, *SCHEDULES):
+        raise UserError(f"--schedule knows no {text!r}; {did_you_mean(text, (_AUTO, *SCHEDULES))}")
+    try:
+        return POLICIES[weights].schedule_of(text)
+    except ValueError as error:
+        raise UserError(f"--schedule {error}") from error
+
+
+def _check_sizes(options: Options) -> None:
+    for option, number, most in (
+        ("--stages", options.stages, _MOST_STAGES),
+        ("--minibatches", options.minibatches, _MOST_MINIBATCHES),
+        ("--minibatches-per-wave", options.minibatches_per_wave, _MOST_MINIBATCHES),
+        ("--accumulate", options.accumulate, _MOST_MINIBATCHES),
+        ("--backward-time", options.backward_time, _MOST_UNITS),
+    ):
+        if number is not None and number < 1:
+            raise UserError(f"{option} is {number}; give at least 1")
+        if number is not None and number > most:
+            raise UserError(f"{option} is {number}, which makes a picture too large to read; give at most {most}")
+
+
+def _least_whole(weights: WeightPolicy, num_stages: int, accumulate: int) -> int:
+    """The least N that the policy allows, no less than a job's default, in whole updates."""
+    least = max(_MINIBATCHES_PER_WAVE, POLICIES[weights].least_minibatches_per_wave(num_stages))
+    return -(-least // accumulate) * accumulate
+
+
+def _write_svg(timeline: Timeline, path: Path) -> None:
+    from hetpipe.report.schedule_svg import draw_schedule  # jinja2 takes a while to import
+
+    try:
+        path.write_text(draw_schedule(timeline), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; give --svg a file in a folder that exists") from error

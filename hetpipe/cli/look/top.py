@@ -1,0 +1,226 @@
+"""`hetpipe top`: a job and its cluster as the coordinator sees them, asked again every second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from hetpipe.cli.look.clocks import snapshot_text
+from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
+from hetpipe.errors import Unavailable, UnknownJob, UserError
+from hetpipe.report.progress import STATE_TEXTS, cells, headings, no_utilisation_text, totals_text
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import columns, shown_path
+from hetpipe.runs.mending import Contact, Mending
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
+from hetpipe.runs.shell import CoordinatorPort, Shell
+from hetpipe.runs.status import NO_JOB, pointing_at_status, status_of_job, worker_json
+from hetpipe.values.events import JobStatus, ProgressTable
+from hetpipe.values.ids import JobId
+from hetpipe.values.members import ROLE_NAMES, Member
+from hetpipe.values.wire import plain
+from hetpipe.wire.calls import GET_STATUS, LIST_MEMBERS, GetStatusRequest, ListMembersRequest
+
+#: Between two looks.
+REFRESH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A job and its cluster at one moment."""
+
+    status: JobStatus
+    members: tuple[Member, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing of the job will change any more."""
+        return self.status.state is not None and self.status.state.is_terminal
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `top --json`."""
+        members = [plain(Member, member) for member in self.members]
+        workers = [worker_json(worker) for worker in self.status.workers]
+        found = self.status.evaluations
+        evaluations = None if found is None else found.to_object()
+        return {**plain(JobStatus, self.status), "workers": workers, "evaluations": evaluations, "members": members}
+
+    def lines(self, current: Path) -> list[str]:
+        """The picture for people; paths as seen from the folder `current`."""
+        status = self.status
+        state = NO_JOB if status.state is None else STATE_TEXTS[status.state]
+        where = f" ({shown_path(Path(status.run_dir), current)})" if status.run_dir else ""
+        lines = [f"{status.name or 'cluster'}: {state}{where}"]
+        if status.failure:
+            lines.append(status.failure)
+        if status.progress is not None:
+            lines.append(totals_text(status.progress))
+            if status.progress.model_flops_utilisation_reason:
+                lines.append(no_utilisation_text(status.progress.model_flops_utilisation_reason))
+        if status.clocks is not None:
+            lines.append(snapshot_text(status.clocks))
+        lines += self._stages()
+        now = status_of_job(status)
+        if now.evaluations is not None:
+            lines.append(str(now.evaluations))
+        lines += now.troubles()
+        if status.progress is not None:
+            lines += ["", *columns(_rows(status.progress))]
+        if self.members:
+            lines += ["", *columns([["member", "id", "address", "pid", "devices", "lease"], *map(_row, self.members)])]
+        return lines
+
+    def _stages(self) -> Iterator[str]:
+        states = Counter(process.state for process in self.status.processes if process.role == "stage")
+        if states:
+            yield "stages: " + ", ".join(f"{number} {state}" for state, number in states.items())
+
+
+def _rows(progress: ProgressTable) -> list[list[str]]:
+    """The table of `train`, with memory in place of the time that is left, which is said above."""
+    memory = [bytes_text(row.memory_bytes) for row in progress.rows]
+    rows = [[*row[:-1], size] for row, size in zip(cells(progress), memory, strict=True)]
+    return [[*headings(progress)[:-1], "memory"], *rows]
+
+
+def _row(member: Member) -> list[str]:
+    info = member.info
+    types = Counter(device.type for device in info.devices)
+    devices = ", ".join(f"{number} {kind}" for kind, number in types.items()) or "-"
+    lease = f"{member.lease_seconds_left:.1f} s"
+    return [ROLE_NAMES[info.role], info.id, info.address or info.host, str(info.pid), devices, lease]
+
+
+class Screen(Protocol):
+    """Shows one picture after the other."""
+
+    def show(self, picture: Picture) -> None:
+        """Show a picture in place of the one before, or after it."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """Show a remark beside the pictures."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was, the last picture on it."""
+        ...
+
+
+class _Pages(Screen):
+    """One picture after the other, for pipes and `--json`."""
+
+    def __init__(self, output: Output, current: Path) -> None:
+        self._output = output
+        self._current = current
+        self._gap: tuple[str, ...] = ()
+
+    def show(self, picture: Picture) -> None:
+        self._output.answer(picture.to_json(), *self._gap, *picture.lines(self._current))
+        self._gap = ("",)
+
+    def say(self, sentence: str) -> None:
+        self._output.note(sentence)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Watch a run and its cluster, every second. Clocks, speed, loss, waiting, memory; members and their leases."""
+
+    run_dir: RunDir = None
+    coordinator: NewestJobOf = None
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False
+    runs_dir: RunsDir = RUNS
+    tls: TlsFolder = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Show a job and its cluster until the job has ended, or Ctrl-C; the newest job of a coordinator goes on."""
+    if options.coordinator is not None and options.run_dir is None:
+        shown = _screen(output, shell, once=options.once)
+        mending = Mending(shell.clock, say=shown.say)
+        _watch(options.coordinator, None, shown, shell, is_over=lambda _: options.once, mending=mending)
+        return ExitStatus.OK
+    folder = find_run(options.run_dir, runs_dir=options.runs_dir)
+    record = _running(folder, shell)
+    shown, there = _screen(output, shell, once=options.once), shell.alone() if record.local else shell
+
+    def is_over(picture: Picture) -> bool:
+        return options.once or picture.has_ended
+
+    # A local coordinator ends with its run.
+    mending = Mending(there.clock, say=shown.say, is_over=lambda: folder.read_result() is not None)
+    try:
+        with pointing_at_status(folder, shell):
+            _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over, mending=mending)
+    except Unavailable:
+        if folder.read_result() is None:
+            raise
+    return ExitStatus.OK
+
+
+def _watch(
+    address: str,
+    job_id: JobId | None,
+    screen: Screen,
+    shell: Shell,
+    *,
+    is_over: Callable[[Picture], bool],
+    mending: Mending,
+) -> None:
+    contact = Contact(shell.clock)
+    with closing(shell.connect(address)) as client, closing(screen):
+        try:
+            while True:
+                try:
+                    picture = _look(client, job_id)
+                except (Unavailable, UnknownJob) as error:
+                    mending.broke(error)
+                    continue
+                mending.whole()
+                screen.show(picture)
+                if is_over(picture):
+                    return
+                contact.saw(picture.status)
+                shell.clock.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return  # the usual way to leave it
+
+
+def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
+    status = client.invoke(GET_STATUS, GetStatusRequest(job_id))
+    return Picture(status, client.invoke(LIST_MEMBERS, ListMembersRequest()).members)
+
+
+def _running(folder: RunFolder, shell: Shell) -> RunRecord:
+    """Who runs it.
+
+    Raises:
+        UserError: it has ended, or not begun.
+    """
+    record, result = folder.read_record(), folder.read_result()
+    where = shown_path(folder.path, shell.current)
+    if result is not None:
+        raise UserError(f"the run in {where} has ended ({result.state}); look at it with: hetpipe status {where}")
+    if not record.job_id:
+        raise UserError(f"the run in {where} has no job yet; its services are coming up")
+    return record
+
+
+def _screen(output: Output, shell: Shell, *, once: bool) -> Screen:
+    if once or output.machine is not None or not shell.is_screen(output.people):
+        return _Pages(output, shell.current)
+    from hetpipe.cli.look.top_screen import LiveScreen  # only here rich is needed
+
+    return LiveScreen(output.people, shell.current)

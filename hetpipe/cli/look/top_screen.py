@@ -1,0 +1,36 @@
+"""`hetpipe top` on a terminal: needs rich."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from hetpipe.cli.look.top import Picture, Screen
+
+
+class LiveScreen(Screen):
+    """Each picture in place of the one before. What does not fit into the width is cut."""
+
+    def __init__(self, stream: TextIO, current: Path) -> None:
+        """Begin to draw on `stream`; paths are shown as seen from the folder `current`."""
+        self._current = current
+        console = Console(file=stream, highlight=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+
+    def show(self, picture: Picture) -> None:
+        """See `Screen.show`."""
+        lines = "\n".join(picture.lines(self._current))
+        self._live.update(Text(lines, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def say(self, sentence: str) -> None:
+        """See `Screen.say`; it stays above the picture."""
+        self._live.console.print(Text(sentence))
+
+    def close(self) -> None:
+        """See `Screen.close`."""
+        self._live.stop()

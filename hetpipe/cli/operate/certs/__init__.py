@@ -1,0 +1,1 @@
+"""`hetpipe certs`: a private authority, and one certificate per process."""

@@ -1,0 +1,24 @@
+"""What the commands of `hetpipe certs` have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetpipe.errors import UserError
+
+Authority = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")]
+
+
+def check_installed() -> None:
+    """Refuse to go on without the extra.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import cryptography  # noqa: F401 - only asked whether it is there
+    except ImportError as error:
+        raise UserError("certificates need the extra `tls`: pip install 'hetpipe[tls]'") from error

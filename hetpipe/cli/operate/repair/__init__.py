@@ -1,0 +1,1 @@
+"""`hetpipe repair`: what processes keep between restarts."""

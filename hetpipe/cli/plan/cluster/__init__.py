@@ -1,0 +1,1 @@
+"""`hetpipe cluster`: cluster files and what is known of devices."""

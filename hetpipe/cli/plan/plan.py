@@ -1,0 +1,388 @@
+"""`hetpipe plan`: what fits, how fast it will be, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, TypeVar, get_args
+
+import typer
+
+from hetpipe.cli.options import Json
+from hetpipe.cli.plan.link_profiling import LinkWish, cached_links
+from hetpipe.cli.plan.profile_links import links_sentences
+from hetpipe.cli.plan.profile_view import view_for
+from hetpipe.cli.plan.profiling import ProfileWish, profile_job
+from hetpipe.cli.plan.simulate import staleness_of
+from hetpipe.decide.lifecycle.known_cluster import KnownLinks, cluster_of, known_links, stated_links
+from hetpipe.decide.lifecycle.planning import options_of
+from hetpipe.decide.planner.allocation.parallel import PLANNED_POLICY
+from hetpipe.decide.planner.cuts import Recompute
+from hetpipe.decide.planner.optimizer_slots import slots_of
+from hetpipe.decide.planner.options import SCHEDULE_CHOICES, AllocationName, PlanOptions, ScheduleChoice
+from hetpipe.decide.simulator.documents import costs_of
+from hetpipe.errors import UserError
+from hetpipe.job.file import Job, load_job
+from hetpipe.report.plan_view import PlanFacts, view_of
+from hetpipe.report.text import shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.server.agent.devices import discover_devices
+from hetpipe.values.cluster import Cluster
+from hetpipe.values.document import read_document, to_plain, write_document
+from hetpipe.values.fit import check_fits, read_fitting
+from hetpipe.values.ids import AgentId, DeviceId
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, PlacementName, WeightPolicy
+from hetpipe.values.profile import Profile
+from hetpipe.values.run import AgentInfo
+from hetpipe.values.suggest import did_you_mean
+
+ALLOCATIONS: Mapping[str, AllocationName] = {name: name for name in get_args(AllocationName)}
+PLACEMENTS: Mapping[str, PlacementName] = {name: name for name in get_args(PlacementName)}
+WEIGHTS: Mapping[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
+SCHEDULES: Mapping[str, ScheduleChoice] = {name: name for name in SCHEDULE_CHOICES}
+RECOMPUTE: Mapping[str, Recompute] = {name: name for name in get_args(Recompute)}
+
+AUTO = "auto"
+
+#: What most optimizers keep at most; assumed of one that is not known.
+_MOST_SLOTS = 2
+
+_WORKERS_EXAMPLE = """--workers '[["n0/0", "n1/0"], ["n0/1", "n1/1"]]'"""
+
+ChoiceT = TypeVar("ChoiceT", bound=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Plan before training. Which device computes which layers, how fast that will be, and why."""
+
+    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not needed with two files.")] = None
+    profile: Annotated[Path | None, typer.Option(metavar="P.json", help="Profile.  [default: measure the job]")] = None
+    cluster: Annotated[Path | None, typer.Option(metavar="C.yaml", help="Cluster.  [default: this machine]")] = None
+    allocation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="NP, ED, HD, auto, explicit or parallel.  [default: auto]")
+    ] = None
+    workers: Annotated[
+        str | None, typer.Option(metavar="JSON", help='Devices by virtual worker: [["n0/0", "n1/0"], …]; for explicit.')
+    ] = None
+    minibatches_per_wave: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="Minibatches per wave.  [default: the job's, else auto]")
+    ] = None
+    placement: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="balanced, round_robin, ed_local, or auto: the fastest.  [default: auto]"),
+    ] = None
+    staleness: Annotated[
+        str | None, typer.Option("--D", metavar="N|auto", help="Staleness bound, inf, or auto.  [default: 0]")
+    ] = None
+    max_staleness: Annotated[
+        int | None, typer.Option("--max-D", min=0, metavar="N", help="The largest D that --D auto may choose.")
+    ] = None
+    weights: Annotated[str | None, typer.Option(metavar="POLICY", help="Weight policy.  [default: wave]")] = None
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="1f1b, fifo or gpipe.  [default: the weight policy's own]")
+    ] = None
+    optimizer_slots: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Tensors that the optimizer keeps per parameter.")
+    ] = None
+    recompute: Annotated[
+        str | None, typer.Option(metavar="auto|on|off", help="Recompute activations.  [default: auto; off for a job]")
+    ] = None
+    max_batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Largest global batch; for parallel.")] = (
+        None
+    )
+    shards: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Parameter-server shards.  [default: one per node in use]")
+    ] = None
+    reserve_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="What the framework takes on every device.  [default: measured; 0 for files]"
+        ),
+    ] = None
+    why: Annotated[bool, typer.Option("--why", help="Say why: the alternatives, N, the cuts.")] = False
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it all as a page, with a picture.")] = None
+    out: Annotated[Path | None, typer.Option(metavar="PLAN.json", help="Write the plan.")] = None
+    as_json: Json = False
+
+
+def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Plan, and tell.
+
+    Raises:
+        UserError: options, files or the job cannot be used, or nothing fits.
+    """
+    check_request(request, as_json=output.machine is not None)
+    job = None if request.job is None else load_job(request.job)
+    wishes = wishes_of(request, job)
+    known = _given(request) if job is None else _for_job(request, job, output, shell)
+    profile, cluster = known.profile, known.cluster
+    options = wishes.options
+    if request.reserve_bytes is None:
+        options = replace(options, reserve_bytes=known.reserve_bytes)
+    # the searches take a while to import
+    from hetpipe.decide.planner.choose import choose_plan
+    from hetpipe.decide.simulator.prediction import predicted
+
+    document = choose_plan(profile, cluster, options, predict=predicted)
+    facts = PlanFacts(document, costs_of(document, profile, cluster), options)
+    document = known.links.noted_in(document, cluster)
+    remarks = [*wishes.remarks, *_links_remarks(known.links, shell)]
+    if request.out is not None:
+        _write("--out", request.out, lambda path: write_document(document, path))
+        remarks.append(f"the plan is in {shown_path(request.out.absolute(), shell.current)}")
+    if request.html is not None:
+        text = _page(facts)
+        _write("--html", request.html, lambda path: path.write_text(text, encoding="utf-8"))
+        remarks.append(f"the page is in {shown_path(request.html.absolute(), shell.current)}")
+    if output.machine is None:
+        _show(facts, request, output)
+    output.say(*remarks)
+    if output.machine is not None:
+        output.answer(to_plain(document))
+    return ExitStatus.OK
+
+
+def _links_remarks(links: KnownLinks, shell: Shell) -> tuple[str, ...]:
+    """Where links are from; of a file that states them, whoever has named it knows that."""
+    return () if links.sources == ("stated",) else links_sentences(links, shell.clock.wall())
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is planned with."""
+
+    profile: Profile
+    cluster: Cluster
+    links: KnownLinks
+    """Where the links of the cluster are from."""
+    reserve_bytes: int = 0
+    """What the framework takes of every device; 0 if nothing was measured."""
+
+
+def _given(request: Options) -> _Known:
+    assert request.profile is not None
+    assert request.cluster is not None
+    profile, cluster = read_fitting(request.profile, request.cluster)
+    return _Known(profile, cluster, _stated(cluster))
+
+
+def _stated(cluster: Cluster) -> KnownLinks:
+    return stated_links(cluster.links, [node.name for node in cluster.nodes])
+
+
+def _for_job(request: Options, job: Job, output: Output, shell: Shell) -> _Known:
+    """Files that were named go before those of the job, and these before this machine and a measurement."""
+    if request.profile is not None and request.cluster is not None:
+        known = _given(request)
+    else:
+        cluster, links = _cluster(request, job, shell)
+        known = _with_profile(request, job, (cluster, links), output, shell)
+        check_fits(known.profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
+    if known.profile.batch_size != job.batch_size:
+        raise UserError(
+            f"the profile is of minibatches of {known.profile.batch_size} samples, the job's have {job.batch_size}; "
+            f"profile again, or set batch_size: {known.profile.batch_size}"
+        )
+    return known
+
+
+def _cluster(request: Options, job: Job, shell: Shell) -> tuple[Cluster, KnownLinks]:
+    """The cluster, and where its links are from."""
+    named = job.cluster.file if request.cluster is None else read_document(Cluster, request.cluster)
+    if named is not None:
+        return named, _stated(named)
+    # As a run would do it.
+    node = socket.gethostname()
+    devices = discover_devices(node)
+    measured = cached_links(LinkWish(node=node, devices=devices), shell)
+    known = known_links([node], measured, now=shell.clock.wall())
+    return cluster_of([AgentInfo(AgentId(node), node, os.getpid(), devices)], known.links), known
+
+
+def _with_profile(
+    request: Options, job: Job, among: tuple[Cluster, KnownLinks], output: Output, shell: Shell
+) -> _Known:
+    cluster, links = among
+    if request.profile is not None:
+        return _Known(read_document(Profile, request.profile), cluster, links)
+    if job.cluster.profile is not None:
+        return _Known(job.cluster.profile, cluster, links)
+    types = tuple(dict.fromkeys(cluster.devices.values()))
+    with view_for(output, shell) as view:
+        profiled = profile_job(job, ProfileWish(types=types), shell, view.show)
+    return _Known(profiled.profile, cluster, links, profiled.reserve_bytes)
+
+
+def _write(option: str, path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; give {option} a file in a folder that exists"
+        ) from error
+
+
+def _page(facts: PlanFacts) -> str:
+    from hetpipe.report.plan_page import page_of, picture_of
+    from hetpipe.report.plan_reasons import reasons_of
+
+    return page_of(view_of(facts), reasons_of(facts), picture_of(facts))
+
+
+def _show(facts: PlanFacts, request: Options, output: Output) -> None:
+    # rich takes a while to import, and --json does without
+    from rich.console import Console
+
+    from hetpipe.report.plan_reasons import reasons_of
+    from hetpipe.report.plan_screen import show_plan
+
+    console = Console(file=output.people, highlight=False)
+    show_plan(view_of(facts), reasons_of(facts), console, why="full" if request.why else "brief")
+
+
+# -- what the options ask of the planner -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is asked of the planner, and what the user should know of how it was understood."""
+
+    options: PlanOptions
+    remarks: tuple[str, ...]
+
+
+def check_request(request: Options, *, as_json: bool) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UserError: naming the fix.
+    """
+    if request.job is None:
+        absent = [name for name in ("profile", "cluster") if getattr(request, name) is None]
+        if len(absent) > 1:
+            raise UserError("there is nothing to plan; name a job file, or give --profile and --cluster")
+        if absent:
+            given = "cluster" if absent == ["profile"] else "profile"
+            raise UserError(f"--{given} is given without --{absent[0]}; give both, or name a job file")
+    if request.why and as_json:
+        raise UserError("--json has every alternative with its reason already; leave out --why")
+    if (request.staleness == AUTO) != (request.max_staleness is not None):
+        raise UserError(
+            "--D auto and --max-D belong together; give for example --D auto --max-D 8, or one number with --D"
+        )
+    _check_belongs("--workers", request.workers, "explicit", request.allocation)
+    _check_belongs("--max-batch", request.max_batch, "parallel", request.allocation)
+    if request.allocation == "explicit" and request.workers is None:
+        raise UserError(f"--allocation explicit needs the devices of each virtual worker: {_WORKERS_EXAMPLE}")
+    if request.allocation == "parallel" and request.max_batch is None:
+        raise UserError("--allocation parallel needs --max-batch: the largest global batch that still trains well")
+
+
+def _check_belongs(option: str, value: object, allocation: str, asked: str | None) -> None:
+    if value is not None and asked != allocation:
+        fix = f"add --allocation {allocation}" if asked is None else f"leave it out, or ask for {allocation}"
+        raise UserError(f"{option} is for --allocation {allocation}{f', not {asked}' if asked else ''}; {fix}")
+
+
+def wishes_of(request: Options, job: Job | None) -> Wishes:
+    """What to plan: what was typed, else what the job says, else the defaults.
+
+    Raises:
+        UserError: a text means nothing, or what the job wants cannot be foreseen.
+    """
+    if job is not None and job.sync.traits.averages_gradients:
+        raise UserError(
+            f"how fast stages average gradients among themselves is not foreseen, and `sync: {job.sync.kind}` is cut "
+            "alike everywhere, not planned; plan it with `sync: bsp`, which brings weights together as often"
+        )
+    remarks: tuple[str, ...] = ()
+    slots = request.optimizer_slots
+    if job is not None and slots is None and slots_of(job.optimizer, job.weights) is None:
+        slots = _MOST_SLOTS
+        assumed = f"planned for {slots} tensors of the parameters' size, say --optimizer-slots if it is another number"
+        remarks = (f"what {job.optimizer.name} keeps is not known; {assumed}",)
+    base = PlanOptions(optimizer_slots=slots or 0) if job is None else options_of(job, slots=slots)
+    if request.shards is not None and not base.with_shards:
+        raise UserError("--shards is for parameter servers, which the job goes without; leave it out")
+    if request.allocation == "parallel":
+        # PipeDream-2BW's planner, which chooses N by itself
+        base = replace(_with_weights(PLANNED_POLICY, base), minibatches_per_wave=None)
+    base = _with_weights(_choice("--weights", request.weights, WEIGHTS, base.weights), base)
+    workers = base.workers if request.allocation is None else None
+    options = replace(
+        base,
+        allocation=_choice("--allocation", request.allocation, ALLOCATIONS, base.allocation),
+        workers=workers if request.workers is None else workers_of(request.workers),
+        minibatches_per_wave=_minibatches_of(request.minibatches_per_wave, base.minibatches_per_wave),
+        placement=_placement_of(request.placement, base.placement),
+        staleness=base.staleness if request.staleness in (None, AUTO) else staleness_of(str(request.staleness)),
+        max_staleness=request.max_staleness if request.staleness == AUTO else base.max_staleness,
+        schedule=_choice("--schedule", request.schedule, SCHEDULES, base.schedule),
+        recompute=_choice("--recompute", request.recompute, RECOMPUTE, base.recompute),
+        reserve_bytes=request.reserve_bytes or 0,
+        num_shards=base.num_shards if request.shards is None else request.shards,
+        max_batch=request.max_batch,
+    )
+    return Wishes(options, remarks)
+
+
+def _with_weights(weights: WeightPolicy, base: PlanOptions) -> PlanOptions:
+    """The same under a policy, which has a schedule of its own and may accumulate by itself."""
+    if weights == base.weights:
+        return base
+    accumulate = 1 if POLICIES[weights].one_update_per_wave else base.accumulate
+    return replace(base, weights=weights, schedule="auto", accumulate=accumulate)
+
+
+def workers_of(text: str) -> tuple[tuple[DeviceId, ...], ...]:
+    """The value of `--workers`.
+
+    Raises:
+        UserError: it is no JSON list of lists of device names.
+
+    >>> workers_of('[["n0/0", "n1/0"], ["n0/1"]]')
+    (('n0/0', 'n1/0'), ('n0/1',))
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--workers is no JSON ({error}); give for example {_WORKERS_EXAMPLE}") from None
+    match value:
+        case [[*_], *_] if all(isinstance(name, str) for names in value for name in _entries(names)):
+            return tuple(tuple(map(DeviceId, names)) for names in value)
+        case _:
+            raise UserError(f"--workers is a list of lists of device names, not {text}; for example {_WORKERS_EXAMPLE}")
+
+
+def _entries(names: object) -> list[object]:
+    return names if isinstance(names, list) else [None]
+
+
+def _placement_of(text: str | None, default: PlacementName | None) -> PlacementName | None:
+    if text is None or text == AUTO:
+        return default if text is None else None
+    return _choice("--placement", text, PLACEMENTS, "balanced")
+
+
+def _minibatches_of(text: str | None, default: int | None) -> int | None:
+    if text is None:
+        return default
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--minibatches-per-wave is {text!r}; give a whole number from 1 on, or auto")
+    return int(text)
+
+
+def _choice(option: str, text: str | None, choices: Mapping[str, ChoiceT], default: ChoiceT) -> ChoiceT:
+    if text is None:
+        return default
+    if text not in choices:
+        raise UserError(f"{option} knows no {text!r}; {did_you_mean(text, choices)}")
+    return choices[text]

@@ -1,0 +1,107 @@
+"""How far a measurement is: a bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from hetpipe.clock import Clock
+from hetpipe.report.text import pairs
+from hetpipe.runs.outcome import Output
+from hetpipe.runs.shell import Shell
+from hetpipe.values.measurement import ProfileStep
+
+#: Seconds between two lines.
+LINE_SECONDS = 5.0
+
+
+class ProfileView(Protocol):
+    """Shows steps between `__enter__` and `__exit__`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def show(self, step: ProfileStep) -> None:
+        """This layer is being measured now."""
+        ...
+
+
+class ProfileLines:
+    """One `key=value` line every few seconds, the first at once."""
+
+    def __init__(self, stream: TextIO, clock: Clock, unit: str = "layers") -> None:
+        """Count steps as so many of `unit`."""
+        self._stream = stream
+        self._unit = unit
+        self._clock = clock
+        self._written_at: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
+
+    def show(self, step: ProfileStep) -> None:
+        """See `ProfileView`."""
+        now = self._clock.monotonic()
+        if self._written_at is None or now - self._written_at >= LINE_SECONDS:
+            self._written_at = now
+            done = f"{step.done}/{step.total}"
+            self._stream.write(f"{pairs({'measuring': step.layer, 'on': step.device_type, self._unit: done})}\n")
+            self._stream.flush()
+
+
+class ProfileBar:
+    """A bar that fills."""
+
+    def __init__(self, stream: TextIO, beginning: str = "importing the model") -> None:
+        """Say what is done before the first step."""
+        # rich takes a while, and pipes do without
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=stream),
+            transient=True,
+        )
+        self._task = self._progress.add_task(beginning, total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, step: ProfileStep) -> None:
+        """See `ProfileView`."""
+        doing = f"measuring {step.layer} on {step.device_type}"
+        self._progress.update(self._task, description=doing, completed=step.done, total=step.total)
+
+
+def view_for(
+    output: Output, shell: Shell, *, unit: str = "layers", beginning: str = "importing the model"
+) -> ProfileView:
+    """Shows a measurement: a bar on a terminal, else lines.
+
+    Args:
+        output: where.
+        shell: the world around.
+        unit: what is measured one after the other.
+        beginning: what is done before the first of them.
+    """
+    if shell.is_screen(output.people):
+        return ProfileBar(output.people, beginning)
+    return ProfileLines(output.people, shell.clock, unit)

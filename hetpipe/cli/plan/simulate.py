@@ -1,0 +1,209 @@
+"""`hetpipe simulate`: run a plan in simulated time and tell how fast it is and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hetpipe.cli.options import Json
+from hetpipe.cli.plan.simulated_trace import write_trace
+from hetpipe.decide.planner.simulation_length import steady_waves
+from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.plan import SimulatedPlan
+from hetpipe.decide.simulator.result import SimulationResult
+from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.errors import UserError
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import columns, count, duration, percent, rate, shown_path
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.shell import Shell
+from hetpipe.values.document import read_document
+from hetpipe.values.fit import read_fitting
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import PlanDocument
+
+#: Activities in a trace beyond which viewers get slow.
+_LARGE_TRACE = 500_000
+
+#: Virtual workers shown one by one.
+_MOST_SHOWN = 16
+
+_BAR = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Run a plan in simulated time. Tells how fast it will be and who waits for whom; nothing is trained."""
+
+    plan: Annotated[Path, typer.Option(metavar="PLAN.json", help="Plan file.")]
+    profile: Annotated[Path, typer.Option(metavar="P.json", help="Profile of the model.")]
+    cluster: Annotated[Path, typer.Option(metavar="C.yaml", help="Cluster file.")]
+    staleness: Annotated[
+        str | None, typer.Option("--D", metavar="N", help="Staleness bound, or inf.  [default: the plan's]")
+    ] = None
+    minibatches: Annotated[
+        int | None, typer.Option(metavar="N", help="Minibatches of each virtual worker.  [default: 64 waves or more]")
+    ] = None
+    jitter_cv: Annotated[
+        float, typer.Option("--jitter", metavar="CV", help="Vary computing times: standard deviation over mean.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the variation.")] = 0
+    stragglers: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--straggler", metavar="DEVICE=FACTOR", help="Let a device take so many times longer. Repeatable."
+        ),
+    ] = ()
+    no_contention: Annotated[
+        bool, typer.Option("--no-contention", help="Let every transfer take the time it takes alone.")
+    ] = False
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Simulate, and tell.
+
+    Raises:
+        UserError: files or options that cannot be used.
+    """
+    document = read_document(PlanDocument, options.plan)
+    profile, cluster = read_fitting(options.profile, options.cluster)
+    costs = costs_of(document, profile, cluster)
+    plan = simulated_plan(document, costs)
+    how = simulation_options(options, document)
+    result = simulate(plan, costs, how, with_activities=options.trace is not None)
+    remarks: list[str] = []
+    if costs.profile.batch_size != profile.batch_size:
+        remarks.append(
+            f"the plan's minibatches have {count(costs.profile.batch_size, 'sample')}, the profile's "
+            f"{profile.batch_size}: times and bytes are scaled in proportion"
+        )
+    if options.trace is not None:
+        _write_trace(result, options.trace)
+        remarks.append(f"trace in {shown_path(options.trace.absolute(), shell.current)}; open it at ui.perfetto.dev")
+        if len(result.activities) > _LARGE_TRACE:
+            remarks.append(f"it holds {len(result.activities)} activities; for a quicker one give fewer --minibatches")
+    output.say(*remarks)
+    output.answer(to_json(result), *lines(result, plan, how))
+    return ExitStatus.OK
+
+
+def simulation_options(options: Options, document: PlanDocument) -> SimulationOptions:
+    """How the command's options say the plan is run.
+
+    Raises:
+        UserError: a text means nothing.
+    """
+    staleness = document.staleness if options.staleness is None else staleness_of(options.staleness)
+    steady = steady_waves(staleness) * document.minibatches_per_wave
+    return SimulationOptions(
+        staleness=staleness,
+        pull=document.pull,
+        minibatches=steady if options.minibatches is None else options.minibatches,
+        weights=weight_policy(document.weights),
+        schedule=schedule_in(document),
+        jitter_cv=options.jitter_cv,
+        seed=options.seed,
+        stragglers=dict(map(straggler_of, options.stragglers)),
+        staggered=True,
+        contention=not options.no_contention,
+    )
+
+
+def staleness_of(text: str) -> int | None:
+    """The value of `--D`; None: no bound.
+
+    Raises:
+        UserError: it is neither a number nor `inf`.
+
+    >>> staleness_of("4"), staleness_of("inf")
+    (4, None)
+    """
+    if text == "inf":
+        return None
+    if not text.isdecimal():
+        raise UserError(f"--D is {text!r}; give a whole number of waves, or inf for no bound")
+    return int(text)
+
+
+def straggler_of(text: str) -> tuple[DeviceId, float]:
+    """The value of a `--straggler`.
+
+    Raises:
+        UserError: it is not `DEVICE=FACTOR`.
+
+    >>> straggler_of("n0/1=2.5")
+    ('n0/1', 2.5)
+    """
+    device, _, factor = text.partition("=")
+    try:
+        return DeviceId(device), float(factor)
+    except ValueError:
+        raise UserError(f"--straggler is {text!r}; give a device and how many times longer it takes: n0/1=2") from None
+
+
+def to_json(result: SimulationResult) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "samples_per_second": result.samples_per_second,
+        "waiting_seconds": {str(vw): seconds for vw, seconds in enumerate(result.waiting_seconds)},
+        "idle_seconds": {str(vw): seconds for vw, seconds in enumerate(result.idle_seconds)},
+        "max_clock_distance": result.max_clock_distance,
+        "cross_node_bytes_per_minibatch": result.cross_node_bytes_per_minibatch,
+        "utilisation": dict(result.utilisation),
+    }
+
+
+def lines(result: SimulationResult, plan: SimulatedPlan, how: SimulationOptions) -> list[str]:
+    """A simulation for people."""
+    n = plan.minibatches_per_wave
+    bound = "no bound" if how.staleness is None else f"D = {how.staleness}"
+    if not plan.placed.shards:
+        bound = "without parameter servers"
+    return [
+        f"{rate(result.samples_per_second)} samples/s in the steady state, {bound}",
+        f"{duration(result.seconds)} simulated: {how.minibatches} minibatches of each virtual worker, {n} per wave",
+        "",
+        *columns([["vw", "stage", "device", "type", "busy", ""], *_stage_rows(result, plan)]),
+        "",
+        *columns([["vw", "waiting", "idle"], *_worker_rows(result)]),
+        *_rest(len(plan.workers)),
+        "",
+        f"most waves ahead: {result.max_clock_distance}; own waves beyond the published clock in use, by minibatches: "
+        + ", ".join(f"{distance}: {number}" for distance, number in result.clock_distance_histogram.items()),
+        f"between nodes: {bytes_text(result.cross_node_bytes_per_minibatch)} per minibatch",
+    ]
+
+
+def _stage_rows(result: SimulationResult, plan: SimulatedPlan) -> Iterator[Sequence[str]]:
+    for vw, stages in enumerate(plan.workers[:_MOST_SHOWN]):
+        for index, stage in enumerate(stages):
+            busy = result.utilisation[stage.device]
+            bar = "█" * round(_BAR * busy)
+            yield [str(vw) if index == 0 else "", str(index), stage.device, stage.kind, percent(busy), bar]
+
+
+def _worker_rows(result: SimulationResult) -> Iterator[Sequence[str]]:
+    for vw, (waiting, idle) in enumerate(zip(result.waiting_seconds, result.idle_seconds, strict=True)):
+        if vw < _MOST_SHOWN:
+            yield [str(vw), *(f"{duration(part)}, {percent(part / result.seconds)}" for part in (waiting, idle))]
+
+
+def _rest(num_workers: int) -> list[str]:
+    hidden = num_workers - _MOST_SHOWN
+    return [f"and {count(hidden, 'more virtual worker')}; --json has them all"] if hidden > 0 else []
+
+
+def _write_trace(result: SimulationResult, out: Path) -> None:
+    try:
+        write_trace(result.activities, out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}; give --trace a file in a folder that exists") from error

@@ -1,0 +1,148 @@
+"""Whom to ask about a job that runs, and how to go on asking while its coordinator is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from hetpipe.errors import DeadlineExceeded, Unavailable, UnknownJob, UserError
+from hetpipe.runs.mending import Contact, Mending
+from hetpipe.runs.run_folder import RunFolder, RunRecord, find_run
+from hetpipe.runs.shell import CoordinatorPort, Shell
+from hetpipe.runs.status import pointing_at_status
+from hetpipe.values.events import JobState, JobStatus
+from hetpipe.values.ids import JobId
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
+
+#: Seconds between two looks at what is waited for.
+_LOOK_SECONDS = 0.5
+
+
+class WhichJob(Protocol):
+    """Options that say which job is meant: that of the run in a folder, one of a coordinator, or the newest run's."""
+
+    @property
+    def run_dir(self) -> Path | None:
+        """None: that of the newest run."""
+
+    @property
+    def coordinator(self) -> str | None:
+        """`HOST:PORT`."""
+
+    @property
+    def job(self) -> str | None:
+        """Of the coordinator; None: its newest."""
+
+    @property
+    def runs_dir(self) -> Path:
+        """Where to look for the newest run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who is asked."""
+
+    client: CoordinatorPort
+    job_id: JobId | None
+    """None: the newest job."""
+    folder: RunFolder | None
+    """Of the run, where that is known."""
+    cluster: str | None = None
+    """`HOST:PORT` of the coordinator; None: that of a local run, which ends with it."""
+
+    def wait(
+        self,
+        status: JobStatus,
+        is_reached: Callable[[JobStatus], bool],
+        late: Callable[[JobStatus], str],
+        say: Callable[[str], None],
+        shell: Shell,
+        *,
+        timeout_seconds: float,
+        again: Callable[[], object] = lambda: None,
+    ) -> JobStatus:
+        """The status of a job once what is waited for is reached, or the job is over.
+
+        Args:
+            status: the newest one.
+            is_reached: whether it is.
+            late: what to say when it is not reached in time.
+            say: hears what becomes of the connection.
+            shell: has the time.
+            timeout_seconds: how long to wait, also for a coordinator that is away.
+            again: wishes once more for what is waited for; whoever was asked may be gone, and have told nobody.
+
+        Raises:
+            DeadlineExceeded: it was not reached in time.
+            Unavailable, UnknownJob: the coordinator has not answered for minutes, or not known the job.
+            NobodyLeads: it answers, but nobody has led the job for minutes.
+        """
+        mending, contact = Mending(shell.clock, say=say), Contact(shell.clock)
+        mending.whole()
+        until = shell.clock.monotonic() + timeout_seconds
+        was_away = False
+        while True:
+            try:
+                if was_away:
+                    again()
+                status = self.client.invoke(GET_STATUS, GetStatusRequest(status.job_id))
+            except (Unavailable, UnknownJob) as error:
+                result = None if self.folder is None else self.folder.read_result()
+                if result is not None:  # the coordinator of a local run ends with it
+                    return replace(status, state=JobState(result.state))
+                was_away = True
+                if shell.clock.monotonic() >= until:
+                    raise DeadlineExceeded(f"{late(status)}; now {error}") from error
+                mending.broke(error)
+                continue
+            mending.whole()
+            was_away = False
+            if is_over(status) or is_reached(status):
+                return status
+            if shell.clock.monotonic() >= until:
+                raise DeadlineExceeded(late(status))
+            contact.saw(status)
+            shell.clock.sleep(_LOOK_SECONDS)
+
+
+def is_over(status: JobStatus) -> bool:
+    """Whether the job has ended, or there is none."""
+    return status.state is None or status.state.is_terminal
+
+
+@contextmanager
+def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
+    """The coordinator to ask, and of which job."""
+    folder: RunFolder | None = None
+    cluster = which.coordinator
+    if which.coordinator is not None:
+        job_id = None if which.job is None else JobId(which.job)
+        address, there = which.coordinator, shell
+        hint: AbstractContextManager[None] = nullcontext()
+    else:
+        folder, record = _run_of(which)
+        address, there, job_id = record.coordinator, shell.alone() if record.local else shell, JobId(record.job_id)
+        cluster = None if record.local else address
+        hint = pointing_at_status(folder, shell)
+    with hint, closing(there.connect(address)) as client:
+        yield Asked(client, job_id, folder, cluster)
+
+
+def _run_of(which: WhichJob) -> tuple[RunFolder, RunRecord]:
+    """The run that is meant, and who runs it.
+
+    Raises:
+        UserError: there is none, or nothing of it runs.
+    """
+    if which.job is not None:
+        raise UserError("--job names a job of a coordinator; say which one with --coordinator HOST:PORT")
+    folder = find_run(which.run_dir, runs_dir=which.runs_dir)
+    record, result = folder.read_record(), folder.read_result()
+    if result is not None:
+        raise UserError(f"the run in {folder.path} has {result.state}: nothing of it runs any more")
+    if not record.job_id:
+        raise UserError(f"the run in {folder.path} has no job yet; its services are coming up")
+    return folder, record

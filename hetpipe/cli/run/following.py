@@ -1,0 +1,80 @@
+"""Follow a run to its end, or hand it in and leave it to itself; for train, submit, demo and up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hetpipe.cli.run.summary import safety_lines, summary_lines
+from hetpipe.observe.log import configure_logging, get_logger
+from hetpipe.report.text import shown_path
+from hetpipe.report.view import LineView, View
+from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import RunEnd, RunRequest, Training, record_of, submission_of
+from hetpipe.wire.calls import SUBMIT_JOB, SubmitJobRequest
+
+_log = get_logger(__name__)
+
+
+def follow(request: RunRequest, folder: RunFolder, output: Output, shell: Shell) -> ExitStatus:
+    """Run `request` in `folder` and tell how it went."""
+    configure_logging(folder.logs / "hetpipe.log", role="cli")
+    view = view_for(output, request.job.name, shell)
+    with Interrupts() as interrupts:
+        try:
+            view.say(f"the run's folder is {shown_path(folder.path, shell.current)}")
+            end = Training(request, folder, shell, view=view, interrupts=interrupts).run()
+            _log.info("run_ended", state=end.state, error=end.error, sentences=end.sentences)
+        finally:
+            view.close()
+    _tell(end, output, shell)
+    return end.exit_status
+
+
+def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell) -> None:
+    """Hand `request` in, with `folder` for its run, and say so."""
+    assert request.coordinator is not None
+    submission = folder.read_submission()
+    if submission is None:
+        submission = submission_of(request, folder)
+        folder.write_submission(submission)
+    if not folder.has_job:
+        folder.write_job(request.job)  # before the coordinator may replace it by what it planned
+    client = shell.connect(request.coordinator)
+    try:
+        job_id = client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
+    finally:
+        client.close()
+    folder.write_record(replace(record_of(request, folder, shell), job_id=job_id, pids={}))
+    folder.point_latest()  # nobody is left who would hear that it trains
+    where = shown_path(folder.path, shell.current)
+    output.answer(
+        {"run_dir": str(folder.path), "job_id": job_id},
+        f"submitted as job {job_id}; see how it goes with: hetpipe status {where}",
+    )
+
+
+def view_for(output: Output, name: str, shell: Shell) -> View:
+    """A live table on a terminal, else lines."""
+    stream = output.people
+    if shell.is_screen(stream):
+        from hetpipe.report.live import LiveView  # rich takes a while, and pipes do without
+
+        return LiveView(stream, name=name, clock=shell.clock)
+    return LineView(stream, shell.clock)
+
+
+def _tell(end: RunEnd, output: Output, shell: Shell) -> None:
+    if end.detached and not end.error:
+        output.answer(end.to_json(), *end.sentences)
+        return
+    if end.result is None:
+        for line in safety_lines(end.conditions):
+            output.note(line)
+        output.complain(end.sentences, end.to_json())
+        return
+    output.say(*end.sentences, *summary_lines(end, current=shell.current))
+    if output.machine is not None:
+        output.answer(end.to_json())

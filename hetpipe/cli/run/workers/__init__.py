@@ -1,0 +1,1 @@
+"""`hetpipe workers`: the virtual workers of a run."""

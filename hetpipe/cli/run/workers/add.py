@@ -1,0 +1,49 @@
+"""`hetpipe workers add`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
+from hetpipe.cli.run.asking import asked
+from hetpipe.cli.run.workers.wishes import answer, one_by_one
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS
+from hetpipe.runs.shell import Shell
+from hetpipe.values.events import WorkerStatus
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.wire.calls import ADD_WORKER, AddWorkerRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Have virtual workers join a run. All that are out come back; if none is, a new one takes free devices."""
+
+    vws: Annotated[
+        tuple[int, ...],
+        typer.Argument(metavar="VW", min=0, help="Virtual workers, counted from 0.  [default: all out, or one more]"),
+    ] = ()
+    run_dir: RunDirOption = None
+    coordinator: Coordinator = None
+    job: JobOfCoordinator = None
+    runs_dir: RunsDir = RUNS
+    tls: TlsFolder = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Ask virtual workers back; without a name all that are out, or if none is, for another one."""
+    with asked(options, shell) as there:
+
+        def add(vw: int | None) -> Sequence[WorkerStatus]:
+            named = None if vw is None else VirtualWorkerIndex(vw)
+            return there.client.invoke(ADD_WORKER, AddWorkerRequest(named, there.job_id)).workers
+
+        told = one_by_one(options.vws, add, output)
+        told += () if options.vws else add(None)
+    answer(told, output)
+    return ExitStatus.OK

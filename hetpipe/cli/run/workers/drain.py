@@ -1,0 +1,72 @@
+"""`hetpipe workers drain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
+from hetpipe.cli.run.asking import asked
+from hetpipe.cli.run.workers.wishes import answer, line_of, one_by_one
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS
+from hetpipe.runs.shell import Shell
+from hetpipe.values.events import JobStatus, WorkerStatus
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.life_state import LifeState
+from hetpipe.wire.calls import DRAIN_WORKER, GET_STATUS, DrainWorkerRequest, GetStatusRequest
+
+#: States in which nothing more becomes of somebody who was asked to leave.
+_GONE = frozenset({LifeState.OUT, LifeState.DONE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Have virtual workers leave a run. At the next barrier; what they did counts, and the others go on."""
+
+    vws: Annotated[tuple[int, ...], typer.Argument(metavar="VW", min=0, help="Virtual workers, counted from 0.")]
+    wait: Annotated[bool, typer.Option("--wait", help="Return when they have left.")] = False
+    timeout: Annotated[float, typer.Option(metavar="S", min=0, help="With --wait: longest wait, in seconds.")] = 600
+    run_dir: RunDirOption = None
+    coordinator: Coordinator = None
+    job: JobOfCoordinator = None
+    runs_dir: RunsDir = RUNS
+    tls: TlsFolder = None
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Ask virtual workers to leave, and wait until they have if that is wanted."""
+    vws = options.vws
+    with asked(options, shell) as there:
+
+        def drain(vw: int) -> Sequence[WorkerStatus]:
+            return (there.client.invoke(DRAIN_WORKER, DrainWorkerRequest(VirtualWorkerIndex(vw), there.job_id)),)
+
+        told = one_by_one(vws, drain, output)
+        if options.wait:
+            output.note("waiting for the next barrier")
+            status = there.wait(
+                there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id)),
+                lambda status: not _late(status, vws),
+                lambda status: _sentence(status, options),
+                output.note,
+                shell,
+                timeout_seconds=options.timeout,
+            )
+            told = [worker for worker in status.workers if worker.vw in vws]
+    answer(told, output)
+    return ExitStatus.OK
+
+
+def _late(status: JobStatus, vws: Sequence[int]) -> list[WorkerStatus]:
+    """Those of `vws` that have not left."""
+    return [worker for worker in status.workers if worker.vw in vws and worker.state not in _GONE]
+
+
+def _sentence(status: JobStatus, options: Options) -> str:
+    late = "; ".join(map(line_of, _late(status, options.vws)))
+    return f"not everybody has left within {options.timeout:.0f} s: {late}"

@@ -1,0 +1,66 @@
+"""`hetpipe demo`: what it trains, and the words around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetpipe.bundled import bundled_root
+from hetpipe.cli.options import Json, Settings
+from hetpipe.cli.run.following import follow
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.requests import new_run
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.shell import Shell
+
+_JOB = Path("examples") / "digits" / "job.yaml"
+
+INTRODUCTION = (
+    "Training a classifier of real handwritten digits on an emulated, unequal",
+    "cluster: 2 virtual workers of 2 stages each, the second one slower, and 2",
+    "parameter servers. Each row of the table is a virtual worker: which layers its",
+    "stages hold on which devices, the waves it has committed (clock), how many waves",
+    "it is ahead of the slowest, its speed, its loss, and how much of its time it",
+    "waited for the others, as the staleness bound D demands.",
+)
+
+
+ENDING = (
+    "",
+    "That was the demo. Now look at it with `hetpipe check` and `hetpipe export digits.safetensors`,",
+    "or begin with a job of your own: hetpipe init my-job",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Train a classifier of real handwritten digits. On this machine, as an emulated cluster of unequal devices."""
+
+    settings: Settings = ()
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
+    """Train the demo's job, and say what to do next.
+
+    Raises:
+        UserError: this installation has no demo, or the settings cannot be used.
+    """
+    job, root = find_demo()
+    output.say(*INTRODUCTION, "")
+    request = replace(new_run(job, options.settings, shell=shell), import_path=root)
+    folder = RunFolder.create(None, name=request.job.name, clock=shell.clock)
+    ended = follow(request, folder, output, shell)
+    if ended is ExitStatus.OK:
+        output.say(*ENDING)
+    return ended
+
+
+def find_demo() -> tuple[Path, Path]:
+    """The demo's job file and the folder its modules are imported from.
+
+    Raises:
+        UserError: see `bundled_root`.
+    """
+    root = bundled_root()
+    return root / _JOB, root
