@@ -35,11 +35,13 @@ from hetpipe.forking.process import REPORT_FD
 #: prctl option: the signal this process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
 
-#: What programs import anyway, before any of them is run; `launch.PROGRAMS` itself comes first.
-_SERVICES = (
+#: What the programs of `launch.PROGRAMS` import once they run: `hetpipe serve NAME` its service, and an optimizer what
+#: could compile it, which takes as long as torch itself.
+_IMPORTED_LATER = (
     "hetpipe.server.coordinator.main:main",
     "hetpipe.server.shard.main:main",
     "hetpipe.server.agent.main:main",
+    "torch._dynamo:disable",
 )
 
 
@@ -70,11 +72,11 @@ def main() -> None:
         sys.exit("the process that started this fork server is gone")
     show_as(TITLE)
     connection = socket.socket(fileno=options.socket)
-    programs = {**launch.PROGRAMS, **dict(given.split("=", 1) for given in options.program)}
+    programs = dict(given.split("=", 1) for given in options.program) or launch.PROGRAMS
     start = dict(os.environ)
     # What the collector would go through in every process is kept out of its sight, and their memory shared.
     gc.disable()
-    refusal = prepare(programs)
+    refusal = prepare([*programs.values(), *([] if options.program else _IMPORTED_LATER)])
     if refusal:
         send_message(connection, {"refused": refusal})
         sys.exit(refusal)
@@ -83,14 +85,12 @@ def main() -> None:
     serve(connection, ServerState(programs=programs, start=start, now=dict(os.environ), descriptors=opened))()
 
 
-def prepare(programs: Mapping[str, str]) -> str:
-    """Import what the programs need; why this process cannot be forked, empty if it can."""
+def prepare(functions: Sequence[str]) -> str:
+    """Import the modules of functions (`module:function`); why this process cannot be forked, empty if it can."""
     try:
-        import torch._dynamo  # noqa: F401 - every optimizer imports it when it is made
-
         import hetpipe.rpc  # noqa: F401 - first, for what it says to gRPC's own library
 
-        for name in (*programs.values(), *_SERVICES):
+        for name in functions:
             launch.entry(name)
     except Exception as error:  # noqa: BLE001 - whatever it is: processes are started in another way, and say so
         return f"importing what its processes need failed: {type(error).__name__}: {error}"
@@ -156,7 +156,7 @@ def _carry_out(
         try:
             pid = _fork_orphan(state.fork)
         except OSError as error:
-            answer = {"errno": error.errno or errno.EAGAIN, "why": error.strerror or str(error)}
+            answer = {"errno": error.errno or errno.EAGAIN}
         else:
             if pid == 0:
                 connection.close()
@@ -179,6 +179,7 @@ def _fork_orphan(fork: Callable[[], int]) -> int:
     try:
         between = fork()
         if between == 0:
+            os.close(reading)
             return _fork_between(fork, writing)
         # Once it is reaped, what it has forked has another parent.
         os.waitpid(between, 0)

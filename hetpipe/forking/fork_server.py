@@ -6,6 +6,7 @@ says why.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -42,6 +43,13 @@ MOST_DEATHS = 3
 #: prctl option: orphaned descendants of this process become its children.
 _PR_SET_CHILD_SUBREAPER = 36
 
+#: What to do where the kernel has no room for a process, as the end of a sentence.
+_REMEDIES: Mapping[int, str] = {
+    errno.EAGAIN: "; the user or the container has as many as it may (`ulimit -u`, pids.max): raise that limit, or run "
+    "fewer stages here",
+    errno.ENOMEM: "; give this node more memory, or run fewer stages on it",
+}
+
 #: Held while this process is a subreaper, which one fork server at a time needs.
 _adopting = threading.Lock()
 
@@ -67,7 +75,8 @@ class ForkServer:
         Args:
             environment: that of the processes it will be asked for, as far as they have it in common; None, or one in
                 which `HETPIPE_FORK_SERVER` is 0, has every process started as a program of its own.
-            programs: what it can run besides `hetpipe.launch.PROGRAMS`: name → `module:function`.
+            programs: what it can run, instead of `hetpipe.launch.PROGRAMS`: name → `module:function`; it imports what
+                these need.
         """
         self._environment = environment
         self._programs = programs or {}
@@ -260,7 +269,8 @@ def _handed_over(answer: Mapping[str, Any], talk: socket.socket) -> Process:
         names = ", ".join(map(str, answer["differs"]))
         raise _Unusable(f"it differs from the fork server in what was read while that was loaded: {names}")
     if "pid" not in answer:
-        raise OSError(int(answer["errno"]), f"the fork server cannot start a process: {answer['why']}")
+        number = int(answer["errno"])
+        raise OSError(number, f"no process can be forked: {os.strerror(number)}{_REMEDIES.get(number, '')}")
     pid = int(answer["pid"])
     talk.settimeout(ANSWER_SECONDS)
     try:
