@@ -10,6 +10,8 @@ from typing import Protocol, TextIO
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.deploy.docker_port import DockerPort
+from hetpipe.forking.environment import SERVICE_ENVIRONMENT
+from hetpipe.forking.fork_server import ForkServer, own_fork_server
 from hetpipe.runs.supervisor import Programs
 from hetpipe.server.agent.children import Programs as ChildPrograms
 from hetpipe.values.events import NumberedEvent
@@ -44,6 +46,10 @@ def _environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
+def _fork_server() -> ForkServer:
+    return own_fork_server({**os.environ, **SERVICE_ENVIRONMENT})
+
+
 def _open_docker(environment: Mapping[str, str]) -> DockerPort:
     from hetpipe.deploy.engine import open_client  # most commands do without the docker SDK
 
@@ -73,6 +79,8 @@ class Shell:
     """The coordinator at `HOST:PORT`."""
     programs: Programs = field(default_factory=Programs)
     """What the services of a local run are."""
+    fork_server: ForkServer = field(default_factory=_fork_server)
+    """Starts the processes of a local run."""
     inspection: Sequence[str] = ChildPrograms().inspection
     """What inspects the job of a local run; `--report-fd N` is added."""
     open_docker: Callable[[Mapping[str, str]], DockerPort] = _open_docker

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
+from hetpipe.forking.fork_server import ForkServer
 from hetpipe.observe.log import get_logger
 from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
@@ -92,6 +93,8 @@ class AgentConfig:
     start_seconds: float = 30.0
     """How long to wait for a coordinator that is not there yet."""
     programs: Programs = field(default_factory=Programs)
+    fork_server: ForkServer = field(default_factory=lambda: ForkServer(None))
+    """Starts the children."""
     roots: Roots = field(default_factory=Roots)
     """Below which folders jobs may have their code and their runs."""
     first_metrics_port: int | None = None
@@ -138,7 +141,7 @@ class Agent:
             tell=self._tell,
             environment=config.environment,
             clock=clock,
-            programs=config.programs,
+            programs=replace(config.programs, starter=config.fork_server.start),
             roots=config.roots,
             first_metrics_port=config.first_metrics_port,
             first_link_port=config.first_link_port,
@@ -219,6 +222,7 @@ class Agent:
         try:
             while not self._asked_to_end.is_set():
                 self._look_after_coordinator()
+                self._config.fork_server.look_after()
                 if self._certificates is not None:
                     self._certificates.renew()
                 self._obey_next()
@@ -240,6 +244,7 @@ class Agent:
         """Give back what was there before anything was started."""
         if self._certificates is not None:
             self._certificates.close()
+        self._config.fork_server.close()
         self._client.close()
 
     # -- the main loop ---------------------------------------------------------------------------------------------

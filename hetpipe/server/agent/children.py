@@ -22,6 +22,8 @@ from hetpipe.errors import (
     UnknownMember,
     UserError,
 )
+from hetpipe.forking.environment import SINGLE_THREADED
+from hetpipe.forking.process import Starter, spawn
 from hetpipe.job.sections import EnvironmentSection
 from hetpipe.link.choice import choose_link
 from hetpipe.observe.log import get_logger
@@ -65,19 +67,18 @@ _log = get_logger(__name__)
 #: Seconds from SIGTERM to SIGKILL.
 GRACE_SECONDS = 2.0
 
-#: What every child's environment has: one thread per stage process, so that stages share the CPUs evenly.
-SINGLE_THREADED: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What children run, without the arguments the agent adds."""
+    """What children run, without the arguments the agent adds, and how they are started."""
 
     stage: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.stage_process")
     inspection: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.inspect_process")
     link: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.link_process")
     allowed_environment: Sequence[str] | None = None
     """Patterns of the environment variables that jobs may inherit and set; None: any."""
+    starter: Starter = spawn
+    """Starts their processes."""
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, which import for a job no module but those that match.
@@ -449,7 +450,7 @@ class Children:
     ) -> None:
         # Under the lock, so that a child that ends at once finds itself in the table.
         with self._lock:
-            child = Child(spec, listener)
+            child = Child(spec, listener, starter=self._programs.starter)
             table[key] = child
             self._started[kind] += 1
             if kind == "stage" and isinstance(key, StageKey):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -210,6 +211,11 @@ def _records(
     return timeline, history, metrics
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Run this process; see `hetpipe.launch`."""
     metrics_port, link_port = (int(os.environ.get(name) or 0) for name in (METRICS_PORT, LINK_PORT))
     run_child(partial(main, metrics_port=metrics_port or None, link_port=link_port))
+
+
+if __name__ == "__main__":
+    program()

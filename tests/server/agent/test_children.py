@@ -251,7 +251,7 @@ class TestEnding:
             )
             for source in script
         ]
-        with children[0]._lock, suppress(ChildProcessError):  # nobody takes note of its end from now on
+        with children[0]._process._lock, suppress(ChildProcessError):  # nobody takes note of its end from now on
             os.waitid(os.P_PID, children[0].pid, os.WEXITED | os.WNOWAIT)
         # Whether it was taken note of meanwhile or not.
         assert [child.send_signal(signal.SIGKILL) for child in children] == [False, True]
