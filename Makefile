@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# One more than the two cores: tests of processes wait for most of their time.
+WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -71,16 +73,16 @@ test: setup lint imports protos
 	@$(MAKE) --no-print-directory --jobs 2 types cases
 
 cases: $(STAMP)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive and not sweep"
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not exhaustive and not sweep"
 
 exhaustive: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m exhaustive tests
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive tests
 
 sweep: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m sweep tests/decide/planner
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m sweep tests/decide/planner
 
 unit: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes and not exhaustive and not sweep"
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not matrix and not processes and not exhaustive and not sweep"
 
 coverage: setup
 	@rm -rf build/coverage && mkdir -p build/coverage
@@ -145,10 +147,10 @@ bench-recovery: setup
 	@$(BIN)/python -m tests.chaos.costs
 
 fresh-cases: setup
-	@$(BIN)/python -m pytest --hypothesis-profile=fresh --numprocesses 2 --dist worksteal -m "not processes and not sweep" tests
+	@$(BIN)/python -m pytest --hypothesis-profile=fresh --numprocesses $(WORKERS) --dist worksteal -m "not processes and not sweep" tests
 
 fuzz: $(STAMP)
-	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal
+	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses $(WORKERS) --dist worksteal
 
 e2e-docker:
 	@PYTHON=$(PYTHON) scripts/e2e-docker

@@ -88,7 +88,7 @@ def main() -> None:
 def prepare(functions: Sequence[str]) -> str:
     """Import the modules of functions (`module:function`); why this process cannot be forked, empty if it can."""
     try:
-        import hetpipe.rpc  # noqa: F401 - first, for what it says to gRPC's own library
+        import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
 
         for name in functions:
             launch.entry(name)

@@ -9,6 +9,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,15 @@ def test_commands_parse(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch)
             pytest.fail(f"nobody checks the command {words}")
 
 
+@cache
+def program() -> Any:
+    """The commands of `hetpipe`; to make them takes longer than to parse with them."""
+    return typer.main.get_command(app)
+
+
 def _parse_hetpipe(name: str, arguments: Sequence[str]) -> None:
     """Take options and arguments apart with the real program, which then does nothing; and check what `--set` says."""
-    command: Any = typer.main.get_command(app)
+    command = program()
     words = [name, *arguments]
     while hasattr(command, "commands"):
         name, command, words = command.resolve_command(typer.Context(command), words)
