@@ -75,6 +75,7 @@ def serve_shard(pipe: Connection) -> None:
     server = Server(ServerConfig(num_threads=32))
     shards = ShardServer(lambda _config: NullHistory())
     shards.add_to(server)
+    server.on_stop(shards.stop)
 
     def discard(messages: Iterator[bytes], _: grpc.ServicerContext) -> bytes:
         return str(sum(len(message) for message in messages)).encode()

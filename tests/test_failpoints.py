@@ -297,7 +297,7 @@ def test_a_stage_inherits_them_from_its_agent(
 
 #: Which roles run a module; the first prefix that fits counts.
 ROLES_OF: Mapping[str, tuple[str, ...]] = {
-    "hetpipe/wire/shard_client.py": ("stage",),
+    "hetpipe/server/shard/failing.py": ("stage",),
     "hetpipe/pipeline/clock_use.py": ("stage",),
     "hetpipe/server/member_session.py": ("parameter_server", "agent"),
     "hetpipe/server/coordinator/": ("coordinator",),

@@ -52,11 +52,13 @@ LOCAL = cast("Context", LocalContext())
 class Handlers:
     """What answers calls; itself the `Calls` of callers in the same process. Thread-safe once it is complete."""
 
-    def __init__(self, *, fence: FenceGuard | None = None, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, *, fence: Callable[[], FenceGuard] | None = None, on_close: Callable[[], None] = lambda: None
+    ) -> None:
         """Handle nothing yet.
 
         Args:
-            fence: which coordinator may give orders; for services with calls that are orders.
+            fence: which coordinator may give orders, now; for services with calls that are orders.
             on_close: called when a caller in the same process closes its `Calls`.
         """
         self._fence = fence
@@ -164,7 +166,7 @@ class Handlers:
         """
         if call.is_order:
             assert self._fence is not None, f"{call.name} is an order, and nobody knows whose orders count"
-            self._fence.check(fence_of(context))
+            self._fence().check(fence_of(context))
 
 
 def reader(call: Call, kind: type[RequestT]) -> Callable[[bytes], RequestT]:

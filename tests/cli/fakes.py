@@ -270,7 +270,11 @@ class FakeCoordinator(MethodCalls):
         coming = (WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, LifeState.ADMITTING) for one in known)
         return Workers(tuple(coming))
 
-    def get_status(self, _: GetStatusRequest) -> JobStatus:
+    def get_status(self, request: GetStatusRequest) -> JobStatus:
+        return self.status(request.job_id)
+
+    def status(self, job_id: JobId | None = None) -> JobStatus:
+        """The answer to `GetStatus`."""
         return self._status or JobStatus(None, "", None, "", "")
 
     def list_members(self, _: ListMembersRequest) -> Members:

@@ -66,6 +66,8 @@ def _decode(kind: type, data: bytes) -> object:
 def message_decoders() -> Iterator[Decoder]:
     kinds = {kind for call in CALLS for kind in (call.request, getattr(call, "reply", type(None)))} - {type(None)}
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
+        if not message_type(kind).DESCRIPTOR.fields:
+            continue
         raw = tuple(to_bytes(example) for example in EXAMPLES[kind])
         yield Decoder(f"message {kind.__name__}", partial(_decode, kind), raw, message_type(kind))
     hello = to_bytes(LinkHello(requester(), 4))

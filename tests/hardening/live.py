@@ -103,6 +103,7 @@ class LiveShard:
         self.handler = ShardServer(file_history("here", 1))
         self.server = Server(ServerConfig(num_threads=8))
         self.handler.add_to(self.server)
+        self.server.on_stop(self.handler.stop)
         self.address = self.server.start()
         self.config = shard_config(slices_of(_SIZES), stages=(1, 2), run_dir=str(run_dir))
         self._slices = headers_of(self.config.slices)

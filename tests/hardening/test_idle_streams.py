@@ -50,6 +50,7 @@ class Shard:
         config = ServerConfig(num_threads=16, tls=cluster().tls(SHARD), limits=LIMITS)
         self.server = Server(config, clock=self.clock)
         handler.add_to(self.server)
+        self.server.on_stop(handler.stop)
         self.address = self.server.start()
         config_of_job = shard_config(slices_of([64]), stages=(1, 1), run_dir=str(run_dir))
         handler.configure(config_of_job)

@@ -145,6 +145,8 @@ def request_of(kind: Any, *, peer: Peer = STAGE) -> bytes:
         message.agent_id = AGENT.name  # type: ignore[attr-defined]
     is_shard = peer.role is Role.PARAMETER_SERVER
     member_id = f"parameter-server-{SHARD.name}" if is_shard else AGENT.name
+    if peer.role is Role.OPERATOR:
+        member_id = "worker"
     if "stage" in message.DESCRIPTOR.fields_by_name:
         message.stage.job_id = STAGE.job_id  # type: ignore[attr-defined]
     if "member_id" in message.DESCRIPTOR.fields_by_name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import MAX_VIEWER_STREAMS, NUM_THREADS, CoordinatorServicer
 from hetpipe.values.events import StopMode
 from hetpipe.values.identity import NamedPeer, Peer, Role
-from hetpipe.wire import audit, coordinator_client, watchers
+from hetpipe.wire import audit, watchers
+from hetpipe.wire.calls import GET_STATUS, STOP_JOB, SUBMIT_JOB, GetStatusRequest, StopJobRequest, SubmitJobRequest
 from hetpipe.wire.coordinator_client import CoordinatorClient
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.tls import Tls
@@ -79,23 +81,24 @@ def submit_beside_watchers(served: Served) -> None:
             streams.append(client.watch_job(JOB_ID))
             assert next(streams[-1]).sequence == 1
         operator = stack.enter_context(served.client(OPERATOR))
-        job_id = operator.submit_job(submission(job(), "/nowhere/other", request_id="another-request"))
+        handed_in = submission(job(), "/nowhere/other", request_id="another-request")
+        job_id = operator.invoke(SUBMIT_JOB, SubmitJobRequest(handed_in)).job_id
         followed = operator.watch_job(JOB_ID)
         assert next(followed).sequence == 1
-        assert operator.status(job_id).job_id == job_id
+        assert operator.invoke(GET_STATUS, GetStatusRequest(job_id)).job_id == job_id
 
 
 def test_a_flood_of_refused_calls_neither_fills_the_log_nor_keeps_others_out(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "REFUSALS_PER_SECOND", 0.0)
-    monkeypatch.setattr(coordinator_client, "CALL_SECONDS", 1.0)  # for so long a busy server is asked again
+    hurried = replace(STOP_JOB, deadline_seconds=1.0)  # for so long a busy server is asked again
     with structlog.testing.capture_logs() as lines, served.client(MONITOR) as monitor, served.client(OPERATOR) as other:
         for _ in range(audit.REFUSALS_AT_ONCE):
             with pytest.raises(PermissionDenied):
-                monitor.stop_job(JOB_ID, mode=StopMode.NOW)
+                monitor.invoke(hurried, StopJobRequest(StopMode.NOW, JOB_ID))
         with pytest.raises(HetpipeError, match="was refused too often; ask again in a second"):
-            monitor.stop_job(JOB_ID, mode=StopMode.NOW)
-        assert other.status(JOB_ID).job_id == JOB_ID
+            monitor.invoke(hurried, StopJobRequest(StopMode.NOW, JOB_ID))
+        assert other.invoke(GET_STATUS, GetStatusRequest(JOB_ID)).job_id == JOB_ID
     refused = [line for line in lines if line["event"] == "call_refused"]
     assert audit.LINES_AT_ONCE_PER_PEER <= len(refused) <= audit.LINES_AT_ONCE_PER_PEER + 20

@@ -154,6 +154,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         server.stop()
         raise
     shards.add_to(server)
+    server.on_stop(shards.stop)
     _, port = split_address(server.start())
     address = join_address(host, port)
     membership = _membership(

@@ -279,11 +279,10 @@ class ShardServer:
     def add_to(self, server: Server) -> None:
         """Let `server` serve the calls of this shard. Before it starts."""
         self.calls.add_to(server, SHARD_SERVICE, TENSOR_SERVICE)
-        server.on_stop(self.stop)
 
     def _handlers(self) -> Handlers:
         """What answers every call of a shard; most of them by the handlers of a job."""
-        handlers = Handlers(fence=self.fence)
+        handlers = Handlers(fence=lambda: self.fence)
         handlers.on(calls.CONFIGURE, lambda config, _: self.configure(config))
         handlers.on(calls.RELEASE, lambda request, _: self.release(request.job_id))
         handlers.on(calls.REQUEST_BARRIER, self._request_barrier)

@@ -369,7 +369,7 @@ def test_news_that_did_not_arrive_are_sent_again(error: HetpipeError, monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(agent._client, "report", fail)
+    monkeypatch.setattr(agent._client, "invoke", fail)
     agent._send(batch)
     assert agent._outbox.take(timeout_seconds=0.0) is batch
     agent._client.close()

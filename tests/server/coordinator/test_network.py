@@ -19,6 +19,7 @@ from hetpipe.errors import (
     MemberReplaced,
     PeerUnreachable,
     PermissionDenied,
+    ProtocolViolation,
     UnknownJob,
     UnknownMember,
     UserError,
@@ -136,6 +137,11 @@ class TestCalls:
             ("stage", 1, 1, "ready"),
         ]
         assert network.client.invoke(STOP_JOB, StopJobRequest(StopMode.NOW)).state is JobState.STOPPING
+
+    def test_a_peer_of_another_format_is_told_so(self, network: Network) -> None:
+        older = replace(GET_STATUS, service="hetpipe.proto.v1.CoordinatorService")
+        with pytest.raises(ProtocolViolation, match="does not know GetStatus; is it another program, or another vers"):
+            network.client.invoke(older, GetStatusRequest())
 
     def test_errors_come_through(self, network: Network) -> None:
         with pytest.raises(JobError) as caught:

@@ -109,15 +109,16 @@ def test_one_that_waits_hears_of_its_end(shard: OneShard, life: int, monkeypatch
 def test_over_the_network() -> None:
     handler, server = ShardServer(lambda _config: MemoryHistory()), Server(ServerConfig(num_threads=4))
     handler.add_to(server)
+    server.on_stop(handler.stop)
     address = server.start()
     handler.configure(replace(CONFIG, run_dir="/nowhere"))
     with (
         closing(connect_shard(address, ShardIndex(0))) as stage,
         closing(connect_shard(address, ShardIndex(0))) as another_shard,
     ):
-        assert next(iter(stage.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0))))
+        assert next(iter(stage.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0, requester=requester(1)))))
         handler.calls.invoke(EVICT, EvictRequest(JOB, Term(1), EVICTED, Incarnation(0)))
         with pytest.raises(StaleIncarnation):
-            next(iter(stage.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0))))
+            next(iter(stage.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0, requester=requester(1)))))
         assert next(iter(another_shard.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0))))
     server.stop(grace_seconds=0.0)

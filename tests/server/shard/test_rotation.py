@@ -67,6 +67,7 @@ class Rotating:
         self.handler = ShardServer(lambda _config: self.history, tls=self.tls[SHARD])
         self.server = Server(ServerConfig(num_threads=12, tls=self.tls[SHARD]))
         self.handler.add_to(self.server)
+        self.server.on_stop(self.handler.stop)
         address = self.server.start()
         self.config = shard_config(slices_of([ELEMENTS] * 2), stages=(1,), staleness=WAVES)
         self.headers = headers_of(self.config.slices)

@@ -154,6 +154,7 @@ def control(tmp_path: Path) -> Iterator[Caller]:
     """A coordinator's connection to a clock shard that serves the job."""
     handler, server = ShardServer(lambda _config: MemoryHistory()), Server(ServerConfig(num_threads=4))
     handler.add_to(server)
+    server.on_stop(handler.stop)
     server.start()
     with closing(connect_shard(server.address)) as client:
         client.invoke(CONFIGURE, replace(CONFIG, run_dir=str(tmp_path)))

@@ -107,6 +107,7 @@ class Job:
             handler = ShardServer(lambda _config: self.history)
             server = Server(ServerConfig(num_threads=12))
             handler.add_to(server)
+            server.on_stop(handler.stop)
             server.start()
             self.handlers.append(handler)
             self.servers.append(server)

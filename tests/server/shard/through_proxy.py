@@ -16,6 +16,7 @@ from unittest.mock import patch
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import NullHistory
 from hetpipe.server.shard import server as ps_server
+from hetpipe.server.shard.failing import FailpointCalls
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
@@ -75,13 +76,15 @@ class Network:
     def shard(self, job_shard: JobShard) -> RetryingCalls:
         """What a stage has of a shard."""
         index = job_shard.config.shard
-        shard = RetryingCalls(connect_shard(self._address(job_shard), index), _endurance(f"shard {index}"))
+        shard = RetryingCalls(
+            FailpointCalls(connect_shard(self._address(job_shard), index)), _endurance(f"shard {index}")
+        )
         self._patient.append(shard)
         return shard
 
     def clock(self, job_shard: JobShard) -> RetryingCalls:
         """What stages and shards have of the clock shard."""
-        clock_shard = connect_shard(self._address(job_shard), ShardIndex(0))
+        clock_shard = FailpointCalls(connect_shard(self._address(job_shard), ShardIndex(0)))
         clock = RetryingCalls(clock_shard, _endurance("the clock shard"))
         self._patient.append(clock)
         return clock
@@ -104,6 +107,7 @@ class Network:
         handler._jobs[job_shard.config.job_id] = ps_server._Job(job_shard, SYSTEM_CLOCK)
         server = Server(ServerConfig(num_threads=64))
         handler.add_to(server)
+        server.on_stop(handler.stop)
         self._stack.callback(server.stop, grace_seconds=0.0)
         return server.start()
 
