@@ -30,7 +30,7 @@ from hetpipe.server.shard.chunks import Chunks, RunMap
 from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.main import CALL_THREADS
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.storage.wal import LogOptions, WriteAheadLog
+from hetpipe.storage.wal import WalOptions, WriteAheadLog
 from hetpipe.values.addresses import split_address
 from hetpipe.values.ids import (
     Clock,
@@ -181,7 +181,7 @@ class Bench:
 def log_seconds_per_gigabyte(rounds: int, *, fsync: bool) -> list[float]:
     """What it takes to check and keep a push, without its way to the shard; behind it the log is shortened."""
     folder = Path(tempfile.mkdtemp(prefix="log-"))
-    log = WriteAheadLog(folder, identity=b"bench", options=LogOptions(max_bytes=1 << 40, fsync=fsync))
+    log = WriteAheadLog(folder, identity=b"bench", options=WalOptions(max_bytes=1 << 40, fsync=fsync))
     payload = memoryview(bytearray(os.urandom(1 << 20) * (TOTAL_BYTES >> 20)))
     seconds = []
     for _ in range(rounds + 1):
