@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 import yaml
 
 import hetpipe
-from hetpipe.cli.app import app
 from hetpipe.errors import JobError
 from hetpipe.job.file import load_job, parse_set
 from hetpipe.report.progress import headings
@@ -26,6 +24,7 @@ from hetpipe.server import SERVICES
 from hetpipe.values.events import ProgressTable
 from hetpipe.values.ids import Clock
 from hetpipe.values.run import ClockSnapshot
+from tests.cli.resolving import resolve
 from tests.docs.job_keys import SMALLEST
 from tests.docs.pages import ROOT, Block, blocks
 
@@ -73,11 +72,8 @@ def test_commands_parse(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch)
 
 def _parse_hetpipe(name: str, arguments: Sequence[str]) -> None:
     """Take options and arguments apart with the real program, which then does nothing; and check what `--set` says."""
-    command: Any = typer.main.get_command(app)
-    words = [name, *arguments]
-    while hasattr(command, "commands"):
-        name, command, words = command.resolve_command(typer.Context(command), words)
-    with command.make_context(name, words) as context:
+    name, command, rest = resolve([name, *arguments])
+    with command.make_context(name, rest) as context:
         given = context.params
     settings = given.get("settings") or []
     job = given.get("job")
