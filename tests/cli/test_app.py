@@ -458,7 +458,7 @@ def test_a_service_starts_without_the_command_line() -> None:
         "from hetpipe.cli.main import main\n"
         "sys.argv = ['hetpipe', 'serve', 'coordinator', '--store', 'mysql://x', '--log', '/dev/null']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 1\n"
-        "print(sorted({'typer', 'click', 'torch', 'numpy', 'redis', 'docker'} & set(sys.modules)))"
+        "print(sorted({'typer', 'click', 'jinja2', 'torch', 'numpy', 'redis', 'docker'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n", done.stderr

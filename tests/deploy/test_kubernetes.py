@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from kubernetes_validate import utils as schemas
 
 from hetpipe import server
-from hetpipe.cli.app import app
 from hetpipe.deploy import kubernetes_secrets, network_check
 from hetpipe.job.file import Job, load_job
 from hetpipe.runs.outcome import ExitStatus
 from hetpipe.values.catalogue import type_of_device_name
+from tests.cli.resolving import resolve
 from tests.deploy.rendered import (
     K8S,
     NAMESPACE,
@@ -283,8 +282,8 @@ class TestCommands:
                 continue
             program, *arguments = workload.command(container)
             if program == "hetpipe" and arguments[0] != "serve":
-                command = typer.main.get_command(app).commands[arguments[0]]  # type: ignore[attr-defined]
-                command.make_context(arguments[0], arguments[1:])
+                word, command, rest = resolve(arguments)
+                command.make_context(word, rest)
                 continue
             assert (program, arguments[0]) in {("python", "-m"), ("hetpipe", "serve")}, name
             module = import_module(server.SERVICES.get(arguments[1], arguments[1]))

@@ -9,16 +9,13 @@ import inspect
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 import yaml
 
 import hetpipe
-from hetpipe.cli.app import app
 from hetpipe.errors import JobError
 from hetpipe.job.file import load_job, parse_set
 from hetpipe.report.progress import headings
@@ -27,6 +24,7 @@ from hetpipe.server import SERVICES
 from hetpipe.values.events import ProgressTable
 from hetpipe.values.ids import Clock
 from hetpipe.values.run import ClockSnapshot
+from tests.cli.resolving import resolve
 from tests.docs.job_keys import SMALLEST
 from tests.docs.pages import ROOT, Block, blocks
 
@@ -72,19 +70,10 @@ def test_commands_parse(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch)
             pytest.fail(f"nobody checks the command {words}")
 
 
-@cache
-def program() -> Any:
-    """The commands of `hetpipe`; to make them takes longer than to parse with them."""
-    return typer.main.get_command(app)
-
-
 def _parse_hetpipe(name: str, arguments: Sequence[str]) -> None:
     """Take options and arguments apart with the real program, which then does nothing; and check what `--set` says."""
-    command = program()
-    words = [name, *arguments]
-    while hasattr(command, "commands"):
-        name, command, words = command.resolve_command(typer.Context(command), words)
-    with command.make_context(name, words) as context:
+    name, command, rest = resolve([name, *arguments])
+    with command.make_context(name, rest) as context:
         given = context.params
     settings = given.get("settings") or []
     job = given.get("job")

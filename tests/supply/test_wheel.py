@@ -45,7 +45,11 @@ def test_an_overlay_is_written_without_the_source(wheel: Path, tmp_path: Path) -
         archive.extractall(installed)
     # Before everything that the environment of these tests has.
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    for arguments in (["init"], ["render", "k8s", "job.yaml", "--agents", "cpu=1x4", "--out", "overlay", "--insecure"]):
+    for arguments in (
+        ["init"],
+        ["render", "k8s", "job.yaml", "--agents", "cpu=1x4", "--out", "overlay", "--insecure"],
+        ["render", "schedule", "--svg", "schedule.svg"],
+    ):
         command = [sys.executable, "-P", "-m", "hetpipe", *arguments]
         done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

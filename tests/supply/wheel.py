@@ -39,7 +39,7 @@ COMMANDS = (
     "hetpipe train job.yaml --set epochs=2",
     "hetpipe profile job.yaml --out profile.json",
     "hetpipe cluster show > cluster.yaml",
-    "hetpipe plan --profile profile.json --cluster cluster.yaml --why",
+    "hetpipe plan --profile profile.json --cluster cluster.yaml --why --html plan.html",
     "hetpipe render schedule",
     "hetpipe render compose job.yaml --cpu-devices 4 --insecure",
     "hetpipe render k8s job.yaml --agents cpu=1x4 --out overlay --insecure",

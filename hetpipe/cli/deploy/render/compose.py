@@ -24,7 +24,7 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """Shown before what is in it."""
+    """A base, so that the help shows it before what is in the file."""
 
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("compose.yaml")
 
