@@ -1,9 +1,9 @@
 """Around every call of a server: who may call, how much, what is in the request, and how the call ends.
 
-The caller is held to the table (`rpc.access`) and to the limits (`rpc.limits`), the request is read, and what is raised
-becomes a status. gRPC would read the one request of a unary call by itself, on a thread that waits for as long as the
-peer likes, and would answer INTERNAL to one it cannot read. So every call is taken as one whose requests are a stream,
-which is the same on the wire, and its first message is read here.
+The caller is held to the table (`wire.calls`) and to the limits (`wire.limits`), the request is read, and what is
+raised becomes a status. gRPC would read the one request of a unary call by itself, on a thread that waits for as long
+as the peer likes, and would answer INTERNAL to one it cannot read. So every call is taken as one whose requests are a
+stream, which is the same on the wire, and its first message is read here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of a server one peer may have at a time, counted where every call passes (`rpc.guard`).
+"""How much of a server one peer may have at a time, counted where every call passes (`wire.guard`).
 
 A call of a sync server holds a thread from its first byte to its last, also while it waits for its peer to send. So a
 peer that opens calls and sends nothing would, without a limit, have all threads in the end. `Admission` counts running

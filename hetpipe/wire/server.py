@@ -1,10 +1,10 @@
 """A sync gRPC server with everything a hetpipe service needs around its calls.
 
-Callers are known by their certificates and held to `rpc.access` and `rpc.limits`, and errors become statuses (all in
-`rpc.guard`); the port is taken exclusively, messages and concurrent calls are bounded, pings are answered, the standard
-health service is there, and `stop` ends the streams first, so that it is prompt.
+Callers are known by their certificates and held to `wire.calls` and `wire.limits`, and errors become statuses (all in
+`wire.guard`); the port is taken exclusively, messages and concurrent calls are bounded, pings are answered, the
+standard health service is there, and `stop` ends the streams first, so that it is prompt.
 
-A call holds a thread of the pool while it runs. Calls that wait must therefore be streams bounded by `rpc.watchers`,
+A call holds a thread of the pool while it runs. Calls that wait must therefore be streams bounded by `wire.watchers`,
 with fewer watchers than threads.
 """
 

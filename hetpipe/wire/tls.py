@@ -2,7 +2,7 @@
 
 A process is given one folder with `ca.pem` (whom to trust), `cert.pem` and `key.pem` (who it is). Replacing the files
 is all it takes to rotate them: a server hands new certificates to whoever connects next, a client opens a new
-connection for the calls to come and leaves those under way on the old one (`rpc.channel.Connection`).
+connection for the calls to come and leaves those under way on the old one (`wire.channel.Connection`).
 """
 
 from __future__ import annotations
