@@ -94,7 +94,7 @@ class Recovered:
             stack.callback(state.close)
             assert state.recovered_pushes is not None
             shard = Shard(config, state.history, state.pushes)
-            shard.recall(state.recovered_pushes)
+            shard.restore(state.recovered_pushes)
             if index == 0:
                 self.clock = ClockShard(config, state.history, state.journal, state.recovered_decisions)
             self.shards.append(shard)

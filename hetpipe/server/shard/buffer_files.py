@@ -1,4 +1,4 @@
-"""What stages sent at the newest barriers, on the clock shard's disk, so that one that is restarted goes on with it.
+"""Model buffers of the newest barriers in files of the clock shard, for a restarted one.
 
 Who has read what the buffers became trains on and has no reason to send its own again; so they are here before their
 sender hears that they have come. They survive the process; after a power cut a file may be missing or torn, and then

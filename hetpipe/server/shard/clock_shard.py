@@ -331,7 +331,7 @@ class ClockShard:
             if self._known.get(key) == event:
                 return
             self._known[key] = event
-        self._journal.keep(event)
+        self._journal.append(event)
 
     def _consider_snapshot(self, *, at_barrier: bool) -> None:
         if self._journal is not None and self._journal.wants_snapshot(at_barrier=at_barrier):

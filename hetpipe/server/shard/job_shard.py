@@ -107,7 +107,7 @@ class JobShard:
             self._buffers = BufferExchange(self._clock_shard.attendance, None if state is None else state.buffers)
             self._keeper = keeper
         if state is not None and state.recovered_pushes is not None:
-            self.shard.recall(state.recovered_pushes)
+            self.shard.restore(state.recovered_pushes)
         #: Whether this process has yet to do again what an earlier one did.
         self._is_behind = state is not None and state.recovered_pushes is not None
         #: Whether this process has yet to see what the barrier before its time asked for.

@@ -1,4 +1,4 @@
-"""Everything a parameter server keeps of one job on its disk, and how a restarted one finds it again.
+"""What a parameter server stores of one job on its disk, and how a restarted one recovers it.
 
 The folder of a job and term is `JOB@TERM` in the folder of the process:
 
@@ -358,7 +358,7 @@ def _unusable_job(folder: Path) -> UnusableJob:
 
 
 class JobStorage:
-    """What is kept of one job. Its parts are for the job's `Shard` and `ClockShard`."""
+    """The folder of one job on its parameter server's disk; its parts are for the job's `Shard` and `ClockShard`."""
 
     def __init__(
         self,
@@ -412,7 +412,7 @@ class JobStorage:
             is_complete=lambda: self.level is AckLevel.DURABLE,
         )
         if self.recovered_pushes is not None and pushes is not None:
-            self.pushes.recall(self.recovered_pushes, pushes)
+            self.pushes.restore(self.recovered_pushes, pushes)
         self.journal: Journal | None = None
         self.buffers: BufferFiles | None = None
         if config.shard == 0:

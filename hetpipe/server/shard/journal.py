@@ -1,6 +1,6 @@
-"""What the clock shard keeps on its disk: the events its decision log accepted, and now and then all that it knows.
+"""The journal of the clock shard: the events that its decision log accepted, compacted by snapshots of its state.
 
-An event is kept before anybody is told what came of it.
+An event is appended to a write-ahead log (`hetpipe.storage.wal`) before anybody is told what came of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """All that a clock shard knows."""
+    """The serializable state of a clock shard."""
 
     log: LogState
     addresses: tuple[Address, ...]
@@ -47,7 +47,7 @@ class ClockState:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredDecisions:
-    """What an earlier process kept."""
+    """The state and the events that recovery found."""
 
     state: ClockState | None
     """In which to begin; None: a fresh one."""
@@ -57,7 +57,7 @@ class RecoveredDecisions:
 
 
 def recovered_decisions(found: RecoveredLog) -> RecoveredDecisions:
-    """What was found, in the terms of a clock shard.
+    """Decode what recovery found.
 
     Raises:
         ProtocolViolation: another version wrote it.
@@ -84,8 +84,8 @@ class Journal:
         #: earlier process left is one, or a log whose process is killed again and again would never be short again.
         self._first_bytes = 0
 
-    def keep(self, event: DecisionEvent) -> None:
-        """Have an event on the disk, as far as that can be had, before this returns."""
+    def append(self, event: DecisionEvent) -> None:
+        """Append an event, and wait until it is as durable as the fsync policy promises."""
         if isinstance(event, RunKept):  # what a job file says may be infinite
             self._storage.append(wire.to_json(DecisionEvent, event).encode())
         else:
@@ -102,7 +102,7 @@ class Journal:
         return grown > _CHEAP_BYTES and self._storage.is_cheap
 
     def snapshot(self, state: ClockState, *, num_records: int, history: int) -> None:
-        """Keep all that is known now, in the background; if the disk fails, that is logged, and the events stay."""
+        """Write a snapshot of `state` in the background; if the disk fails, that is logged, and the events stay."""
         if self._storage.log.alarm is not None and not self._storage.log.reopen():
             return
         since = self._storage.log.rotate()

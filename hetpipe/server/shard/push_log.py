@@ -1,7 +1,8 @@
-"""What a shard keeps of its pushes on its disk, so that a restarted one goes on with the same weights.
+"""The log of one shard's pushes: a restarted shard continues with the same weights.
 
-Every push is logged before it counts as staged. Once in a while the oldest weights that are alive, w^(R), are kept as a
-snapshot: the oldest clock never falls, so one snapshot and the pushes of waves ≥ R are all that a restart needs.
+Every push is appended to a write-ahead log (`hetpipe.storage.wal`) before it counts as staged. A snapshot holds the
+oldest weights that are alive, w^(R): the oldest clock never falls, so one snapshot and the pushes of waves ≥ R are all
+that recovery needs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MANY_WAVES = 16
 
 @dataclass(frozen=True, slots=True)
 class LoggedPush:
-    """A push, as it is logged before its bytes."""
+    """The header of a push's record; its payload is the push's bytes."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -52,7 +53,7 @@ class LoggedPush:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPush:
-    """A push of an earlier process."""
+    """A push that an earlier process had logged."""
 
     push: LoggedPush
     payload: Extent
@@ -60,7 +61,7 @@ class RecoveredPush:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPushes:
-    """What an earlier process of this shard kept."""
+    """The pushes and the state that recovery found."""
 
     closed: ClosedState | None
     """The state in which to begin; None: a fresh one."""
@@ -107,7 +108,7 @@ def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, fl
 
 
 def recovered_pushes(found: RecoveredLog) -> RecoveredPushes:
-    """What was found, in the terms of a shard.
+    """Decode what recovery found.
 
     Raises:
         ProtocolViolation: another version wrote it.
@@ -160,7 +161,7 @@ class PushLog:
         """
         self._storage = storage
         self._limits_for = limits
-        self.divided_among(num_members)
+        self.set_num_members(num_members)
         self._start = start
         self._history_position = history_position
         self._is_complete = is_complete
@@ -177,8 +178,8 @@ class PushLog:
         #: Records of the decision log that the newest snapshot makes superfluous.
         self.durable_records = 0
 
-    def recall(self, old: RecoveredPushes, found: RecoveredLog) -> None:
-        """Go on with what was found."""
+    def restore(self, old: RecoveredPushes, found: RecoveredLog) -> None:
+        """Continue with what recovery found."""
         with self._lock:
             for record, push in zip(found.records, old.pushes, strict=True):
                 self._note(record.lsn, self._wave(push.push.wave), push.payload.num_bytes, old.history)
@@ -186,15 +187,15 @@ class PushLog:
             self.durable_records = _superfluous(old.closed)
             self._completed_at[old.closed.built] = old.history
 
-    def divided_among(self, num_members: int) -> None:
-        """So many virtual workers push from now on."""
+    def set_num_members(self, num_members: int) -> None:
+        """Set the limits for so many virtual workers, from now on."""
         self._limits = self._limits_for(num_members)
         self._storage.log.max_bytes = self._limits.max_bytes
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
-    def keep(self, push: LoggedPush, stream: Sequence[Bytes], *, sums: Sequence[bytes] | None) -> None:
-        """Have a push on the disk, as far as that can be had, before this returns.
+    def append(self, push: LoggedPush, stream: Sequence[Bytes], *, sums: Sequence[bytes] | None) -> None:
+        """Append a push, and wait until it is as durable as the fsync policy promises.
 
         Args:
             push: what it is.
@@ -210,7 +211,7 @@ class PushLog:
             self._note(self._storage.log.next_lsn, wave, num_bytes, history)
         self._storage.log.sync(self._storage.log.append(header, stream, sums=sums))
 
-    def completed(self, clock: Clock) -> None:
+    def note_complete(self, clock: Clock) -> None:
         """The weights of `clock` are complete; nothing of the next one is in the history yet."""
         with self._lock:
             self._completed_at[clock] = self._history_position()

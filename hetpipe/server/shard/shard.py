@@ -114,7 +114,7 @@ class Shard:
 
     # -- after a restart ---------------------------------------------------------------------------------------------
 
-    def recall(self, old: RecoveredPushes) -> None:
+    def restore(self, old: RecoveredPushes) -> None:
         """Go on where an earlier process was; before anything else. `caught_up` ends it.
 
         Raises:
@@ -128,7 +128,7 @@ class Shard:
             old.weights.read_into(weights.memory())
             self._versions[old.closed.built] = weights
             if self._pushes is not None:
-                self._pushes.divided_among(old.closed.num_members)
+                self._pushes.set_num_members(old.closed.num_members)
         self._restage()
         for instruction in self._state.resume():
             self._carry_out(instruction)
@@ -199,7 +199,7 @@ class Shard:
         who = header.requester
         if self._pushes is not None:
             push = LoggedPush(who.vw, who.incarnation, who.stage, header.wave, self._state.followed, indices)
-            self._pushes.keep(push, session.stream, sums=session.sums)
+            self._pushes.append(push, session.stream, sums=session.sums)
             failpoints.reach("push.after_durable")
         place = stage_key(header), who.stage
         with self._lock:
@@ -307,7 +307,7 @@ class Shard:
             self._carry_out(instruction)
         self._restage()
         if self._pushes is not None and isinstance(record, SegmentRecord):
-            self._pushes.divided_among(len(record.members))
+            self._pushes.set_num_members(len(record.members))
         if self._pushes is not None and isinstance(record, PublishRecord | SegmentRecord):
             oldest, at_barrier = min(self._state.alive), isinstance(record, SegmentRecord)
             self._pushes.consider_snapshot(oldest, self._hold_oldest, self._pool.release, at_barrier=at_barrier)
@@ -389,7 +389,7 @@ class Shard:
 
     def _completed(self, clock: Clock) -> None:
         if self._pushes is not None:
-            self._pushes.completed(clock)
+            self._pushes.note_complete(clock)
 
     def _end_pushes(self, concerns: Callable[[StageKey], bool]) -> None:
         """Drop what was begun to be pushed and is not finished."""

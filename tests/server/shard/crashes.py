@@ -43,7 +43,7 @@ class Process:
             self.clock = ClockShard(config, self.state.history, self.state.journal, self.state.recovered_decisions)
         self.is_behind = self.state.recovered_pushes is not None
         if self.state.recovered_pushes is not None:
-            self.shard.recall(self.state.recovered_pushes)
+            self.shard.restore(self.state.recovered_pushes)
 
 
 class Cluster:

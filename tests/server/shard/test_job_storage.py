@@ -234,9 +234,9 @@ class TestFailingDisk:
         levels = []
         disk.room = 0
         for clock in range(6):
-            state.pushes.completed(Clock(clock))
+            state.pushes.note_complete(Clock(clock))
             push = LoggedPush(VirtualWorkerIndex(0), Incarnation(0), StageIndex(0), Wave(clock + 2), clock, (0,))
-            state.pushes.keep(push, [b"bytes"], sums=None)
+            state.pushes.append(push, [b"bytes"], sums=None)
             disk.room = None
             oldest = closed(clock), weights
             state.pushes.consider_snapshot(Clock(clock), lambda: oldest, lambda _: None, at_barrier=True)  # noqa: B023
@@ -276,10 +276,10 @@ class TestFailingDisk:
         weights = BufferPool(shard_layout(config), torch.device("cpu")).take()
 
         def step(clock: int, *, syncs: bool) -> AckLevel:
-            state.pushes.completed(Clock(clock))
+            state.pushes.note_complete(Clock(clock))
             disk.syncs = syncs
             push = LoggedPush(VirtualWorkerIndex(0), Incarnation(0), StageIndex(0), Wave(clock), clock, (0,))
-            state.pushes.keep(push, [b"bytes"], sums=None)
+            state.pushes.append(push, [b"bytes"], sums=None)
             disk.syncs = True
             oldest = closed(clock), weights
             state.pushes.consider_snapshot(Clock(clock), lambda: oldest, lambda _: None, at_barrier=True)
